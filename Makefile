@@ -1,0 +1,42 @@
+# Each target does all its own set-up, in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## List what there is
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(VENV)/demo ## Index Python's standard library by jobs, and show it (ARGS=--once ends after the summary)
+	@$(BIN)/python -m example_project.demo $(ARGS)
+
+.PHONY: test
+test: $(VENV)/test ## Run the tests on SQLite, PostgreSQL and, where MARIADB_URL names one, MariaDB
+	@$(BIN)/python -m tests $(ARGS)
+
+.PHONY: lint
+lint: $(VENV)/lint ## Check style, types and migrations
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -W error -m django makemigrations --check --dry-run --settings tests.settings
+	$(BIN)/python -W error manage.py makemigrations --check --dry-run
+
+.PHONY: docs
+docs: $(VENV)/docs ## Build the documentation into build/docs
+	$(BIN)/sphinx-build -q -W -b html docs build/docs
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed; this is " + sys.version)'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --upgrade "pip>=25.1"
+
+# One stamp for each dependency group of pyproject.toml.
+$(VENV)/%: $(BIN)/python pyproject.toml
+	@echo "Setting up $(VENV) for '$*' ..."
+	@$(BIN)/python -m pip install -q -e . --group $*
+	@touch $@
