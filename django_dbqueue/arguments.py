@@ -1,0 +1,104 @@
+"""What a job may carry: arguments that fit the task's signature, and values that JSON holds whole on every database."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+# Beyond this, Python itself refuses to read a number back from JSON (4,300 digits).
+LONGEST_INTEGER_BITS = 14_000
+
+
+@lru_cache(maxsize=4096)
+def signature_of(func: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(func)
+
+
+def bind(
+    func: Callable[..., Any], takes_context: bool, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The call's arguments as JSON values.
+
+    Raises TypeError if they do not fit the signature, or hold what JSON cannot; ValueError for a value that some database
+    would refuse or change. Both name the task, the argument and the remedy.
+    """
+    leading = (None,) if takes_context else ()
+    try:
+        bound = signature_of(func).bind(*leading, *args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{_name(func)}(): {error}. Enqueue it with the arguments that it takes.") from None
+    try:
+        return [to_json(value) for value in args], {name: to_json(value) for name, value in kwargs.items()}
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{_name(func)}(): argument {_culprit(bound)!r}: {error}") from None
+
+
+def to_json(value: Any) -> Any:
+    """The value in JSON's types. Raises TypeError or ValueError for what would not come back as it went in."""
+    try:
+        return _plain(value)
+    except RecursionError:
+        raise ValueError("Nested too deeply, or containing itself. Pass a flat value.") from None
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case None | bool():
+            return value
+        case str():
+            return _storable_text(value)
+        case int():
+            if value.bit_length() > LONGEST_INTEGER_BITS:
+                raise ValueError("An integer of over 4,000 digits cannot be read back. Pass it as text.")
+            return value
+        case float():
+            if not math.isfinite(value):
+                raise ValueError(f"{value} is not JSON. Pass None, or text.")
+            return value
+        case bytes():
+            try:
+                return _storable_text(value.decode())
+            except UnicodeDecodeError:
+                raise ValueError("Bytes that are not UTF-8. Pass them as base64 text.") from None
+        case Mapping():
+            return {_key(key): _plain(item) for key, item in value.items()}
+        case Sequence():
+            return [_plain(item) for item in value]
+        case _:
+            raise TypeError(f"Unsupported type: {type(value)}. Pass what JSON has, such as a primary key or text.")
+
+
+def _key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"Unsupported type: {type(key)} as the key {key!r}; JSON's keys are text. Pass str(key).")
+    return _storable_text(key)
+
+
+def _storable_text(text: str) -> str:
+    if "\x00" in text:
+        raise ValueError("Text with a NUL character, which PostgreSQL cannot store. Remove it.")
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("Text with a lone surrogate, which is not valid Unicode. Decode it with errors='replace'.") from None
+    return text
+
+
+def _culprit(bound: inspect.BoundArguments) -> str:
+    """The name of the first argument that is not JSON."""
+    for name, value in bound.arguments.items():
+        variable = bound.signature.parameters[name].kind
+        named = value.items() if variable is inspect.Parameter.VAR_KEYWORD else [(name, value)]
+        for each, item in named:
+            try:
+                to_json(item)
+            except (TypeError, ValueError):
+                return each
+    raise AssertionError("every argument is JSON")
+
+
+def _name(func: Callable[..., Any]) -> str:
+    return f"{func.__module__}.{func.__qualname__}"

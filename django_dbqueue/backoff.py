@@ -1,0 +1,61 @@
+"""How long to wait before a failed job is tried again.
+
+A back-off is any callable ``(exception, task_result) -> seconds | None``; None means: do not try again. The names are
+those of Django's open proposal for retries (new-features #142).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Backoff = Callable[[BaseException, Any], "float | None"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Strategy:
+    """``cap`` is the longest wait in seconds; ``jitter`` spreads each wait by up to that fraction, up and down."""
+
+    cap: float = 3600.0
+    jitter: float = 0.1
+
+    def __call__(self, exception: BaseException, task_result: Any) -> float:
+        wait = min(self.cap, self.seconds(max(1, len(task_result.errors))))
+        return wait * random.uniform(1 - self.jitter, 1 + self.jitter)
+
+    def seconds(self, failures: int) -> float:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Constant(_Strategy):
+    """The same wait every time."""
+
+    delay: float = 5.0
+
+    def seconds(self, failures: int) -> float:
+        return self.delay
+
+
+@dataclass(frozen=True)
+class Linear(_Strategy):
+    """``step`` seconds after the first failure, twice that after the second, and so on."""
+
+    step: float = 5.0
+
+    def seconds(self, failures: int) -> float:
+        return self.step * failures
+
+
+@dataclass(frozen=True)
+class Exponential(_Strategy):
+    """``first`` seconds after the first failure, then ``factor`` times as long after each further one."""
+
+    first: float = 5.0
+    factor: float = 2.0
+
+    def seconds(self, failures: int) -> float:
+        # Beyond 64 doublings every cap is reached, and the power of a large factor would overflow.
+        return self.first * self.factor ** min(failures - 1, 64)

@@ -1,0 +1,77 @@
+"""The only place that knows which Django this is.
+
+Django 6.0 and later bring the Tasks framework themselves; on 5.2 it comes from the ``django-tasks`` backport, which has
+its own classes, registry and signals under the same names.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING
+
+import django
+
+if TYPE_CHECKING or django.VERSION >= (6, 0):
+    from django.tasks import (
+        DEFAULT_TASK_BACKEND_ALIAS,
+        DEFAULT_TASK_QUEUE_NAME,
+        TaskContext,
+        TaskResult,
+        TaskResultStatus,
+        checks,
+        signals,
+        task_backends,
+    )
+    from django.tasks.backends.base import BaseTaskBackend
+    from django.tasks.base import DEFAULT_TASK_PRIORITY, TaskError
+    from django.tasks.base import Task as FrameworkTask
+    from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
+else:
+    from django_tasks import (
+        DEFAULT_TASK_BACKEND_ALIAS,
+        DEFAULT_TASK_QUEUE_NAME,
+        TaskContext,
+        TaskResult,
+        TaskResultStatus,
+        checks,
+        signals,
+        task_backends,
+    )
+    from django_tasks.backends.base import BaseTaskBackend
+    from django_tasks.base import DEFAULT_TASK_PRIORITY, TaskError
+    from django_tasks.base import Task as FrameworkTask
+    from django_tasks.exceptions import TaskResultDoesNotExist
+
+    try:
+        from django_tasks.exceptions import InvalidTask
+    except ImportError:
+        from django_tasks.exceptions import InvalidTaskError as InvalidTask
+
+if TYPE_CHECKING:
+    from django.tasks.base import Task as BaseTask
+else:
+
+    class BaseTask(FrameworkTask):
+        """The framework's Task, generic in its function's signature, which it is not everywhere at run time."""
+
+        __slots__ = ()
+        __class_getitem__ = classmethod(types.GenericAlias)
+
+
+__all__ = [
+    "DEFAULT_TASK_BACKEND_ALIAS",
+    "DEFAULT_TASK_PRIORITY",
+    "DEFAULT_TASK_QUEUE_NAME",
+    "BaseTask",
+    "BaseTaskBackend",
+    "FrameworkTask",
+    "InvalidTask",
+    "TaskContext",
+    "TaskError",
+    "TaskResult",
+    "TaskResultDoesNotExist",
+    "TaskResultStatus",
+    "checks",
+    "signals",
+    "task_backends",
+]

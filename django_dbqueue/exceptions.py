@@ -1,0 +1,21 @@
+"""One class per cause. What is raised says what was wrong, with the value, and what to do."""
+
+
+class QueueError(Exception):
+    """Base of this package's own errors. Not raised itself."""
+
+
+class InvalidOption(QueueError):
+    """An entry of ``TASKS[alias]["OPTIONS"]``, or a flag of ``runqueue``, cannot be used."""
+
+
+class InvalidTaskPath(QueueError):
+    """A job names something that is no task: it was renamed, removed, or never carried ``@task``."""
+
+
+class NotYetVisible(QueueError):
+    """A result was waited for inside the transaction that enqueued it: no worker can see the job before the commit."""
+
+
+class ProcessLost(QueueError):
+    """The process that ran a job died. Recorded with the attempt, never raised."""

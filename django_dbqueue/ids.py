@@ -1,0 +1,16 @@
+"""Identifiers made by the client, so that a job's id is known before its row is written."""
+
+import os
+import time
+import uuid
+
+
+def uuid7() -> uuid.UUID:
+    """A version 7 UUID (RFC 9562 §5.7): 48 bits of milliseconds, 12 bits of their fraction, 62 random bits.
+
+    Ids sort by the time they were made, so inserts go to the end of the primary key's index.
+    """
+    milliseconds, rest = divmod(time.time_ns(), 1_000_000)
+    fraction = rest * 4096 // 1_000_000
+    random = int.from_bytes(os.urandom(8), "big") & (2**62 - 1)
+    return uuid.UUID(int=milliseconds << 80 | 0x7 << 76 | fraction << 64 | 0b10 << 62 | random)

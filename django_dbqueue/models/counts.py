@@ -1,0 +1,24 @@
+"""Counts that cost the same however large a table grows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import models
+from django.utils.formats import number_format
+from django.utils.translation import gettext as _
+
+LIMIT = 10_000
+
+
+class Many(int):
+    """The limit, where there are more rows than that. It says so wherever it is shown."""
+
+    def __str__(self) -> str:
+        return _("%(number)s+") % {"number": number_format(int(self), force_grouping=True)}
+
+
+def count(rows: models.QuerySet[Any]) -> int:
+    """How many rows there are, or Many: no more than the limit are looked at."""
+    number = rows.order_by().values("pk")[: LIMIT + 1].count()
+    return Many(LIMIT) if number > LIMIT else number

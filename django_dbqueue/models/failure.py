@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from django.db import models
+from django.db.models import Case, F, Value, When
+from django.utils.translation import gettext_lazy as _
+
+from ..errors import ErrorReport
+from .expressions import Now, after
+
+
+class FailureQuerySet(models.QuerySet["Failure"]):
+    def open(self) -> FailureQuerySet:
+        return self.filter(state=Failure.State.OPEN)
+
+    def unresolved(self) -> FailureQuerySet:
+        return self.exclude(state=Failure.State.RESOLVED)
+
+    def closed(self) -> FailureQuerySet:
+        return self.exclude(state=Failure.State.OPEN)
+
+    def seen_within(self, seconds: float) -> FailureQuerySet:
+        return self.filter(last_seen__gte=after(-seconds))
+
+    def mute(self) -> int:
+        """It is known, and stays so however often it is seen again. Returns how many were open."""
+        return self.open().update(state=Failure.State.MUTED)
+
+    def resolve(self) -> int:
+        """It was put right; if it is seen again, it is open again. Returns how many were not resolved before."""
+        return self.unresolved().update(state=Failure.State.RESOLVED)
+
+    def reopen(self) -> int:
+        """Returns how many were muted or resolved."""
+        return self.closed().update(state=Failure.State.OPEN)
+
+    def identify(self, reports: Mapping[str, ErrorReport]) -> dict[str, int]:
+        """The group's id for each fingerprint; a group is made for one that was never seen."""
+        known = self._ids(reports)
+        new = [
+            Failure(fingerprint=key, error_type=r.type[:255], message=r.message, location=r.location)
+            for key, r in sorted(reports.items())
+            if key not in known
+        ]
+        if new:
+            self.bulk_create(new, ignore_conflicts=True)
+            known = self._ids(reports)
+        return known
+
+    def record(self, ids: list[int]) -> None:
+        """Count one more of each. A resolved group that fails again is open again."""
+        reopened = Case(When(state=Failure.State.RESOLVED, then=Value(Failure.State.OPEN)), default=F("state"))
+        # In the order of their ids: two workers that count the same groups must not wait for each other in a circle.
+        for pk, times in sorted(Counter(ids).items()):
+            self.filter(pk=pk).update(count=F("count") + times, last_seen=Now(), state=reopened)
+
+    def _ids(self, reports: Mapping[str, ErrorReport]) -> dict[str, int]:
+        return dict(self.filter(fingerprint__in=list(reports)).values_list("fingerprint", "pk"))
+
+
+class Failure(models.Model):
+    """A group of executions that failed alike: same exception, same place in the project's code, same kind of message."""
+
+    class State(models.TextChoices):
+        OPEN = "open", _("Open")
+        MUTED = "muted", _("Muted")
+        RESOLVED = "resolved", _("Resolved")
+
+    fingerprint = models.CharField(_("fingerprint"), max_length=32, unique=True)
+    error_type = models.CharField(_("error"), max_length=255)
+    message = models.TextField(_("message"), help_text=_("As it was the first time."))
+    location = models.CharField(_("location"), max_length=255)
+    state = models.CharField(_("state"), max_length=10, choices=State.choices, default=State.OPEN)
+    count = models.PositiveBigIntegerField(_("times"), default=0)
+    first_seen = models.DateTimeField(_("first seen"), db_default=Now())
+    last_seen = models.DateTimeField(_("last seen"), db_default=Now())
+
+    objects = FailureQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("failure")
+        verbose_name_plural = _("failures")
+        default_permissions = ("view",)
+        permissions = [("triage_failure", "Can mute, resolve and reopen failures")]
+
+    def __str__(self) -> str:
+        return f"{self.error_type.rpartition('.')[2]}: {self.message.strip()[:100]}"

@@ -1,0 +1,57 @@
+"""Which queues a worker serves, and in which order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .exceptions import InvalidOption
+
+
+@dataclass(frozen=True)
+class QueueSelector:
+    """Names in order of preference, ``prefix*``, ``*``, and ``-name`` (or ``-prefix*``) for what to leave out.
+
+    ``allowed`` are the only names there are (a backend's ``QUEUES``); none means any.
+    """
+
+    patterns: tuple[str, ...]
+    allowed: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        for pattern in self.patterns:
+            if "*" in pattern[:-1] or not pattern.lstrip("-"):
+                raise InvalidOption(
+                    f"{pattern!r} is not a queue. Give a name, a prefix with * at its end, *, or -name to leave one out."
+                )
+            if self.allowed and not any(_matches(name, pattern.removeprefix("-")) for name in self.allowed):
+                raise InvalidOption(
+                    f"No queue is called {pattern!r}. The backend's QUEUES are {', '.join(sorted(self.allowed))}."
+                )
+
+    def rank(self, queue: str) -> int | None:
+        """The queue's place in the worker's order, from 0; None if the worker does not serve it."""
+        if (self.allowed and queue not in self.allowed) or any(_matches(queue, p) for p in self._unwanted):
+            return None
+        return next((place for place, pattern in enumerate(self._wanted) if _matches(queue, pattern)), None)
+
+    def names(self) -> list[str] | None:
+        """The queues by name, or None where a pattern stands for queues that only the database knows."""
+        if not self.allowed and any(pattern.endswith("*") for pattern in self._wanted):
+            return None
+        return [name for name in sorted(self.allowed or self._wanted) if self.rank(name) is not None]
+
+    @property
+    def _wanted(self) -> tuple[str, ...]:
+        return tuple(p for p in self.patterns if not p.startswith("-")) or ("*",)
+
+    @property
+    def _unwanted(self) -> tuple[str, ...]:
+        return tuple(p[1:] for p in self.patterns if p.startswith("-"))
+
+    def __str__(self) -> str:
+        names = self.names()
+        return ", ".join(self.patterns if names is None else names)
+
+
+def _matches(queue: str, pattern: str) -> bool:
+    return queue.startswith(pattern[:-1]) if pattern.endswith("*") else queue == pattern
