@@ -1,0 +1,117 @@
+"""The backend of Django's Tasks framework: how a call of a task becomes a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import cached_property, partial
+from typing import Any
+from uuid import UUID
+
+from django.core.checks import CheckMessage, Error
+from django.db import connections, router
+
+from . import arguments
+from .compat import BaseTaskBackend, TaskResultDoesNotExist, signals
+from .exceptions import InvalidOption
+from .models import Execution, Job
+from .models.expressions import after
+from .options import Options
+from .results import JobResult, result_of, task_or_stand_in
+from .tasks import Task
+from .transactions import after_commit
+from .wakeup import wake
+
+
+class DatabaseBackend(BaseTaskBackend):
+    """Stores jobs in a database of the project.
+
+    A job is written in the caller's transaction where the queue lives in the same database, and after the commit where
+    it lives in another: it exists exactly if the caller's work does.
+    """
+
+    task_class = Task
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+    supports_metadata = True
+
+    @cached_property
+    def config(self) -> Options:
+        """The backend's OPTIONS. Raises InvalidOption; the system checks say it before."""
+        return Options.from_settings(self.options)
+
+    @cached_property
+    def database(self) -> str:
+        """The alias of the database that holds this backend's jobs."""
+        return self.config.database or router.db_for_write(Job)
+
+    def validate_task(self, task: Any) -> None:
+        """Raises InvalidTask, with the value, for a task that this backend cannot run."""
+        if isinstance(task.run_after, timedelta):
+            task = replace(task, run_after=None)
+        super().validate_task(task)
+
+    def enqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> JobResult:
+        """Write one job. Raises TypeError or ValueError for arguments that do not fit or are not JSON."""
+        self.validate_task(task)
+        return self._enqueue(task, [self._job(task, args, kwargs)])[0]
+
+    def enqueue_many(self, task: Any, calls: Iterable[tuple[Sequence[Any], Mapping[str, Any]]]) -> list[JobResult]:
+        """Write many jobs of one task, all or none. Each call is its args and kwargs."""
+        self.validate_task(task)
+        return self._enqueue(task, [self._job(task, *call) for call in calls])
+
+    def get_result(self, result_id: str) -> JobResult:
+        """Raises TaskResultDoesNotExist for any id that is none."""
+        try:
+            job = Job.objects.using(self.database).select_related("process").get(pk=UUID(result_id))
+        except (Job.DoesNotExist, ValueError, TypeError, AttributeError):
+            raise TaskResultDoesNotExist(f"There is no job {result_id!r}.") from None
+        executions = Execution.objects.using(self.database).filter(job=job).order_by("attempt") if job.attempt else ()
+        return result_of(job, self.alias, task_or_stand_in(job, self.alias), executions)
+
+    def check(self, **kwargs: Any) -> list[CheckMessage]:
+        try:
+            self.config  # noqa: B018
+        except (InvalidOption, TypeError) as error:
+            return [Error(f"TASKS[{self.alias!r}]['OPTIONS']: {error}", id="dbqueue.E001")]
+        return []
+
+    def _job(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Job:
+        values, named = arguments.bind(task.func, task.takes_context, args, kwargs)
+        job = Job(task=task.module_path, queue=task.queue_name, priority=task.priority, args=values, kwargs=named)
+        if metadata := getattr(task, "metadata", None):
+            job.metadata = arguments.to_json(metadata)
+        if task.run_after:
+            job.state = Job.State.SCHEDULED
+            job.run_after = after(task.run_after) if isinstance(task.run_after, timedelta) else task.run_after
+        return job
+
+    def _enqueue(self, task: Any, jobs: list[Job]) -> list[JobResult]:
+        results = [result_of(job, self.alias, task) for job in jobs]
+        if jobs:
+            after_commit(partial(self._insert, jobs, results), besides=frozenset({self.database}))
+        return results
+
+    def _insert(self, jobs: list[Job], results: list[JobResult]) -> None:
+        if len(jobs) == 1:
+            jobs[0].save(using=self.database, force_insert=True)
+        else:
+            Job.objects.using(self.database).bulk_create(jobs, batch_size=5000)
+        if not connections[self.database].features.can_return_columns_from_insert:
+            _read_back(jobs)
+        wake(self.database, jobs[0].queue)
+        for job, result in zip(jobs, results, strict=True):
+            object.__setattr__(result, "enqueued_at", job.enqueued_at)
+            signals.task_enqueued.send(type(self), task_result=result)
+
+
+def _read_back(jobs: list[Job]) -> None:
+    """The time that the database gave, on MySQL, whose INSERT does not return it."""
+    rows = Job.objects.using(jobs[0]._state.db).filter(pk__in=[job.pk for job in jobs])
+    times = dict(rows.values_list("pk", "enqueued_at"))
+    for job in jobs:
+        job.enqueued_at = times[job.pk]

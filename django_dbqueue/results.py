@@ -1,0 +1,140 @@
+"""A job as Django's Tasks framework shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from django.db import connections
+
+from .compat import TaskError, TaskResult, TaskResultStatus
+from .exceptions import InvalidTaskPath, NotYetVisible
+from .models import Execution, Job
+from .tasks import Task, load
+
+STATUS = {
+    Job.State.SCHEDULED: TaskResultStatus.READY,
+    Job.State.BLOCKED: TaskResultStatus.READY,
+    Job.State.READY: TaskResultStatus.READY,
+    Job.State.RUNNING: TaskResultStatus.RUNNING,
+    Job.State.SUCCESSFUL: TaskResultStatus.SUCCESSFUL,
+    Job.State.FAILED: TaskResultStatus.FAILED,
+    Job.State.DISCARDED: TaskResultStatus.FAILED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult(TaskResult):  # type: ignore[misc, type-arg]
+    """A TaskResult that also has the job's ``metadata``, and can be waited for."""
+
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def wait(self, timeout: float | None = None) -> JobResult:
+        """Refresh until the job has ended, ``timeout`` seconds at most, and return this result.
+
+        Raises TimeoutError, and NotYetVisible inside the transaction that enqueued the job.
+        """
+        for pause in self._pauses(timeout):
+            self.refresh()
+            if self.is_finished:
+                break
+            if not pause:
+                self._must_be_visible()
+            time.sleep(pause)
+        return self
+
+    async def await_(self, timeout: float | None = None) -> JobResult:
+        """``wait()`` for a coroutine; the underscore is there because the name with an ``a`` in front is a keyword."""
+        for pause in self._pauses(timeout):
+            await self.arefresh()
+            if self.is_finished:
+                break
+            await asyncio.sleep(pause)
+        return self
+
+    def _pauses(self, timeout: float | None) -> Iterator[float]:
+        """Seconds to sleep between two looks: short at first, then longer, until the time is over."""
+        pause, end = 0.005, None if timeout is None else time.monotonic() + timeout
+        yield 0.0
+        while end is None or time.monotonic() < end:
+            yield pause if end is None else max(0.0, min(pause, end - time.monotonic()))
+            pause = min(pause * 1.5, 0.5)
+        raise TimeoutError(f"Job {self.id} has not ended within {timeout} s: it is {self.status}. Is a worker running?")
+
+    def _must_be_visible(self) -> None:
+        backend: Any = self.task.get_backend()
+        if connections[backend.database].in_atomic_block and not _is_committed(self.id, backend.database):
+            raise NotYetVisible(f"No worker sees job {self.id} before this transaction commits. Wait for it after that.")
+
+
+def _is_committed(result_id: str, database: str) -> bool:
+    """Whether another connection sees the job."""
+    other: Any = connections.create_connection(database)
+    try:
+        with other.cursor() as cursor:
+            key = Job._meta.pk.get_db_prep_value(UUID(result_id), other)
+            cursor.execute(f"SELECT 1 FROM {Job._meta.db_table} WHERE id = %s", [key])
+            return cursor.fetchone() is not None
+    finally:
+        other.close()
+
+
+def result_of(job: Job, alias: str, task: Task[..., Any], executions: Iterable[Execution] = ()) -> JobResult:
+    """The result for a job and its attempts so far, oldest first."""
+    attempts = list(executions)
+    running = job.state == Job.State.RUNNING
+    result = JobResult(
+        task=task,
+        id=str(job.pk),
+        status=STATUS[Job.State(job.state)],
+        enqueued_at=None if job._state.adding else job.enqueued_at,
+        started_at=attempts[0].started_at if attempts else job.started_at,
+        last_attempted_at=job.started_at if running or not attempts else attempts[-1].started_at,
+        finished_at=job.finished_at and (attempts[-1].finished_at if attempts else job.finished_at),
+        args=job.args,
+        kwargs=job.kwargs,
+        backend=alias,
+        errors=[TaskError(exception_class_path=e.error_type, traceback=e.traceback) for e in attempts if e.error_type],
+        worker_ids=[e.process for e in attempts] + ([job.process.name if job.process else "?"] if running else []),
+        metadata=job.metadata,
+    )
+    object.__setattr__(result, "_return_value", job.result)
+    return result
+
+
+def task_of(job: Job, alias: str) -> Task[..., Any]:
+    """The job's task as it was enqueued. Raises InvalidTaskPath if there is none at its path any more."""
+    return _as_enqueued(load(job.task), job, alias)
+
+
+def task_or_stand_in(job: Job, alias: str) -> Task[..., Any]:
+    """The job's task; for one that is gone, a stand-in of the same path that cannot be called."""
+    try:
+        return task_of(job, alias)
+    except InvalidTaskPath:
+        return _as_enqueued(Task(func=_stand_in(job.task), backend=alias, queue_name=job.queue), job, alias)
+
+
+def _as_enqueued(task: Task[..., Any], job: Job, alias: str) -> Task[..., Any]:
+    wanted: dict[str, Any] = {
+        "priority": job.priority,
+        "queue_name": job.queue,
+        "run_after": None if job.run_after == job.enqueued_at else job.run_after,
+        "backend": alias,
+        "metadata": job.metadata,
+    }
+    given = {name: value for name, value in wanted.items() if value != getattr(task, name)}
+    return task.using(**given) if given else task
+
+
+def _stand_in(path: str) -> Any:
+    def gone(*args: Any, **kwargs: Any) -> None:
+        load(path)
+
+    gone.__module__, _, gone.__qualname__ = path.rpartition(".")
+    gone.__name__ = gone.__qualname__
+    return gone

@@ -1,0 +1,30 @@
+"""Whether and when a failed job is tried again."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from .backoff import Exponential
+from .options import Options
+from .results import JobResult
+
+logger = logging.getLogger("django_dbqueue")
+
+
+def wait_before_retry(task: Any, error: BaseException, failures: int, result: JobResult, options: Options) -> float | None:
+    """Seconds until the next attempt; None if there is none.
+
+    ``failures`` are those since the job was enqueued, or retried by an operator; ``result.errors`` are all. Both with the
+    error at hand.
+    """
+    if failures >= (task.max_attempts or options.max_attempts):
+        return None
+    if task.retry_on and not isinstance(error, task.retry_on):
+        return None
+    try:
+        wait = (task.backoff or options.backoff)(error, result)
+        return None if wait is None else max(0.0, float(wait))
+    except Exception:
+        logger.exception("The backoff of %s raised; its job %s waits as by default.", task.module_path, result.id)
+        return Exponential()(error, result)

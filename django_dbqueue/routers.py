@@ -1,0 +1,37 @@
+"""``DATABASE_ROUTERS = ["django_dbqueue.routers.QueueRouter"]``: the queue's tables in the databases that its backends name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .compat import task_backends
+
+LABEL = "dbqueue"
+
+
+class QueueRouter:
+    """Keeps jobs in the ``database`` of each backend's OPTIONS, and their tables out of all other databases.
+
+    What names no backend, such as the admin, reads and writes the database of the first.
+    """
+
+    def _databases(self) -> list[str]:
+        named = [params.get("OPTIONS", {}).get("database") for params in task_backends.settings.values()]
+        return [database for database in named if database]
+
+    def db_for_read(self, model: Any, **hints: Any) -> str | None:
+        if model._meta.app_label != LABEL:
+            return None
+        databases = self._databases()
+        instance = hints.get("instance")
+        return (instance and instance._state.db) or (databases[0] if databases else None)
+
+    db_for_write = db_for_read
+
+    def allow_relation(self, one: Any, other: Any, **hints: Any) -> bool | None:
+        labels = {one._meta.app_label, other._meta.app_label}
+        return one._state.db == other._state.db if labels == {LABEL} else None
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        databases = self._databases()
+        return db in databases if app_label == LABEL and databases else None

@@ -1,0 +1,177 @@
+"""The decorator and what it makes: a function that can be enqueued."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+
+from django.utils.module_loading import import_string
+
+from . import arguments
+from .backoff import Backoff
+from .compat import (
+    DEFAULT_TASK_BACKEND_ALIAS,
+    DEFAULT_TASK_PRIORITY,
+    DEFAULT_TASK_QUEUE_NAME,
+    BaseTask,
+    FrameworkTask,
+    InvalidTask,
+    TaskContext,
+    task_backends,
+)
+from .exceptions import InvalidTaskPath
+from .transactions import after_commit
+
+if TYPE_CHECKING:
+    from .results import JobResult
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Exceptions = tuple[type[BaseException], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task(BaseTask[P, R]):
+    """A task with this queue's options; what is None is as the backend's ``OPTIONS`` have it.
+
+    max_attempts: how often a job is tried before it is FAILED.
+    backoff: seconds to wait before the next attempt, as ``(exception, task_result) -> seconds | None``.
+    retry_on: the only exceptions after which a job is tried again; empty means all.
+    discard_on: exceptions that call the job off: no retry, no failure.
+    run_after: the earliest time it may start: aware, or a timedelta from when it is enqueued.
+    metadata: what the caller notes with a job; JSON, never passed to the function.
+    """
+
+    run_after: datetime | timedelta | None = None  # type: ignore[assignment]
+    max_attempts: int | None = None
+    backoff: Backoff | None = None
+    retry_on: Exceptions = ()
+    discard_on: Exceptions = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    if TYPE_CHECKING:
+        # As the framework has them, but for what they return.
+        def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobResult: ...
+        async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobResult: ...
+        def get_result(self, result_id: str) -> JobResult: ...
+        async def aget_result(self, result_id: str) -> JobResult: ...
+
+    def __post_init__(self) -> None:
+        # By name: in a slotted dataclass, super() finds the class that there was before the slots.
+        BaseTask.__post_init__(self)
+        _check_policy(self)
+
+    def using(
+        self,
+        *,
+        priority: int | None = None,
+        queue_name: str | None = None,
+        run_after: datetime | timedelta | None = None,
+        backend: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Task[P, R]:
+        """The same task with other settings for what is enqueued through it."""
+        changes: dict[str, Any] = {
+            "priority": priority,
+            "queue_name": queue_name,
+            "run_after": run_after,
+            "backend": backend,
+            "metadata": metadata,
+        }
+        return replace(self, **{name: value for name, value in changes.items() if value is not None})
+
+    def enqueue_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Enqueue once the caller's open transactions have committed; at once if there are none."""
+        arguments.bind(self.func, self.takes_context, args, kwargs)
+        after_commit(partial(self.enqueue, *args, **kwargs))
+
+    def enqueue_many(self, calls: Iterable[tuple[Any, ...] | dict[str, Any]]) -> list[JobResult]:
+        """Enqueue many jobs with a few statements, all or none.
+
+        Each call is a tuple of positional or a dict of keyword arguments.
+        """
+        backend: Any = self.get_backend()
+        pairs = map(_split, calls)
+        if not hasattr(backend, "enqueue_many"):  # Django's own backends, which stand in in tests.
+            return [backend.enqueue(self, args, kwargs) for args, kwargs in pairs]
+        return backend.enqueue_many(self, pairs)  # type: ignore[no-any-return]
+
+
+@overload
+def task(function: Callable[P, R], /) -> Task[P, R]: ...
+@overload
+def task(
+    *, takes_context: Literal[True], **options: Any
+) -> Callable[[Callable[Concatenate[TaskContext[Any, Any], P], R]], Task[P, R]]: ...
+@overload
+def task(*, takes_context: Literal[False] = False, **options: Any) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+def task(
+    function: Callable[..., Any] | None = None,
+    *,
+    priority: int = DEFAULT_TASK_PRIORITY,
+    queue_name: str = DEFAULT_TASK_QUEUE_NAME,
+    backend: str = DEFAULT_TASK_BACKEND_ALIAS,
+    takes_context: bool = False,
+    **options: Any,
+) -> Any:
+    """Make a module-level function a task: Django's own decorator, which also takes Task's options on every Django.
+
+    Raises InvalidTask for a value that the backend cannot serve, TypeError for an option that there is not.
+    """
+    if "run_after" in options:
+        raise TypeError(
+            "run_after cannot be defined statically with the @task decorator. Use .using(run_after=...) to set it dynamically."
+        )
+
+    def decorate(func: Callable[..., Any]) -> Task[..., Any]:
+        task_class = task_backends[backend].task_class
+        if not issubclass(task_class, Task):
+            task_class = Task  # Another backend stands in, as in tests: the options must still be taken.
+        return task_class(
+            func=func, priority=priority, queue_name=queue_name, backend=backend, takes_context=takes_context, **options
+        )
+
+    return decorate(function) if function else decorate
+
+
+def load(path: str) -> Task[..., Any]:
+    """The task at a job's path. Raises InvalidTaskPath for anything that does not carry ``@task``."""
+    try:
+        found = import_string(path)
+    except Exception as error:
+        raise InvalidTaskPath(
+            f"{path!r} cannot be imported ({error}). Deploy the code that has it, or discard the job."
+        ) from error
+    if not isinstance(found, FrameworkTask):
+        raise InvalidTaskPath(f"{path!r} is a {type(found).__name__}, not a task. Decorate it with @task, or discard the job.")
+    if isinstance(found, Task):
+        return found
+    # Another backend made it: it gets our defaults.
+    return Task(**{each.name: getattr(found, each.name) for each in fields(found)})
+
+
+def _check_policy(task: Task[..., Any]) -> None:
+    """Raises InvalidTask, with the value, for a policy that cannot be followed."""
+    if task.max_attempts is not None and (type(task.max_attempts) is not int or task.max_attempts < 1):
+        raise InvalidTask(f"max_attempts must be a whole number of at least 1, not {task.max_attempts!r}.")
+    if task.backoff is not None and not callable(task.backoff):
+        raise InvalidTask(f"backoff must be callable, such as Exponential(first=5), not {task.backoff!r}.")
+    for name in ("retry_on", "discard_on"):
+        kinds = getattr(task, name)
+        if not isinstance(kinds, tuple) or not all(isinstance(k, type) and issubclass(k, BaseException) for k in kinds):
+            raise InvalidTask(f"{name} must be a tuple of exception classes, not {kinds!r}.")
+
+
+def _split(call: tuple[Any, ...] | dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    match call:
+        case tuple():
+            return call, {}
+        case dict():
+            return (), call
+        case _:
+            raise TypeError(
+                f"{call!r} is not a call. Give a tuple of positional or a dict of keyword arguments, such as ({call!r},)."
+            )

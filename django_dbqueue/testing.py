@@ -1,0 +1,49 @@
+"""Helpers for a project's own tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .backend import DatabaseBackend
+from .compat import DEFAULT_TASK_BACKEND_ALIAS, task_backends
+from .models import Execution, Job, Process
+from .runtime import executor
+
+
+def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
+    """Run all due jobs of a backend on this thread, one after the other, and those that they enqueue.
+
+    Returns how many attempts were made. It works inside ``TestCase``, as no other process or connection takes part. What
+    waits for its time, or for a retry, stays where it is. KeyboardInterrupt ends it, and gives back the job at hand.
+    """
+    queue: DatabaseBackend = task_backends[backend]  # type: ignore[assignment]
+    jobs, attempts = Job.objects.using(queue.database), 0
+    with _process(queue.database) as process:
+        while True:
+            jobs.dispatch()
+            lanes = sorted(jobs.lanes(), key=lambda lane: -lane.priority)
+            if not lanes:
+                return attempts
+            for job in jobs.claim(lanes[0], process, limit=1):
+                _run(job, queue)
+                attempts += 1
+
+
+def _run(job: Job, queue: DatabaseBackend) -> None:
+    try:
+        Execution.objects.using(queue.database).settle([executor.run(job, queue)])
+    except BaseException:
+        Job.objects.using(queue.database).release([job])
+        raise
+
+
+@contextmanager
+def _process(database: str) -> Iterator[Process]:
+    process = Process(name=f"drain:{os.getpid()}:{os.urandom(3).hex()}", kind=Process.Kind.WORKER, hostname="", pid=os.getpid())
+    process.save(using=database, force_insert=True)
+    try:
+        yield process
+    finally:
+        process.delete(using=database)
