@@ -1,0 +1,96 @@
+"""``manage.py runqueue``: run the jobs."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import Error
+from django.utils import autoreload
+
+from ...backend import DatabaseBackend
+from ...compat import DEFAULT_TASK_BACKEND_ALIAS, task_backends
+from ...exceptions import InvalidOption
+from ...models import Process
+from ...runtime.connection import keep_connections
+from ...runtime.log import log_to_console
+from ...runtime.signals import obey_signals, run_beside_signals
+from ...runtime.stop import Stop
+from ...runtime.supervisor import Supervisor
+
+
+class Command(BaseCommand):
+    help = "Run the jobs: a supervisor with worker processes and a dispatcher. What is given here beats the backend's OPTIONS."
+    # The checks have been made for the web server too; a worker must start where a warning is the only trouble.
+    requires_system_checks = ["dbqueue"]
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--backend", default=DEFAULT_TASK_BACKEND_ALIAS, help="The alias in TASKS (default: %(default)s).")
+        parser.add_argument("--queues", help="What to serve, in order: names, prefix*, * and -name, with commas between.")
+        parser.add_argument("--processes", type=int, help="Worker processes.")
+        parser.add_argument("--threads", type=int, help="Threads in each worker process.")
+        parser.add_argument("--only", choices=["workers", "dispatcher"], help="Run these alone.")
+        parser.add_argument("--embedded", action="store_true", default=None, help="Everything in one process, as threads.")
+        parser.add_argument("--drain", action="store_true", help="End when nothing is due: with 0, or 1 if a job failed.")
+        parser.add_argument("--reload", action="store_true", help="Start again when the code changes; implies --embedded.")
+        parser.add_argument("--max-jobs", type=int, help="Replace a worker process after so many jobs.")
+        parser.add_argument("--poll-interval", type=float, help="The longest pause between two looks, in seconds.")
+        parser.add_argument("--shutdown-timeout", type=float, help="How long running jobs may go on after SIGTERM, in seconds.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        log_to_console()
+        if options["reload"]:
+            self._run_with_reloader(options)
+            return
+        stop = Stop()
+        supervisor = _supervisor(options)
+        if threading.current_thread() is threading.main_thread():
+            obey_signals(stop)
+        code = run_beside_signals(lambda: supervisor.run(stop))
+        if code:
+            sys.exit(code)
+
+    def _run_with_reloader(self, options: dict[str, Any]) -> None:
+        # The reloader ends this process from its main thread, to start it anew: jobs are given back on the way out.
+        def run() -> None:
+            stop, ended = Stop(), threading.Event()
+            atexit.register(ended.wait, 5.0)
+            atexit.register(stop.ask, now=True)
+            _supervisor({**options, "embedded": True}).run(stop)
+            ended.set()
+
+        autoreload.run_with_reloader(run)
+
+
+def _look_at(database: str) -> None:
+    """Say it at once, and simply, if there is no queue to work on."""
+    try:
+        Process.objects.using(database).exists()
+    except Error as error:
+        raise CommandError(
+            f"The queue's tables in the database {database!r} cannot be read: {error}. "
+            "Does its server run, and has `manage.py migrate` been run on it?"
+        ) from None
+
+
+def _supervisor(given: dict[str, Any]) -> Supervisor:
+    if given["backend"] not in task_backends.settings:
+        raise CommandError(f"There is no backend {given['backend']!r} in TASKS; there are {', '.join(task_backends.settings)}.")
+    backend = task_backends[given["backend"]]
+    if not isinstance(backend, DatabaseBackend):
+        raise CommandError(f"TASKS[{given['backend']!r}] is a {type(backend).__name__}; runqueue needs a DatabaseBackend.")
+    names = ("queues", "processes", "threads", "embedded", "max_jobs", "poll_interval", "shutdown_timeout")
+    changes = {name: given[name] for name in names if given[name] is not None}
+    try:
+        config = backend.config.changed(**changes)
+        keep_connections()
+        _look_at(backend.database)
+        workers = 1 if config.embedded else config.processes
+        roles = [*["worker"] * workers * (given["only"] != "dispatcher"), *["dispatcher"] * (given["only"] != "workers")]
+        return Supervisor(backend, roles, changes, drain=given["drain"])
+    except InvalidOption as error:
+        raise CommandError(str(error)) from None

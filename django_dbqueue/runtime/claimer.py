@@ -1,0 +1,56 @@
+"""Takes ready jobs for one worker process, lane by lane in the worker's order."""
+
+from __future__ import annotations
+
+import time
+
+from ..models import Job, Process, Queue
+from ..models.job import Lane
+from ..selector import QueueSelector
+
+
+class Claimer:
+    """Keeps the list of lanes for a second: a claim then costs its own statements and nothing else."""
+
+    FRESH = 1.0
+
+    def __init__(self, database: str, process: Process, queues: QueueSelector) -> None:
+        self._jobs = Job.objects.using(database)
+        self._queues = Queue.objects.using(database)
+        self._process, self._selector = process, queues
+        self._lanes: list[Lane] = []
+        self._order: dict[Lane, tuple[int, int]] = {}
+        self._read_at = float("-inf")
+        self._known: set[str] = set()
+
+    def claim(self, limit: int) -> list[Job]:
+        """Up to ``limit`` jobs, now owned by the process; fewer only if no lane has more."""
+        jobs = self._claim(self._lanes, limit) if time.monotonic() - self._read_at < self.FRESH else []
+        if len(jobs) < limit:
+            jobs += self._claim(self._read_lanes(), limit - len(jobs))
+        return jobs
+
+    def _claim(self, lanes: list[Lane], limit: int) -> list[Job]:
+        jobs: list[Job] = []
+        for lane in lanes:
+            if len(jobs) < limit:
+                jobs += self._jobs.claim(lane, self._process, limit - len(jobs))
+        # Lanes of the same rank take turns: a full one must not starve its neighbours.
+        self._lanes = sorted([*lanes[1:], *lanes[:1]], key=self._order.__getitem__)
+        return jobs
+
+    def _read_lanes(self) -> list[Lane]:
+        ranks = {lane: self._selector.rank(lane.queue) for lane in self._jobs.lanes(self._selector.names())}
+        self._order = {lane: (rank, -lane.priority) for lane, rank in ranks.items() if rank is not None}
+        if self._order:
+            self._leave_out_paused()
+        self._read_at = time.monotonic()
+        return sorted(self._order, key=self._order.__getitem__)
+
+    def _leave_out_paused(self) -> None:
+        names = {lane.queue for lane in self._order}
+        if new := names - self._known:
+            self._queues.know(new)
+            self._known |= new
+        paused = set(self._queues.filter(name__in=names).paused().values_list("name", flat=True))
+        self._order = {lane: order for lane, order in self._order.items() if lane.queue not in paused}

@@ -1,0 +1,51 @@
+"""Hears PostgreSQL's NOTIFY, so that an idle worker starts at once. Elsewhere there is nothing to hear."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from django.db import connections
+
+from ..wakeup import CHANNEL
+from .stop import Stop
+
+logger = logging.getLogger("django_dbqueue")
+
+
+def can_listen(database: str) -> bool:
+    connection: Any = connections[database]
+    return connection.vendor == "postgresql" and getattr(connection.Database, "__name__", "") == "psycopg"
+
+
+class Listener:
+    """A thread with a connection of its own; calls ``heard`` with the queue's name."""
+
+    def __init__(self, database: str, stop: Stop, heard: Callable[[str], None]) -> None:
+        self._database, self._stop, self._heard = database, stop, heard
+
+    def start(self) -> None:
+        if can_listen(self._database):
+            threading.Thread(target=self._run, name="listener", daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._stop.asked:
+            try:
+                self._listen()
+            except Exception as error:
+                logger.warning("Listening for new jobs is interrupted, polling goes on: %s", error)
+                self._stop.wait(1.0)
+
+    def _listen(self) -> None:
+        connection: Any = connections.create_connection(self._database)
+        connection.set_autocommit(True)
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(f"LISTEN {CHANNEL}")
+            while not self._stop.asked:
+                for notice in connection.connection.notifies(timeout=1.0):
+                    self._heard(notice.payload)
+        finally:
+            connection.close()

@@ -1,0 +1,96 @@
+"""The threads of a worker, and the claimed jobs that wait for one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from ..models import Job, Settlement
+from ..options import Options
+from .connection import check_connections, close_connections, look_after_connections
+
+Run = Callable[[Job], Settlement]
+
+
+class Pool:
+    """Runs jobs by ``run`` and passes each outcome to ``settle``; calls ``wake`` when there is room for more."""
+
+    # So much work, in seconds, is kept claimed ahead: enough to hide a claim, little enough to give back.
+    AHEAD = 0.2
+    # After so many seconds without a job, a thread asks whether its connections still live.
+    IDLE = 30.0
+
+    def __init__(self, options: Options, run: Run, settle: Callable[[Settlement], None], wake: Callable[[], None]) -> None:
+        self._options, self._run, self._settle, self._wake = options, run, settle, wake
+        self._waiting: deque[Job] = deque()
+        self._running: dict[int, Job] = {}
+        self._changed = threading.Condition()
+        self._mean = 1.0
+        self._closed = False
+
+    def start(self) -> None:
+        for number in range(self._options.threads):
+            threading.Thread(target=self._work, name=f"job-{number}", daemon=True).start()
+
+    def put(self, jobs: Iterable[Job]) -> None:
+        with self._changed:
+            before = len(self._waiting)
+            self._waiting.extend(jobs)
+            self._changed.notify(len(self._waiting) - before)
+
+    def room(self) -> int:
+        """How many more jobs to claim: what free threads can start, and what they will be through with soon."""
+        with self._changed:
+            wanted = self._options.threads - len(self._running) + self._ahead() - len(self._waiting)
+            # Claims stay few and large: the next one is due when half of what was ahead is gone.
+            return wanted if len(self._waiting) <= self._ahead() // 2 else 0
+
+    def running(self) -> list[Job]:
+        with self._changed:
+            return list(self._running.values())
+
+    def take_back(self, older_than: float = 0.0) -> list[Job]:
+        """The jobs that have waited here for that many seconds; they will not be started."""
+        with self._changed:
+            limit = time.monotonic() - older_than
+            stale = [job for job in self._waiting if job.clock <= limit]
+            self._waiting = deque(job for job in self._waiting if job.clock > limit)
+            return stale
+
+    def close(self) -> None:
+        """End the idle threads at once, and the others with their jobs."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _ahead(self) -> int:
+        return min(self._options.prefetch, int(self._options.threads * self.AHEAD / max(self._mean, 1e-4)))
+
+    def _work(self) -> None:
+        while job := self._next():
+            began = time.monotonic()
+            self._settle(self._run(job))
+            look_after_connections()
+            self._done(time.monotonic() - began)
+        close_connections()
+
+    def _next(self) -> Job | None:
+        with self._changed:
+            while not self._waiting:
+                if self._closed:
+                    return None
+                if not self._changed.wait(self.IDLE):
+                    check_connections()
+            job = self._waiting.popleft()
+            self._running[threading.get_ident()] = job
+            return job
+
+    def _done(self, seconds: float) -> None:
+        with self._changed:
+            del self._running[threading.get_ident()]
+            self._mean += (seconds - self._mean) * 0.1
+            short = len(self._waiting) <= self._ahead() // 2
+        if short:
+            self._wake()
