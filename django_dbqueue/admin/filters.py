@@ -1,0 +1,108 @@
+"""What lists can be narrowed by. The choices come from what is small or cheap, never from a column of a huge table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.contrib.admin import ModelAdmin, SimpleListFilter
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
+
+from ..models import Execution, Failure, Job, Process, Queue
+
+Choices = Iterable[tuple[Any, Any]]
+
+
+class Filter(SimpleListFilter):
+    """One value of one field. A value that is not among the choices can be asked for all the same."""
+
+    field: str
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> Choices:
+        choices = list(self.found())
+        value = self.value()
+        return choices if value in (None, *(choice for choice, word in choices)) else [(value, value), *choices]
+
+    def found(self) -> Choices:
+        raise NotImplementedError
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset if self.value() is None else queryset.filter(**{self.field: self.value()})
+
+
+class JobStateFilter(Filter):
+    title, parameter_name, field = _("state"), "state", "state"
+
+    def found(self) -> Choices:
+        return Job.State.choices
+
+
+class QueueFilter(Filter):
+    title, parameter_name, field = _("queue"), "queue", "queue"
+
+    def found(self) -> Choices:
+        return [(name, name) for name in Queue.objects.order_by("name").values_list("name", flat=True)[:100]]
+
+
+class TaskFilter(Filter):
+    title, parameter_name, field = _("task"), "task", "task"
+
+    def found(self) -> Choices:
+        named = [(task, task.rpartition(".")[2]) for task in Job.objects.recent_tasks()]
+        return sorted(named, key=lambda choice: choice[1])
+
+
+class IdFilter(SimpleListFilter):
+    """Something that other pages link to by its id; shown only while it is asked for."""
+
+    model: Any
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> Choices:
+        if self.value() is None:
+            return []
+        return [(self.value(), self.model.objects.filter(pk=self.number).first() or self.value())]
+
+    @property
+    def number(self) -> int:
+        value = self.value() or ""
+        if not (value.isascii() and value.isdigit() and len(value) < 19):
+            raise IncorrectLookupParameters
+        return int(value)
+
+
+class FailureFilter(IdFilter):
+    title, parameter_name, model = _("failure"), "failure", Failure
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        if self.value() is None:
+            return queryset
+        return queryset.filter(pk__in=Execution.objects.filter(failure=self.number).values("job"))
+
+
+class ProcessFilter(IdFilter):
+    title, parameter_name, model = _("process"), "process", Process
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset if self.value() is None else queryset.running().filter(process=self.number)  # type: ignore[attr-defined]
+
+
+class FailureStateFilter(Filter):
+    title, parameter_name, field = _("state"), "state", "state"
+
+    def found(self) -> Choices:
+        return Failure.State.choices
+
+
+class LastSeenFilter(SimpleListFilter):
+    title, parameter_name = _("last seen"), "seen"
+    seconds = {"1h": 3600, "24h": 86400, "7d": 7 * 86400}
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> Choices:
+        return [("1h", _("In the last hour")), ("24h", _("In the last 24 hours")), ("7d", _("In the last 7 days"))]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        seconds = self.seconds.get(self.value() or "")
+        return queryset.seen_within(seconds) if seconds else queryset  # type: ignore[attr-defined]

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ..models import HangedJob
+from ..models.expressions import Now
+from . import columns
+from .config import options
+from .filters import QueueFilter
+from .looks import duration
+from .reading import ReadingAdmin
+
+
+@admin.display(description=gettext_lazy("what will happen"))
+def prospect(job: Any) -> str:
+    silence = job.process.silence(job.seen_at).total_seconds() if job.process else float("inf")
+    if silence < options().dead_after:
+        return _("Its process is alive: it runs on until it ends, or until its process is stopped.")
+    return _("Its process is dead: a dispatcher records it as lost, and it runs again.")
+
+
+@admin.register(HangedJob)
+class HangedJobAdmin(ReadingAdmin):
+    list_display = (columns.linked_job, "queue", columns.running_for, columns.owner, columns.owner_heartbeat, prospect)
+    list_display_links = None
+    list_filter = (QueueFilter,)
+    ordering = ("started_at", "pk")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows: Any = super().get_queryset(request)
+        hanged = rows.hanged(after_seconds=options().hanged_after, dead_after=options().dead_after)
+        return hanged.select_related("process").annotate(seen_at=Now())  # type: ignore[no-any-return]
+
+    def listed(self, rows: QuerySet[Any]) -> QuerySet[Any]:
+        return rows.defer("args", "kwargs", "result", "metadata")
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        hint = _("Jobs that have been running for more than {}, or whose process no longer says that it is alive.")
+        context = {"hint": hint.format(duration(timedelta(seconds=options().hanged_after))), **(extra_context or {})}
+        return super().changelist_view(request, context)
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """It is shown where all jobs are, hanged or not any more."""
+        return HttpResponseRedirect(reverse("admin:dbqueue_job_change", args=[object_id], current_app=self.admin_site.name))
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return request.user.has_perm("dbqueue.view_job")

@@ -1,0 +1,95 @@
+"""What all pages have in common: they show rows, of tables that may be huge, and nobody writes a row by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.admin.utils import flatten_fieldsets, unquote
+from django.contrib.admin.views.main import ChangeList
+from django.core.paginator import Paginator
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.utils.functional import cached_property
+from django.utils.text import capfirst
+
+from ..models.counts import count
+
+
+class BoundedPaginator(Paginator):  # type: ignore[type-arg]
+    """Counts up to the limit: what lies beyond is found by a filter, not by turning pages."""
+
+    @cached_property
+    def count(self) -> int:
+        return count(self.object_list)  # type: ignore[arg-type]
+
+
+class Page(ChangeList):
+    """Loads for its rows only what it shows of them, and what it shows beside them for all of them at once.
+
+    Actions get the rows as they are.
+    """
+
+    model_admin: Any
+
+    def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
+        """The page's own, whatever is asked for: a huge table cannot be sorted by any other."""
+        return list(self.model_admin.ordering)
+
+    def get_results(self, request: HttpRequest) -> None:
+        self.queryset = self.model_admin.listed(self.queryset)
+        super().get_results(request)
+        self.result_list = self.model_admin.completed(list(self.result_list))
+
+
+class ReadingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """Shows rows to whoever may view them. Offers no form, and so not Django's action that deletes, either."""
+
+    list_per_page = 50
+    list_max_show_all = 0
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+    sortable_by = ()
+    paginator = BoundedPaginator
+    hint: Any = ""
+
+    class Media:
+        css = {"all": ["django_dbqueue/admin.css"]}
+
+    def listed(self, rows: QuerySet[Any]) -> QuerySet[Any]:
+        """The rows of the list, with what the list needs of them."""
+        return rows
+
+    def completed(self, rows: list[Any]) -> list[Any]:
+        """The rows of one page, with what is looked up for all of them together."""
+        return rows
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return Page
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        context = {"title": capfirst(self.opts.verbose_name_plural), "hint": self.hint, **(extra_context or {})}
+        return super().changelist_view(request, context)
+
+    def beside(self, request: HttpRequest, one: Any) -> dict[str, Any]:
+        """What one object's page shows beside its fields."""
+        return {"title": capfirst(self.opts.verbose_name)}
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        one = self.get_object(request, unquote(object_id)) if self.has_view_permission(request) else None
+        context = self.beside(request, one) if one else {}
+        return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return flatten_fieldsets(self.fieldsets or ())
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
