@@ -1,0 +1,100 @@
+"""The workers run until all is indexed, and how it went is told."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+from django.db import connection
+
+from django_dbqueue.models import Failure, Queue
+
+from ..progress import Progress
+from ..tasks import index_file
+from . import DemoError
+from .children import command, log_of
+from .console import Bar, say, shortened, width
+
+BETWEEN_LOOKS = 0.2
+PATIENCE = 60.0
+
+
+def index(processes: int) -> None:
+    """Run the jobs that wait. Raises DemoError if the workers do not get to their end."""
+    before = Progress.now()
+    if not before.unfinished:
+        say(f"The demo is complete: all {before.total:,} jobs are finished.")
+    else:
+        seconds = _run_to_the_end(processes, before)
+        _say_how_it_went(Progress.now(), before, seconds)
+    if _paused():
+        say(f"The queue {index_file.queue_name!r} is paused: its jobs wait until it is resumed in the admin.")
+    _say_what_failed()
+
+
+def how_to_run(processes: int) -> list[str]:
+    """The arguments of ``runqueue``: SQLite has one writer at a time, and one process is enough for it."""
+    return ["--embedded"] if connection.vendor == "sqlite" else ["--processes", str(processes)]
+
+
+def _run_to_the_end(processes: int, before: Progress) -> float:
+    started = time.monotonic()
+    bar = Bar(before.finished)
+    try:
+        _drain(processes, bar)
+        if Progress.now().unfinished and not _paused():
+            _wait_for_the_rest(processes, bar)
+    finally:
+        bar.close()
+    return time.monotonic() - started
+
+
+def _paused() -> bool:
+    return Queue.objects.paused().filter(name=index_file.queue_name).exists()
+
+
+def _drain(processes: int, bar: Bar) -> None:
+    with command("runqueue", "--drain", *how_to_run(processes)) as workers:
+        while (code := _exit_code(workers)) is None:
+            bar.show(Progress.now())
+    progress = Progress.now()
+    bar.show(progress)
+    # With 1 it says that jobs failed, as some of the library's files must; but any error of the command's is a 1 too.
+    if code not in (0, 1) or (code == 1 and not progress.failed):
+        raise DemoError(f"The workers ended with exit code {code}. See {log_of('runqueue')}.")
+
+
+def _wait_for_the_rest(processes: int, bar: Bar) -> None:
+    """Jobs that wait for another try, or belong to a worker that was killed and has yet to be missed."""
+    fewest, progressed = Progress.now().unfinished, time.monotonic()
+    with command("runqueue", *how_to_run(processes)) as workers:
+        while (progress := Progress.now()).unfinished:
+            bar.show(progress)
+            if progress.unfinished < fewest:
+                fewest, progressed = progress.unfinished, time.monotonic()
+            if time.monotonic() - progressed > PATIENCE or _exit_code(workers) is not None:
+                raise DemoError(f"{fewest:,} jobs do not run. See {log_of('runqueue')}.")
+        bar.show(progress)
+
+
+def _exit_code(workers: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return workers.wait(BETWEEN_LOOKS)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _say_how_it_went(after: Progress, before: Progress, seconds: float) -> None:
+    jobs = after.finished - before.finished
+    say(f"{jobs:,} jobs in {seconds:.1f} s, {jobs / seconds:,.0f} a second.")
+    say(f"In all, {after.done:,} are done and {after.failed:,} failed.")
+
+
+def _say_what_failed() -> None:
+    failures = list(Failure.objects.open().order_by("-count", "pk"))
+    if failures:
+        say("\nWhat failed, by its cause:")
+    for failure in failures:
+        kind = failure.error_type.rpartition(".")[2]
+        what = shortened(f"{kind} in {failure.location}: {failure.message}", width() - 9)
+        say(f"{failure.count:6,} × {what}")

@@ -1,0 +1,17 @@
+from django import forms
+
+
+class SearchForm(forms.Form):
+    """The box: some words to look for in names and docstrings."""
+
+    q = forms.CharField(
+        required=False,
+        max_length=100,
+        widget=forms.TextInput(
+            attrs={
+                "type": "search",
+                "placeholder": "json.loads, or words of a docstring",
+                "aria-label": "Search the standard library",
+            }
+        ),
+    )

@@ -1,0 +1,47 @@
+"""How far indexing is, as the jobs' states tell."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from django.db.models import Count
+
+from django_dbqueue.models import Job
+
+from .tasks import index_file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How many of the indexing jobs wait, run, are done, have failed or were called off."""
+
+    waiting: int
+    running: int
+    done: int
+    failed: int
+    discarded: int
+
+    @classmethod
+    def now(cls) -> Progress:
+        states = Job.objects.filter(task=index_file.module_path).values_list("state").annotate(jobs=Count("pk"))
+        jobs = Counter(dict(states.order_by()))
+        return cls(
+            waiting=jobs[Job.State.SCHEDULED] + jobs[Job.State.BLOCKED] + jobs[Job.State.READY],
+            running=jobs[Job.State.RUNNING],
+            done=jobs[Job.State.SUCCESSFUL],
+            failed=jobs[Job.State.FAILED],
+            discarded=jobs[Job.State.DISCARDED],
+        )
+
+    @property
+    def unfinished(self) -> int:
+        return self.waiting + self.running
+
+    @property
+    def finished(self) -> int:
+        return self.done + self.failed + self.discarded
+
+    @property
+    def total(self) -> int:
+        return self.unfinished + self.finished

@@ -1,0 +1,45 @@
+"""The search page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from . import library
+from .forms import SearchForm
+from .models import Definition
+from .progress import Progress
+
+MOST_HITS = 50
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A definition that was found, and the lines of its file around it."""
+
+    definition: Definition
+    lines: list[tuple[int, str]]
+
+
+@require_safe
+def search(request: HttpRequest) -> HttpResponse:
+    """What is found for ``?q=``, and how far indexing is."""
+    form = SearchForm(request.GET)
+    query = form.cleaned_data["q"] if form.is_valid() else ""
+    found = list(Definition.objects.matching(query).select_related("module")[: MOST_HITS + 1]) if query else []
+    context = {
+        "form": form,
+        "query": query,
+        "hits": _hits(found[:MOST_HITS]),
+        "found": len(found),
+        "most": MOST_HITS,
+        "progress": Progress.now(),
+    }
+    return render(request, "example_project/search.html", context)
+
+
+def _hits(found: list[Definition]) -> list[Hit]:
+    return [Hit(each, library.excerpt(each.module.path, each.line)) for each in found]
