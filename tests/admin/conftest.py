@@ -1,0 +1,102 @@
+"""People who use the admin, and rows for them to see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from django_dbqueue.errors import ErrorReport
+from django_dbqueue.models import Execution, Failure, Job, Queue
+from tests.conftest import a_process
+
+VIEW = ["view_job", "view_failure", "view_queue", "view_process"]
+OPERATE = ["retry_job", "discard_job", "pause_queue", "triage_failure"]
+
+
+def a_client(name: str, permissions: list[str], **values: Any) -> Client:
+    user = User.objects.create_user(name, **{"is_staff": True, **values})
+    user.user_permissions.set(Permission.objects.filter(content_type__app_label="dbqueue", codename__in=permissions))
+    client = Client(enforce_csrf_checks=False)
+    client.force_login(user)
+    return client
+
+
+@pytest.fixture
+def superuser(db: Any) -> Client:
+    return a_client("root", [], is_superuser=True)
+
+
+@pytest.fixture
+def operator(db: Any) -> Client:
+    return a_client("operator", VIEW + OPERATE)
+
+
+@pytest.fixture
+def viewer(db: Any) -> Client:
+    return a_client("viewer", VIEW)
+
+
+def a_job(**values: Any) -> Job:
+    now = timezone.now()
+    state = values.get("state", Job.State.READY)
+    given: dict[str, Any] = {"task": "shop.tasks.send_invoice", "queue": "default", "state": state}
+    if state in (Job.State.SUCCESSFUL, Job.State.FAILED, Job.State.DISCARDED):
+        given |= {"started_at": now, "finished_at": now, "attempt": 1, "failures": int(state == Job.State.FAILED)}
+    if state == Job.State.RUNNING:
+        given |= {"started_at": now, "attempt": 1}
+    return Job.objects.create(**{**given, **values})
+
+
+def a_failure(message: str = "No such customer", **values: Any) -> Failure:
+    report = ErrorReport(type="shop.errors.NoCustomer", message=message, traceback="", location="shop/tasks.py:send_invoice")
+    pk = Failure.objects.identify({report.fingerprint: report})[report.fingerprint]
+    Failure.objects.filter(pk=pk).update(**{"count": 1, **values})
+    return Failure.objects.get(pk=pk)
+
+
+def an_execution(job: Job, failure: Failure | None = None, **values: Any) -> Execution:
+    now = timezone.now()
+    given: dict[str, Any] = {"job": job, "attempt": job.attempt, "outcome": "successful", "process": "worker@here:1:abc"}
+    given |= {"claimed_at": now, "started_at": now, "finished_at": now, "failure": failure}
+    if failure:
+        given |= {"outcome": "failed", "error_type": failure.error_type, "message": failure.message, "traceback": "Traceback …"}
+    return Execution.objects.create(**{**given, **values})
+
+
+def act(client: Client, verb: str, pks: list[Any], query: str = "", page: str = "job", **fields: str) -> Any:
+    address = reverse(f"admin:dbqueue_{page}_changelist") + query
+    return client.post(address, {"action": verb, "_selected_action": [str(pk) for pk in pks], "index": "0", **fields})
+
+
+def press(client: Client, page: str, verb: str, pk: Any, **fields: str) -> Any:
+    return client.post(reverse(f"admin:dbqueue_{page}_{verb}", args=[pk]), fields, follow=True)
+
+
+def states() -> list[str]:
+    return list(Job.objects.order_by("pk").values_list("state", flat=True))
+
+
+@pytest.fixture
+def failed(db: Any) -> Callable[..., Job]:
+    """Make a job that failed, with its attempt, in a failure group."""
+
+    def failed(failure: Failure | None = None, **values: Any) -> Job:
+        job = a_job(state=Job.State.FAILED, **values)
+        an_execution(job, failure or a_failure())
+        return job
+
+    return failed
+
+
+@pytest.fixture
+def everything(failed: Callable[..., Job]) -> dict[str, Any]:
+    """One row of each kind."""
+    job = failed()
+    Queue.objects.create(name="default")
+    return {"job": job, "failure": Failure.objects.get(), "queue": Queue.objects.get(), "process": a_process("worker@here:1:abc")}

@@ -1,0 +1,259 @@
+"""The list of jobs and a job's page: what they show, for how many queries, and that it stays text."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+import django
+import pytest
+from django.contrib.admin.utils import quote
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+from django_dbqueue.models import Failure, Job, Process, Queue
+from tests.conftest import a_process
+
+from .conftest import a_failure, a_job, an_execution
+
+JOBS = reverse("admin:dbqueue_job_changelist")
+if django.VERSION >= (6, 0):
+    from django.utils.csp import CSP
+
+EVIL = "<script>alert('&')</script>"
+
+
+def page(job: Job) -> str:
+    return reverse("admin:dbqueue_job_change", args=[job.pk])
+
+
+def queries(client: Client, address: str) -> int:
+    client.get(address)
+    with CaptureQueriesContext(connection) as seen:
+        assert client.get(address).status_code == 200
+    return len(seen)
+
+
+def ids(client: Client, query: str) -> list[str]:
+    return re.findall(r'class="dbq-id" title="([^"]+)"', client.get(JOBS + query).text)
+
+
+def test_the_list_shows_the_newest_first_with_state_attempts_and_last_error(viewer: Client, failed: Callable[..., Job]) -> None:
+    old, new = failed(), a_job(task="shop.tasks.ship", queue="mail")
+
+    text = viewer.get(JOBS).text
+
+    assert ids(viewer, "") == [str(new.pk), str(old.pk)]
+    assert "send_invoice" in text and "NoCustomer" in text and "No such customer" in text
+    assert '<td class="field-attempt">1</td>' in text
+    assert '<span aria-hidden="true">✕</span> Failed' in text
+
+
+def test_the_list_costs_as_many_queries_for_50_jobs_as_for_one(viewer: Client, failed: Callable[..., Job]) -> None:
+    failed()
+    one = queries(viewer, JOBS)
+    for number in range(49):
+        failed(queue=f"queue-{number}")
+
+    assert len(ids(viewer, "")) == 50
+    assert queries(viewer, JOBS) == one
+
+
+def test_the_list_reads_no_arguments(viewer: Client, failed: Callable[..., Job]) -> None:
+    failed(args=["secret"])
+
+    with CaptureQueriesContext(connection) as seen:
+        viewer.get(JOBS)
+
+    assert not [query for query in seen if "kwargs" in query["sql"] or "traceback" in query["sql"]]
+
+
+def test_the_list_never_counts_or_sorts_out_a_whole_table(viewer: Client, failed: Callable[..., Job]) -> None:
+    failed()
+
+    with CaptureQueriesContext(connection) as seen:
+        viewer.get(JOBS)
+
+    of_jobs = [query["sql"] for query in seen if re.search(r"FROM .dbqueue_job.", query["sql"])]
+    assert of_jobs
+    assert all(re.search(r"LIMIT|\bid. = ", sql) for sql in of_jobs)
+    assert not any("DISTINCT" in sql for sql in of_jobs)
+
+
+@pytest.mark.parametrize("separated", [False, True])
+def test_more_jobs_than_are_counted_are_said_to_be_more(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch, settings: Any, separated: bool
+) -> None:
+    settings.USE_THOUSAND_SEPARATOR = separated
+    monkeypatch.setattr("django_dbqueue.models.counts.LIMIT", 1000)
+    Job.objects.bulk_create([Job(task="shop.tasks.ship", queue="default") for number in range(1100)])
+
+    text = viewer.get(JOBS).text
+
+    assert "1,000+ jobs" in text
+    assert viewer.get(JOBS + "?p=20").status_code == 200
+    assert viewer.get(JOBS + "?p=21").status_code == 302
+    assert viewer.get(JOBS + "?q=shop").status_code == 200
+
+
+def test_jobs_are_filtered_by_state_queue_task_failure_and_process(viewer: Client, failed: Callable[..., Job]) -> None:
+    process = a_process("worker@here:1:abc")
+    running = a_job(state=Job.State.RUNNING, process=process, task="shop.tasks.ship", queue="mail")
+    fell = failed(a_failure("Out of stock"))
+    Queue.objects.know(["mail"])
+
+    assert ids(viewer, "?state=failed") == [str(fell.pk)]
+    assert ids(viewer, "?queue=mail") == [str(running.pk)]
+    assert ids(viewer, "?task=shop.tasks.ship") == [str(running.pk)]
+    assert ids(viewer, f"?failure={Failure.objects.get().pk}") == [str(fell.pk)]
+    assert ids(viewer, f"?process={process.pk}") == [str(running.pk)]
+    assert "Out of stock" in viewer.get(JOBS + f"?failure={Failure.objects.get().pk}").text
+    text = viewer.get(JOBS).text
+    assert "?queue=mail" in text and "?task=shop.tasks.ship" in text and "?state=failed" in text
+
+
+@pytest.mark.parametrize("query", ["?failure=x", "?failure=", "?process=1e9", "?failure=99999999999999999999", "?no=1"])
+def test_a_filter_that_cannot_be_leads_back_to_the_list(viewer: Client, db: Any, query: str) -> None:
+    assert viewer.get(JOBS + query).headers["Location"].endswith("?e=1")
+
+
+@pytest.mark.parametrize("query", ["?state=lost", "?queue=none", "?task=gone", "?failure=5", "?process=5", "?q=%25", "?q=queue:"])
+def test_a_filter_that_nothing_matches_shows_nothing(viewer: Client, query: str) -> None:
+    a_job()
+
+    assert ids(viewer, query) == []
+
+
+def test_jobs_are_found_by_id_by_name_by_path_and_by_queue(viewer: Client, db: Any) -> None:
+    job, other = a_job(), a_job(task="shop.tasks.ship_100%", queue="mail")
+
+    assert ids(viewer, f"?q={job.pk}") == [str(job.pk)]
+    assert ids(viewer, "?q=send_invoice") == [str(job.pk)]
+    assert ids(viewer, "?q=shop.tasks.ship_1") == [str(other.pk)]
+    assert ids(viewer, "?q=task:shop.tasks.se") == [str(job.pk)]
+    assert ids(viewer, "?q=queue:mail") == [str(other.pk)]
+    assert ids(viewer, "?q=") == [str(other.pk), str(job.pk)]
+
+
+def test_what_a_job_brings_is_shown_as_text(viewer: Client, failed: Callable[..., Job]) -> None:
+    failure = a_failure(EVIL, location=EVIL)
+    job = a_job(
+        state=Job.State.FAILED,
+        task=f"shop.{EVIL}",
+        queue=EVIL,
+        args=[EVIL],
+        kwargs={EVIL: EVIL},
+        metadata={"a": EVIL},
+        result=EVIL,
+    )
+    an_execution(job, failure, message=EVIL, traceback=EVIL, error_type=EVIL, process=EVIL)
+    waiting = a_job(queue=EVIL)
+    process = a_process(EVIL, details={"a": EVIL}, hostname=EVIL)
+    running = a_job(state=Job.State.RUNNING, queue=EVIL, process=process, task=EVIL)
+    Queue.objects.know([EVIL])
+    failures = reverse("admin:dbqueue_failure_changelist")
+    pages = [
+        JOBS,
+        f"{JOBS}?{urlencode(dict.fromkeys(('task', 'queue', 'state', 'q'), EVIL))}",
+        f"{JOBS}?failure={failure.pk}&process={process.pk}",
+        *(page(each) for each in (job, waiting, running)),
+        failures,
+        f"{failures}{failure.pk}/change/",
+        reverse("admin:dbqueue_queue_changelist"),
+        reverse("admin:dbqueue_queue_change", args=[quote(EVIL)]),
+        reverse("admin:dbqueue_process_changelist"),
+        reverse("admin:dbqueue_process_change", args=[process.pk]),
+        reverse("admin:dbqueue_hangedjob_changelist"),
+    ]
+    Process.objects.update(heartbeat_at=timezone.now() - timedelta(hours=1))
+
+    for address in pages:
+        answer = viewer.get(address)
+        assert answer.status_code == 200, address
+        assert "<script>alert" not in answer.text, address
+
+
+def test_a_page_has_no_script_or_style_of_its_own(operator: Client, failed: Callable[..., Job]) -> None:
+    job = failed()
+    addresses = [JOBS, page(job), reverse("admin:dbqueue_failure_change", args=[Failure.objects.get().pk])]
+    texts = [operator.get(address).text for address in addresses]
+    texts.append(operator.post(reverse("admin:dbqueue_job_discard", args=[job.pk])).text)
+
+    for text in texts:
+        assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon\w+=\"", text)
+
+
+@pytest.mark.skipif(django.VERSION < (6, 1), reason="The admin itself has nonces since Django 6.1.")
+def test_everything_that_a_page_loads_has_its_nonce(operator: Client, failed: Callable[..., Job], settings: Any) -> None:
+    settings.MIDDLEWARE = ["django.middleware.csp.ContentSecurityPolicyMiddleware", *settings.MIDDLEWARE]
+    settings.SECURE_CSP = {"script-src": [CSP.NONCE], "style-src": [CSP.NONCE]}
+    [engine] = copy.deepcopy(settings.TEMPLATES)
+    engine["OPTIONS"]["context_processors"].append("django.template.context_processors.csp")
+    settings.TEMPLATES = [engine]
+    job = failed()
+    addresses = [JOBS, page(job), reverse("admin:dbqueue_failure_change", args=[Failure.objects.get().pk])]
+    texts = [operator.get(address).text for address in addresses]
+    texts.append(operator.post(reverse("admin:dbqueue_job_discard", args=[job.pk])).text)
+
+    for text in texts:
+        loaded = re.findall(r"<script[^>]*>|<link[^>]*stylesheet[^>]*>", text)
+        assert len(loaded) > 3 and all("nonce=" in tag for tag in loaded), loaded
+
+
+def test_the_list_is_in_the_order_of_time_whatever_is_asked_for(viewer: Client, db: Any) -> None:
+    old, new = a_job(priority=9), a_job(priority=1)
+
+    assert ids(viewer, "?o=-8") == ids(viewer, "?o=8") == [str(new.pk), str(old.pk)]
+
+
+def test_a_jobs_page_shows_its_data_and_its_attempts_newest_first(viewer: Client, db: Any) -> None:
+    job = a_job(state=Job.State.FAILED, args=["Zoë"], kwargs={"total": 3}, attempt=2, failures=2)
+    first, second = a_failure("Out of stock"), a_failure("No such customer")
+    an_execution(job, first, attempt=1, traceback="first traceback")
+    an_execution(job, second, attempt=2, traceback="second traceback")
+
+    text = viewer.get(page(job)).text
+
+    assert "&quot;Zoë&quot;" in text and "&quot;total&quot;: 3" in text
+    assert text.index("second traceback") < text.index("first traceback")
+    assert text.count("<details open>") == 1
+    assert text.index("<details open>") < text.index("second traceback") < text.index("<details>")
+    assert reverse("admin:dbqueue_failure_change", args=[second.pk]) in text
+    assert "worker@here:1:abc" in text
+
+
+def test_a_job_whose_task_is_gone_is_shown_and_acted_on(operator: Client, failed: Callable[..., Job]) -> None:
+    job = failed(task="module.that.never.was")
+
+    assert "module.that.never.was" in operator.get(page(job)).text
+    operator.post(reverse("admin:dbqueue_job_retry", args=[job.pk]))
+
+    assert Job.objects.get().state == Job.State.READY
+
+
+def test_a_running_job_says_which_process_runs_it(viewer: Client, db: Any) -> None:
+    process = a_process("worker@here:1:abc")
+    job = a_job(state=Job.State.RUNNING, process=process)
+
+    assert "worker@here:1:abc" in viewer.get(page(job)).text
+    Process.objects.all().delete()
+
+    assert "Gone" in viewer.get(page(job)).text
+
+
+def test_very_many_attempts_are_shown_in_part(viewer: Client, db: Any) -> None:
+    job = a_job(state=Job.State.FAILED, attempt=120, failures=120)
+    failure = a_failure()
+    for attempt in range(1, 121):
+        an_execution(job, failure, attempt=attempt)
+
+    text = viewer.get(page(job)).text
+
+    assert "#120 " in text and "#71 " in text and "#70 " not in text

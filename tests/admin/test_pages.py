@@ -1,0 +1,212 @@
+"""The lists of failures, hanged jobs, queues and processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+from django_dbqueue.models import Failure, Job, Process, Queue
+from tests.conftest import a_process
+
+from .conftest import a_failure, a_job, an_execution
+
+State = Job.State
+
+
+def changelist(page: str) -> str:
+    return reverse(f"admin:dbqueue_{page}_changelist")
+
+
+def queries(client: Client, address: str) -> int:
+    client.get(address)
+    with CaptureQueriesContext(connection) as seen:
+        assert client.get(address).status_code == 200
+    return len(seen)
+
+
+class TestFailures:
+    def test_they_are_listed_with_counts_the_last_seen_first(self, viewer: Client, failed: Callable[..., Job]) -> None:
+        ago = timezone.now() - timedelta(hours=2)
+        old, new = a_failure("Out of stock", last_seen=ago, count=12), a_failure("Too late", count=7)
+        failed(old), failed(old), failed(new)
+        Job.objects.filter(pk=failed(old).pk).update(state=State.DISCARDED)
+
+        text = viewer.get(changelist("failure")).text
+
+        assert text.index("Too late") < text.index("Out of stock")
+        assert f'?failure={old.pk}&amp;state=failed">2</a>' in text
+        assert f'?failure={new.pk}&amp;state=failed">1</a>' in text
+        assert '<td class="field-count">12</td>' in text
+
+    def test_they_are_filtered_by_state_and_by_when_they_were_seen(self, viewer: Client, db: Any) -> None:
+        a_failure("Out of stock", last_seen=timezone.now() - timedelta(hours=2)), a_failure("Too late", state="muted")
+
+        def listed(query: str) -> list[bool]:
+            text = viewer.get(changelist("failure") + query).text
+            return ["Out of stock" in text, "Too late" in text]
+
+        assert listed("?state=muted") == [False, True]
+        assert listed("?seen=1h") == [False, True]
+        assert listed("?seen=24h") == [True, True]
+        assert listed("?seen=nonsense") == [True, True]
+
+    def test_the_list_costs_as_many_queries_for_25_as_for_one(self, viewer: Client, failed: Callable[..., Job]) -> None:
+        failed(a_failure("Error A"))
+        one = queries(viewer, changelist("failure"))
+        for letter in "BCDEFGHIJKLMNOPQRSTUVWXYZ":
+            failed(a_failure(f"Error {letter}"))
+
+        assert queries(viewer, changelist("failure")) == one
+
+    def test_a_page_shows_the_newest_traceback_and_its_jobs(self, viewer: Client, failed: Callable[..., Job]) -> None:
+        failure = a_failure()
+        jobs = [failed(failure) for number in range(3)]
+        Job.objects.filter(pk=jobs[2].pk).update(attempt=2, failures=2)
+        an_execution(jobs[2], failure, attempt=2, traceback="the newest traceback")
+
+        address = reverse("admin:dbqueue_failure_change", args=[failure.pk])
+        text = viewer.get(address).text
+
+        assert "the newest traceback" in text and "shop/tasks.py:send_invoice" in text
+        for job in jobs:
+            assert text.count(reverse("admin:dbqueue_job_change", args=[job.pk])) == 1
+        assert f"{changelist('job')}?failure={failure.pk}" in text
+        few = queries(viewer, address)
+        for _number in range(60):
+            failed(failure)
+        assert queries(viewer, address) == few
+
+    def test_a_failure_outlives_its_jobs(self, viewer: Client, failed: Callable[..., Job]) -> None:
+        failure = a_failure()
+        failed(failure)
+        Job.objects.all()._raw_delete("default")
+
+        text = viewer.get(reverse("admin:dbqueue_failure_change", args=[failure.pk])).text
+
+        assert "They are gone." in text
+
+    def test_very_many_failed_jobs_are_said_to_be_more(
+        self, viewer: Client, failed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("django_dbqueue.models.execution.LIMIT", 5)
+        failure = a_failure()
+        for _number in range(8):
+            failed(failure)
+
+        assert 'state=failed">6+</a>' in viewer.get(changelist("failure")).text
+
+
+class TestHangedJobs:
+    def test_they_ran_too_long_or_their_process_is_silent_or_gone(self, viewer: Client, db: Any) -> None:
+        now = timezone.now()
+        alive = a_process("worker@here:1:abc")
+        silent = a_process("worker@here:2:abc", heartbeat_at=now - timedelta(minutes=5))
+        fine = a_job(state=State.RUNNING, process=alive)
+        long = a_job(state=State.RUNNING, process=alive, started_at=now - timedelta(hours=3))
+        unheard = a_job(state=State.RUNNING, process=silent)
+        orphan = a_job(state=State.RUNNING, process_id=404)
+
+        text = viewer.get(changelist("hangedjob")).text
+
+        assert str(fine.pk) not in text
+        for job in (long, unheard, orphan):
+            assert reverse("admin:dbqueue_job_change", args=[job.pk]) in text
+        assert "more than 1 h" in text
+        assert "3 h</td>" in text and "Silent" in text and "Gone" in text
+        assert text.count("records it as lost") == 2 and text.count("it runs on") == 1
+
+    def test_its_page_is_the_jobs_page(self, viewer: Client, db: Any) -> None:
+        job = a_job()
+
+        answer = viewer.get(reverse("admin:dbqueue_hangedjob_change", args=[job.pk]))
+
+        assert answer.headers["Location"] == reverse("admin:dbqueue_job_change", args=[job.pk])
+
+    def test_the_list_costs_as_many_queries_for_50_as_for_one(self, viewer: Client, db: Any) -> None:
+        a_job(state=State.RUNNING, process_id=1)
+        one = queries(viewer, changelist("hangedjob"))
+        for number in range(2, 51):
+            a_process(f"worker@here:{number}:abc", pk=number, heartbeat_at=timezone.now() - timedelta(minutes=5))
+            a_job(state=State.RUNNING, process_id=number)
+
+        assert queries(viewer, changelist("hangedjob")) == one
+
+
+class TestQueues:
+    def test_they_are_listed_with_what_they_hold_even_if_no_worker_has_met_them(self, viewer: Client, db: Any) -> None:
+        hour = timedelta(hours=1)
+        a_job(queue="mail", run_after=timezone.now() - 2 * hour), a_job(queue="mail", priority=5)
+        a_job(queue="mail", state=State.SCHEDULED, run_after=timezone.now() + hour)
+        a_job(queue="mail", state=State.RUNNING, process=a_process("worker@here:1:abc"))
+        Queue.objects.know(["empty"])
+        Queue.objects.pause()
+
+        text = viewer.get(changelist("queue")).text
+        mail = text.split(">mail<")[1]
+
+        assert [
+            f'queue=mail&amp;state={state}">{number}</a>' in mail
+            for state, number in (("ready", 2), ("scheduled", 1), ("running", 1))
+        ]
+        assert "2 h ago" in mail
+        assert "Paused" in text.split(">empty<")[1].split("</tr>")[0]
+        assert "Active" in mail.split("</tr>")[0]
+
+    def test_full_queues_are_counted_up_to_the_limit(self, viewer: Client, monkeypatch: pytest.MonkeyPatch, db: Any) -> None:
+        for name in ("counts", "queue"):
+            monkeypatch.setattr(f"django_dbqueue.models.{name}.LIMIT", 20)
+        Job.objects.bulk_create([Job(task="a.b", queue="mail", priority=number % 2) for number in range(30)])
+        Job.objects.bulk_create([Job(task="a.b", queue="slow") for number in range(30)])
+        later = timezone.now() + timedelta(hours=1)
+        Job.objects.bulk_create([Job(task="a.b", queue="slow", state="scheduled", run_after=later) for number in range(30)])
+
+        text = viewer.get(changelist("queue")).text
+
+        assert 'state=ready">20+</a>' in text.split(">mail<")[1].split("</tr>")[0]
+        assert 'state=ready">20+</a>' in text.split(">slow<")[1].split("</tr>")[0]
+        assert 'state=scheduled">21+</a>' in text.split(">slow<")[1].split("</tr>")[0]
+
+
+class TestProcesses:
+    def test_they_are_listed_as_alive_or_silent_with_what_they_run(self, viewer: Client, db: Any) -> None:
+        parent = a_process("supervisor@here:1:abc", kind="supervisor")
+        worker = a_process("worker@here:2:abc", supervisor=parent, details={"queues": "*", "threads": 8})
+        a_process("worker@there:3:abc", heartbeat_at=timezone.now() - timedelta(minutes=5))
+        a_job(state=State.RUNNING, process=worker), a_job(state=State.RUNNING, process=worker)
+
+        text = viewer.get(changelist("process")).text
+
+        assert text.count("Alive</span>") == 2 and text.count("Silent</span>") == 1
+        assert f'?process={worker.pk}">2</a>' in text
+        assert reverse("admin:dbqueue_process_change", args=[parent.pk]) in text
+        page = viewer.get(reverse("admin:dbqueue_process_change", args=[worker.pk])).text
+        assert "&quot;threads&quot;: 8" in page
+
+    def test_a_supervisor_may_be_gone(self, viewer: Client, db: Any) -> None:
+        worker = a_process("worker@here:2:abc", supervisor_id=404)
+
+        assert viewer.get(changelist("process")).status_code == 200
+        assert viewer.get(reverse("admin:dbqueue_process_change", args=[worker.pk])).status_code == 200
+
+    def test_the_list_costs_as_many_queries_for_50_as_for_one(self, viewer: Client, db: Any) -> None:
+        a_process("worker@here:0:abc")
+        one = queries(viewer, changelist("process"))
+        for number in range(1, 50):
+            worker = a_process(f"worker@here:{number}:abc", supervisor=Process.objects.first())
+            a_job(state=State.RUNNING, process=worker)
+
+        assert queries(viewer, changelist("process")) == one
+
+    def test_failures_and_queues_are_what_the_front_page_lists(self, viewer: Client, db: Any) -> None:
+        text = viewer.get(reverse("admin:index")).text
+
+        assert [name in text for name in ("Jobs", "Hanged jobs", "Failures", "Queues", "Processes")] == [True] * 5
+        assert Failure.objects.count() == 0

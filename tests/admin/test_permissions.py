@@ -1,0 +1,180 @@
+"""Who may see and press what: every page and every verb, by its button's URL, by its action, on a selection and on all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission
+from django.test import Client
+from django.urls import reverse
+
+from django_dbqueue.models import Failure, Job, Queue
+
+from .conftest import OPERATE, VIEW, a_client
+
+PAGES = ["job", "hangedjob", "failure", "queue", "process"]
+NEEDED = {
+    ("job", "retry"): "retry_job",
+    ("job", "discard"): "discard_job",
+    ("failure", "retry"): "retry_job",
+    ("failure", "discard"): "discard_job",
+    ("failure", "mute"): "triage_failure",
+    ("failure", "resolve"): "triage_failure",
+    ("failure", "reopen"): "triage_failure",
+    ("queue", "pause"): "pause_queue",
+    ("queue", "resume"): "pause_queue",
+}
+VERBS = list(NEEDED)
+
+
+def url(page: str, name: str = "changelist", *args: Any) -> str:
+    return reverse(f"admin:dbqueue_{page}_{name}", args=args)
+
+
+def snapshot() -> list[Any]:
+    return [
+        list(Job.objects.values_list("pk", "state")),
+        list(Queue.objects.values_list("pk", "paused_at")),
+        list(Failure.objects.values_list("pk", "state")),
+        LogEntry.objects.count(),
+    ]
+
+
+def act(client: Client, page: str, verb: str, pk: Any, across: str = "0") -> Any:
+    fields = {"action": verb, "_selected_action": [str(pk)], "select_across": across, "confirmed": "yes"}
+    return client.post(url(page), fields)
+
+
+def prepare(rows: dict[str, Any], verb: str) -> None:
+    """Have a row that the verb would change."""
+    if verb == "resume":
+        Queue.objects.pause()
+    if verb == "reopen":
+        Failure.objects.mute()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_pages_are_for_staff_who_may_view_them(everything: dict[str, Any], viewer: Client, page: str) -> None:
+    assert viewer.get(url(page)).status_code == 200
+    assert a_client("nobody", []).get(url(page)).status_code == 403
+    assert a_client("customer", VIEW, is_staff=False).get(url(page)).status_code == 302
+    assert Client().get(url(page)).status_code == 302
+
+
+@pytest.mark.parametrize("page", ["job", "failure", "queue", "process"])
+def test_an_object_is_shown_to_who_may_view_it(everything: dict[str, Any], viewer: Client, superuser: Client, page: str) -> None:
+    address = url(page, "change", everything[page].pk)
+
+    assert viewer.get(address).status_code == 200
+    assert superuser.get(address).status_code == 200
+    assert viewer.get(url(page, "history", everything[page].pk)).status_code == 200
+    assert a_client("nobody", OPERATE).get(address).status_code == 403
+    assert a_client("customer", VIEW, is_staff=False).get(address).status_code == 302
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_nobody_writes_a_row_by_hand(everything: dict[str, Any], superuser: Client, page: str) -> None:
+    pk = everything["job" if page == "hangedjob" else page].pk
+    before = snapshot()
+
+    assert superuser.get(url(page, "add")).status_code == 403
+    assert superuser.post(url(page, "add"), {"name": "new", "task": "x"}).status_code == 403
+    assert superuser.post(url(page, "change", pk), {"name": "new", "state": "ready"}).status_code in (
+        403,
+        302 if page == "hangedjob" else 403,
+    )
+    assert superuser.post(url(page, "delete", pk), {"post": "yes"}).status_code == 403
+    act(superuser, page, "delete_selected", pk)
+
+    assert snapshot() == before
+
+
+@pytest.mark.parametrize(("page", "verb"), VERBS)
+@pytest.mark.parametrize("who", ["viewer", "all but this", "verb without view", "customer", "anonymous"])
+def test_a_verb_is_refused_without_its_permission(everything: dict[str, Any], page: str, verb: str, who: str) -> None:
+    needed = NEEDED[page, verb]
+    others = [name for name in OPERATE if name != needed]
+    client = {
+        "viewer": lambda: a_client("someone", VIEW),
+        "all but this": lambda: a_client("someone", VIEW + others),
+        "verb without view": lambda: a_client("someone", OPERATE),
+        "customer": lambda: a_client("someone", VIEW + OPERATE, is_staff=False),
+        "anonymous": Client,
+    }[who]()
+    pk = everything[page].pk
+    prepare(everything, verb)
+    before = snapshot()
+
+    pressed = client.post(url(page, verb, pk), {"confirmed": "yes"})
+    act(client, page, verb, pk)
+    act(client, page, verb, pk, across="1")
+    on_the_object = {"change-action": verb, "action": verb, "_selected_action": str(pk), "index": "0", "confirmed": "yes"}
+    client.post(url(page, "change", pk), on_the_object)
+
+    assert pressed.status_code == (302 if who in ("customer", "anonymous") else 403)
+    assert snapshot() == before
+
+
+@pytest.mark.parametrize(("page", "verb"), VERBS)
+@pytest.mark.parametrize("way", ["button", "selection", "all"])
+def test_a_verb_is_done_with_its_permission(everything: dict[str, Any], page: str, verb: str, way: str) -> None:
+    client = a_client("someone", [*VIEW, NEEDED[page, verb]])
+    pk = everything[page].pk
+    prepare(everything, verb)
+    before = snapshot()
+
+    if way == "button":
+        answer = client.post(url(page, verb, pk), {"confirmed": "yes"})
+    else:
+        answer = act(client, page, verb, pk, across="1" if way == "all" else "0")
+
+    assert answer.status_code == 302
+    assert snapshot() != before
+    assert LogEntry.objects.count() == (way == "button")
+
+
+@pytest.mark.parametrize(("page", "verb"), VERBS)
+def test_a_button_is_shown_only_to_who_may_press_it(
+    everything: dict[str, Any], viewer: Client, operator: Client, page: str, verb: str
+) -> None:
+    pk = everything[page].pk
+    prepare(everything, verb)
+    address = f'action="{url(page, verb, pk)}"'
+
+    assert address in operator.get(url(page, "change", pk)).text
+    assert address not in viewer.get(url(page, "change", pk)).text
+    assert f'<option value="{verb}">' in operator.get(url(page)).text
+    assert "<option value=" not in viewer.get(url(page)).text
+
+
+def test_a_button_needs_the_token_of_its_page(everything: dict[str, Any], db: Any) -> None:
+    client = a_client("operator", VIEW + OPERATE)
+    client.handler.enforce_csrf_checks = True
+
+    assert client.post(url("job", "retry", everything["job"].pk)).status_code == 403
+    assert Job.objects.get().state == Job.State.FAILED
+
+
+def test_a_verb_does_nothing_when_it_is_only_asked_for(everything: dict[str, Any], operator: Client) -> None:
+    pk = everything["job"].pk
+
+    answer = operator.get(url("job", "retry", pk))
+
+    assert answer.headers["Location"] == url("job", "change", pk)
+    assert Job.objects.get().state == Job.State.FAILED
+
+
+def test_there_are_no_permissions_but_to_view_and_for_the_verbs(db: Any) -> None:
+    names = Permission.objects.filter(content_type__app_label="dbqueue").values_list("codename", flat=True)
+
+    assert set(names) == {*VIEW, *OPERATE}
+
+
+@pytest.mark.parametrize("page", ["job", "failure", "queue"])
+def test_a_verb_for_what_is_not_there_is_not_found(operator: Client, page: str) -> None:
+    missing = "0190a6c0-0000-7000-8000-000000000000" if page == "job" else "404"
+    verb = {"job": "retry", "failure": "mute", "queue": "pause"}[page]
+
+    assert operator.post(url(page, verb, missing)).status_code == 404

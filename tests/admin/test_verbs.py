@@ -1,0 +1,145 @@
+"""What the verbs do: with one row, with a selection, with all by filter; and what they ask and say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from django_dbqueue.models import Job, Process
+
+from .conftest import a_failure, a_job, act, press, states
+
+JOBS = reverse("admin:dbqueue_job_changelist")
+State = Job.State
+
+
+def test_one_job_is_retried_at_once_by_its_button(operator: Client, failed: Callable[..., Job]) -> None:
+    job = failed()
+
+    answer = press(operator, "job", "retry", job.pk)
+
+    assert "Ready to run again: 1 job." in answer.text
+    assert states() == [State.READY]
+    entry = LogEntry.objects.get()
+    assert (entry.object_id, entry.change_message, entry.user.username) == (str(job.pk), "Ready to run again: 1 job.", "operator")
+
+
+def test_a_job_is_discarded_after_a_confirmation(operator: Client, db: Any) -> None:
+    job = a_job()
+
+    asked = press(operator, "job", "discard", job.pk)
+    assert "are you sure?" in asked.text and str(job.pk) in asked.text
+    assert states() == [State.READY]
+
+    done = press(operator, "job", "discard", job.pk, confirmed="yes")
+    assert "Discarded: 1 job." in done.text
+    assert states() == [State.DISCARDED]
+
+
+def test_a_verb_that_does_not_apply_changes_nothing_and_says_so(operator: Client, process: Process) -> None:
+    job = a_job(state=State.RUNNING, process=process)
+
+    for verb in ("retry", "discard"):
+        answer = press(operator, "job", verb, job.pk, confirmed="yes")
+        assert "Nothing was changed. Left as they are: 1." in answer.text
+        assert f"/{verb}/" not in answer.text
+
+    assert states() == [State.RUNNING]
+    assert not LogEntry.objects.exists()
+
+
+def test_a_single_selected_job_is_retried_without_a_question(operator: Client, failed: Callable[..., Job]) -> None:
+    job = failed()
+
+    assert act(operator, "retry", [job.pk]).status_code == 302
+    assert states() == [State.READY]
+
+
+def test_a_selection_is_retried_after_a_confirmation_that_works_without_javascript(
+    operator: Client, failed: Callable[..., Job]
+) -> None:
+    chosen = [failed().pk, failed().pk, a_job(state=State.SUCCESSFUL).pk]
+    failed()
+
+    asked = act(operator, "retry", chosen)
+
+    assert "Retry: 2 jobs" in asked.text and "Left as they are: 1." in asked.text
+    for pk in chosen:
+        assert f'<input type="hidden" name="_selected_action" value="{pk}">' in asked.text
+    done = operator.post(
+        JOBS, {"action": "retry", "_selected_action": chosen, "select_across": "0", "confirmed": "yes"}, follow=True
+    )
+    assert "Ready to run again: 2 jobs. Left as they are: 1." in done.text
+    assert states() == [State.READY, State.READY, State.SUCCESSFUL, State.FAILED]
+
+
+def test_all_by_filter_are_discarded_and_the_question_names_the_filter(operator: Client, failed: Callable[..., Job]) -> None:
+    mail = [failed(queue="mail").pk for number in range(3)]
+    failed(queue="default")
+    query = "?queue=mail&state=failed"
+
+    asked = act(operator, "discard", mail[:1], query, select_across="1")
+
+    assert "Discard: 3 jobs" in asked.text
+    assert "<code>queue=mail</code>" in asked.text and "<code>state=failed</code>" in asked.text
+    done = operator.post(
+        JOBS + query, {"action": "discard", "_selected_action": mail[:1], "select_across": "1", "confirmed": "yes"}, follow=True
+    )
+    assert "Discarded: 3 jobs." in done.text
+    assert states() == [State.DISCARDED] * 3 + [State.FAILED]
+
+
+def test_all_by_a_search_and_by_a_failure_are_retried(operator: Client, failed: Callable[..., Job]) -> None:
+    failure = a_failure("Out of stock")
+    one, other = failed(failure, task="shop.tasks.ship"), failed(failure)
+    failed(task="shop.tasks.ship")
+
+    act(operator, "retry", [one.pk], f"?failure={failure.pk}&q=ship", select_across="1", confirmed="yes")
+
+    assert dict(Job.objects.filter(pk__in=[one.pk, other.pk]).values_list("pk", "state")) == {one.pk: "ready", other.pk: "failed"}
+    assert Job.objects.failed().count() == 2
+
+
+def test_all_are_changed_by_one_statement_however_many(operator: Client, db: Any) -> None:
+    Job.objects.bulk_create([Job(task="shop.tasks.ship", queue="mail") for number in range(300)])
+    pk = Job.objects.first().pk  # type: ignore[union-attr]
+
+    with CaptureQueriesContext(connection) as seen:
+        act(operator, "discard", [pk], select_across="1", confirmed="yes")
+
+    assert len([query for query in seen if query["sql"].startswith("UPDATE") and "dbqueue_job" in query["sql"]]) == 1
+    assert set(states()) == {State.DISCARDED}
+
+
+def test_more_than_can_be_counted_are_said_to_be_more(operator: Client, monkeypatch: pytest.MonkeyPatch, db: Any) -> None:
+    monkeypatch.setattr("django_dbqueue.models.counts.LIMIT", 100)
+    Job.objects.bulk_create([Job(task="shop.tasks.ship", queue="mail") for number in range(150)])
+    pk = Job.objects.first().pk  # type: ignore[union-attr]
+
+    asked = act(operator, "discard", [pk], select_across="1")
+    assert "Discard: 100+ jobs" in asked.text
+
+    done = operator.post(
+        JOBS, {"action": "discard", "_selected_action": pk, "select_across": "1", "confirmed": "yes"}, follow=True
+    )
+    assert "Discarded: 150 jobs." in done.text
+
+
+def test_workers_of_the_queue_are_woken_by_a_retry(
+    operator: Client, failed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken: list[tuple[str, str]] = []
+    monkeypatch.setattr("django_dbqueue.admin.verbs.wake", lambda *given: woken.append(given))
+    one, other = failed(queue="mail"), failed(queue="default")
+    failed(queue="third")
+
+    act(operator, "retry", [one.pk, other.pk], confirmed="yes")
+
+    assert sorted(woken) == [("default", "default"), ("default", "mail")]

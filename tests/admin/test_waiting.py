@@ -1,0 +1,81 @@
+"""The sentence on a job's page that says why it does not run yet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from django_dbqueue.models import Job, Queue
+from tests.conftest import a_process
+
+from .conftest import a_job
+
+
+def page(job: Job) -> str:
+    return reverse("admin:dbqueue_job_change", args=[job.pk])
+
+
+def why(client: Client, job: Job) -> str:
+    found = re.search(r'class="dbq-why">(.*?)</p>', client.get(page(job)).text, re.S)
+    return re.sub(r"<[^>]+>", "", found[1]) if found else ""
+
+
+def test_nothing_is_said_of_a_job_that_does_not_wait(viewer: Client, failed: Callable[..., Job]) -> None:
+    assert why(viewer, failed()) == ""
+
+
+def test_it_is_scheduled(viewer: Client, db: Any) -> None:
+    job = a_job(state=Job.State.SCHEDULED, run_after=timezone.now() + timedelta(minutes=10, seconds=30))
+
+    assert "It is scheduled in 10 min" in why(viewer, job)
+
+
+def test_it_is_tried_again(viewer: Client, db: Any) -> None:
+    job = a_job(state=Job.State.SCHEDULED, run_after=timezone.now() + timedelta(minutes=10, seconds=30), attempt=1, failures=1)
+
+    assert "It failed before, and is tried again in 10 min" in why(viewer, job)
+
+
+def test_it_is_due_and_a_dispatcher_is_missing(viewer: Client, db: Any) -> None:
+    job = a_job(state=Job.State.SCHEDULED, run_after=timezone.now() - timedelta(minutes=10))
+
+    assert "no dispatcher is alive" in why(viewer, job)
+    a_process("dispatcher@here:1:abc", kind="dispatcher")
+
+    assert "a dispatcher makes it ready in a moment" in why(viewer, job)
+
+
+def test_its_queue_is_paused(viewer: Client, db: Any) -> None:
+    job = a_job()
+    Queue.objects.create(name="default")
+    Queue.objects.pause()
+
+    assert "Its queue “default” is paused" in why(viewer, job)
+
+
+@pytest.mark.parametrize("queues", [None, "mail", "*, -default"])
+def test_no_worker_serves_its_queue(viewer: Client, db: Any, queues: str | None) -> None:
+    if queues:
+        a_process("worker@here:1:abc", details={"queues": queues})
+
+    assert "no worker that serves the queue “default” is alive" in why(viewer, a_job())
+
+
+def test_others_are_ahead(viewer: Client, db: Any) -> None:
+    a_process("worker@here:1:abc", details={"queues": "*"})
+    before = timezone.now() - timedelta(minutes=1)
+    a_job(priority=5), a_job(run_after=before), a_job(queue="mail"), a_job(priority=-1)
+    job = a_job()
+
+    assert "2 jobs are ahead of it, and 1 worker serves its queue" in why(viewer, job)
+
+
+def test_it_waits_for_a_slot(viewer: Client, db: Any) -> None:
+    assert "waits for a slot" in why(viewer, a_job(state=Job.State.BLOCKED))

@@ -1,0 +1,105 @@
+"""Fixtures for the one suite that every database runs."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+
+from django_dbqueue.compat import task_backends
+from django_dbqueue.models import Job, Process
+
+BOTH = ["default", "other"]
+
+
+@pytest.fixture
+def backend() -> Any:
+    return task_backends["default"]
+
+
+@pytest.fixture
+def process(db: Any) -> Process:
+    """A worker process that is alive."""
+    return a_process("worker@here:1:abc")
+
+
+def a_process(name: str, **values: Any) -> Process:
+    process = Process.objects.create(**{"name": name, "kind": "worker", "hostname": "here", "pid": 1, **values})
+    process.refresh_from_db()
+    return process
+
+
+@pytest.fixture
+def claim(process: Process) -> Callable[..., list[Job]]:
+    """Claim all that is ready, for the process or for another."""
+
+    def claim(owner: Process = process, limit: int = 100) -> list[Job]:
+        return list(itertools.chain.from_iterable(Job.objects.claim(lane, owner, limit) for lane in Job.objects.lanes()))
+
+    return claim
+
+
+def until(true: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """Wait until something holds, and return it. Fails the test if it never does."""
+    end = time.monotonic() + seconds
+    while not (value := true()):
+        if time.monotonic() > end:
+            pytest.fail(f"It did not come true within {seconds} s: {true}")
+        time.sleep(0.02)
+    return value
+
+
+@pytest.fixture
+def runqueue(transactional_db: Any, tmp_path: Any) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start ``runqueue`` as a user would, on the test's own database; ended with the test."""
+    started = []
+
+    def start(*arguments: str, **env: str) -> subprocess.Popen[str]:
+        log = (tmp_path / f"runqueue-{len(started)}.log").open("w+")
+        child = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "django", "runqueue", *arguments],
+            env={**os.environ, **_address_of_the_test_database(), **env},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=settings.BASE_DIR,
+            start_new_session=True,
+        )
+        child.log = log  # type: ignore[attr-defined]
+        started.append(child)
+        return child
+
+    yield start
+    for child in started:
+        if child.poll() is None:
+            child.send_signal(signal.SIGTERM)
+            try:
+                child.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+        child.log.seek(0)  # type: ignore[attr-defined]
+        sys.stderr.write(child.log.read())  # type: ignore[attr-defined]
+        child.log.close()  # type: ignore[attr-defined]
+
+
+def log_of(child: subprocess.Popen[str]) -> str:
+    return Path(child.log.name).read_text()  # type: ignore[attr-defined]
+
+
+def _address_of_the_test_database() -> dict[str, str]:
+    """The settings add ``_test`` and ``_other`` to names of their own; the child takes the test database as it stands."""
+    return {
+        "DBQUEUE_IN_TEST_DATABASE": "1",
+        "DATABASE_URL": os.environ.get("DATABASE_URL", ""),
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+    }

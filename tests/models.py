@@ -1,0 +1,7 @@
+from django.db import models
+
+
+class Run(models.Model):
+    """One row for each time that a task ran: its uniqueness shows that no job ran twice."""
+
+    job = models.CharField(max_length=64, unique=True)

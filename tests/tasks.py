@@ -1,0 +1,175 @@
+"""Tasks for the tests: well behaved and not."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import time
+
+from django.db import connection, transaction
+
+from django_dbqueue import Constant, task
+
+from .models import Run
+
+
+@task
+def nothing():
+    pass
+
+
+@task
+def add(a, b=0):
+    return a + b
+
+
+@task(takes_context=True)
+def record(context):
+    """Insert a row that there may be once."""
+    Run.objects.create(job=context.task_result.id)
+
+
+@task
+def row(name):
+    Run.objects.create(job=name)
+
+
+@task
+async def echo(value, wait=0.0):
+    await asyncio.sleep(wait)
+    return value
+
+
+@task
+async def fail_async():
+    raise ValueError("async failure")
+
+
+@task
+def sleep(seconds):
+    time.sleep(seconds)
+
+
+@task
+def tell_and_sleep(seconds):
+    """Tell that it has begun, and go on for a while."""
+    Run.objects.create(job="begun")
+    time.sleep(seconds)
+
+
+@task
+def fail(message="it failed"):
+    raise ValueError(message)
+
+
+@task(max_attempts=3, backoff=Constant(delay=0, jitter=0))
+def fail_thrice():
+    raise ValueError("again")
+
+
+@task(max_attempts=5, backoff=Constant(delay=0), takes_context=True)
+def succeed_at_third(context):
+    if context.attempt < 3:
+        raise ValueError("not yet")
+    return context.attempt
+
+
+@task(max_attempts=5, backoff=Constant(delay=60, jitter=0))
+def fail_and_wait():
+    raise ValueError("later")
+
+
+@task(max_attempts=5, backoff=lambda error, result: 1 / 0)
+def fail_with_broken_backoff():
+    raise ValueError("with a broken backoff")
+
+
+@task(max_attempts=5, backoff=lambda error, result: None)
+def fail_with_refusing_backoff():
+    raise ValueError("that is it")
+
+
+@task(max_attempts=5, retry_on=(ConnectionError,), backoff=Constant(delay=0))
+def retry_only_connections(kind):
+    raise {"connection": ConnectionResetError, "value": ValueError}[kind](kind)
+
+
+@task(discard_on=(FileNotFoundError,), max_attempts=5)
+def discard_when_gone():
+    raise FileNotFoundError("gone")
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+class Unrepresentable(BaseException):
+    def __str__(self):
+        raise SystemExit(9)
+
+    __repr__ = __str__
+
+
+@task
+def misbehave(how):
+    """Raise, return or leave behind what a worker must survive."""
+    match how:
+        case "exit":
+            raise SystemExit(3)
+        case "interrupt":
+            raise KeyboardInterrupt
+        case "memory":
+            raise MemoryError
+        case "generator exit":
+            raise GeneratorExit
+        case "recursion":
+            return misbehave.func(how)
+        case "unspeakable":
+            raise Unspeakable
+        case "unrepresentable":
+            raise Unrepresentable
+        case "nul":
+            raise ValueError("a \x00 and a \ud800 in the message")
+        case "long":
+            raise ValueError("x" * 5_000_000)
+        case "group":
+            raise ExceptionGroup("several", [ValueError(1), TypeError(2)])  # noqa: F821
+        case "stop iteration":
+            raise StopIteration
+        case "not json":
+            return object()
+        case "nan":
+            return float("nan")
+        case "nul result":
+            return "\x00"
+        case "circular":
+            value = []
+            value.append(value)
+            return value
+        case "open transaction":
+            transaction.atomic().__enter__()
+            Run.objects.create(job="never committed")
+        case "broken transaction":
+            transaction.atomic().__enter__()
+            connection.cursor().execute("SELECT nonsense FROM nowhere")
+        case "autocommit off":
+            transaction.set_autocommit(False)
+            Run.objects.create(job="never committed either")
+        case "closed connection":
+            connection.ensure_connection()
+            connection.connection.close()
+        case "signal handler":
+            signal.raise_signal(0) if False else None
+            raise OSError("signal")
+
+
+@task
+def die(how="kill"):
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "exit":
+        os._exit(7)
+    ctypes.string_at(0)

@@ -1,0 +1,161 @@
+"""The house: imports go down, files stay short, and the way of a job is short enough to read."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+from django.test import override_settings
+
+import django_dbqueue
+
+PACKAGE = Path(django_dbqueue.__file__).parent
+# From the ground up. A file imports from the floors below its own, and on its floor from the files before it.
+FLOORS = [
+    ["exceptions", "compat", "ids", "transactions", "backoff", "arguments", "errors", "selector", "options"],
+    [
+        "models.expressions",
+        "models.counts",
+        "models.process",
+        "models.failure",
+        "models.job",
+        "models.execution",
+        "models.queue",
+        "models.hanged",
+        "models",
+    ],
+    ["tasks", "results", "retry", "wakeup", "backend", "routers", ""],
+    [
+        *["runtime", "runtime.stop", "runtime.connection", "runtime.log", "runtime.signals"],
+        *["runtime.heartbeat", "runtime.listener", "runtime.executor", "runtime.claimer", "runtime.settler", "runtime.pool"],
+        *["runtime.coroutines", "runtime.worker", "runtime.recovery", "runtime.dispatcher", "runtime.roles"],
+        *["runtime.child", "runtime.members", "runtime.supervisor"],
+    ],
+    ["checks", "apps", "testing", "management", "management.commands", "management.commands.runqueue"],
+]
+HEIGHT = {name: (floor, place) for floor, names in enumerate(FLOORS) for place, name in enumerate(names)}
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").rstrip(".")
+        if not name.startswith("migrations"):
+            found[name] = path
+    return found
+
+
+def imports_of(name: str, path: Path) -> set[str]:
+    """The modules of the package that a file imports when it runs."""
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    found = set()
+    for node in ast.walk(_without_type_checking(ast.parse(path.read_text()))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            target = [*base, *(node.module or "").split(".")] if node.module else base
+            for alias in node.names:
+                inner = ".".join(filter(None, [*target, alias.name]))
+                found.add(inner if inner in modules() else ".".join(filter(None, target)))
+    return found
+
+
+def _without_type_checking(tree: ast.Module) -> ast.Module:
+    class Drop(ast.NodeTransformer):
+        def visit_If(self, node):
+            return None if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" else self.generic_visit(node)
+
+    return Drop().visit(tree)
+
+
+def height(name: str) -> tuple[int, int]:
+    if name.startswith(("admin", "contrib")):
+        return len(FLOORS) - 1, 10**6
+    return HEIGHT[name]
+
+
+def test_imports_go_down():
+    upwards = [
+        f"{name} imports {imported}"
+        for name, path in modules().items()
+        for imported in imports_of(name, path)
+        if not name.startswith("admin") and height(imported) >= height(name)
+    ]
+
+    assert upwards == []
+
+
+def test_nothing_below_knows_the_admin():
+    assert not [
+        name
+        for name, path in modules().items()
+        if not name.startswith("admin")
+        for i in imports_of(name, path)
+        if i.startswith("admin")
+    ]
+
+
+def test_only_compat_knows_which_django_this_is():
+    knowing = [name for name, path in modules().items() if "django.tasks" in path.read_text() and name != "compat"]
+
+    assert [name for name in knowing if "import" in "".join(_import_lines(modules()[name]))] == []
+
+
+def _import_lines(path: Path) -> list[str]:
+    return [
+        line
+        for line in path.read_text().splitlines()
+        if line.startswith(("from django.tasks", "import django.tasks", "from django_tasks"))
+    ]
+
+
+def test_files_stay_short():
+    lengths = sorted(path.read_text().count("\n") for name, path in modules().items())
+
+    assert lengths[-1] <= 250
+    assert lengths[len(lengths) // 2] <= 100
+
+
+@pytest.mark.django_db
+@override_settings(DATABASE_ROUTERS=[])
+def test_the_way_of_a_job_reads_in_at_most_25_functions_and_9_files(backend):
+    from django_dbqueue.models import Execution, Job, Process
+    from django_dbqueue.runtime import executor
+    from django_dbqueue.runtime.claimer import Claimer
+    from django_dbqueue.selector import QueueSelector
+
+    from . import tasks
+
+    process = Process.objects.create(name="reader", kind="worker", hostname="", pid=1)
+    claimer = Claimer("default", process, QueueSelector(("default",)))
+    seen = set()
+
+    def ours(frame):
+        return frame.f_code.co_filename.startswith(str(PACKAGE)) and not frame.f_code.co_name.startswith("<")
+
+    def watch(frame, event, argument):
+        """Count who calls other functions of the package. One that calls none is read by its name."""
+        if event == "call" and ours(frame):
+            caller = frame.f_back
+            while caller and not ours(caller):
+                caller = caller.f_back
+            if caller and caller.f_code is not frame.f_code:
+                seen.add((Path(caller.f_code.co_filename).relative_to(PACKAGE).as_posix(), caller.f_code.co_name))
+
+    def walk():
+        tasks.add.enqueue(1)
+        (job,) = claimer.claim(1)
+        Execution.objects.settle([executor.run(job, backend)])
+
+    walk()  # What is read and cached once, such as options and lanes, is no part of the way.
+    sys.setprofile(watch)
+    try:
+        walk()
+    finally:
+        sys.setprofile(None)
+
+    assert set(Job.objects.values_list("state", flat=True)) == {Job.State.SUCCESSFUL}
+    print(sorted(seen))
+    assert len(seen) <= 25
+    assert len({file for file, _ in seen}) <= 9

@@ -1,0 +1,218 @@
+"""Enqueue: how a call becomes a row, and when."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from django.db import connections, transaction
+from django.test import override_settings
+
+from django_dbqueue import task
+from django_dbqueue.compat import InvalidTask, signals
+from django_dbqueue.models import Job
+
+from . import tasks
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_job_holds_its_call():
+    result = tasks.add.using(priority=7, queue_name="sums", metadata={"by": "me"}).enqueue(1, b=2)
+
+    job = Job.objects.get(pk=result.id)
+    assert (job.task, job.queue, job.priority, job.state) == ("tests.tasks.add", "sums", 7, Job.State.READY)
+    assert (job.args, job.kwargs, job.metadata) == ([1], {"b": 2}, {"by": "me"})
+    assert result.enqueued_at == job.enqueued_at == job.run_after
+
+
+def test_enqueue_is_one_statement(django_assert_num_queries):
+    vendor = connections["default"].vendor
+    with django_assert_num_queries(2 if vendor == "postgresql" and not connections["default"].in_atomic_block else 1):
+        tasks.add.enqueue(1)
+
+
+def test_enqueue_many_is_a_few_statements(django_assert_max_num_queries):
+    with django_assert_max_num_queries(2 + 2 * (connections["default"].vendor == "sqlite") * 60):
+        results = tasks.add.enqueue_many([(1, 2), {"a": 3}, *[(n,) for n in range(998)]])
+
+    assert Job.objects.count() == len(results) == 1000
+    assert tasks.add.get_result(results[1].id).kwargs == {"a": 3}
+
+
+def test_enqueue_many_is_all_or_none():
+    with pytest.raises(TypeError, match="missing a required argument: 'a'"):
+        tasks.add.enqueue_many([(1,), ()])
+
+    assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize("call", [1, "ab", [1]])
+def test_what_is_no_call_is_refused(call):
+    with pytest.raises(TypeError, match="is not a call"):
+        tasks.add.enqueue_many([call])
+
+
+def test_enqueue_many_of_nothing_is_nothing():
+    assert tasks.add.enqueue_many([]) == []
+
+
+def test_run_after_a_time_waits():
+    due = datetime.now(timezone.utc) + timedelta(hours=1)
+
+    job = Job.objects.get(pk=tasks.add.using(run_after=due).enqueue(1).id)
+
+    assert job.state == Job.State.SCHEDULED
+    assert job.run_after == due
+
+
+def test_run_after_a_timedelta_counts_from_the_databases_time():
+    job = Job.objects.get(pk=tasks.add.using(run_after=timedelta(minutes=5)).enqueue(1).id)
+
+    assert abs(job.run_after - job.enqueued_at - timedelta(minutes=5)) < timedelta(milliseconds=2)
+    assert job.state == Job.State.SCHEDULED
+
+
+def test_the_databases_time_is_utc_whatever_its_time_zone():
+    job = Job.objects.get(pk=tasks.add.enqueue(1).id)
+
+    assert abs(job.enqueued_at - datetime.now(timezone.utc)) < timedelta(seconds=30)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_attempts": 0}, "max_attempts must be a whole number of at least 1, not 0"),
+        ({"backoff": 5}, "backoff must be callable"),
+        ({"retry_on": ValueError}, "retry_on must be a tuple of exception classes"),
+        ({"discard_on": ("ValueError",)}, "discard_on must be a tuple of exception classes"),
+    ],
+)
+def test_a_policy_that_cannot_be_followed_is_refused_where_it_is_declared(options, message):
+    with pytest.raises(InvalidTask, match=message):
+        task(**options)(tasks.nothing.func)
+
+
+def test_an_option_that_there_is_not_is_refused():
+    with pytest.raises(TypeError, match="max_attemps"):
+        task(max_attemps=3)(tasks.nothing.func)
+
+
+def test_our_decorator_takes_our_options_with_another_backend_in_place():
+    immediate = tasks.add.get_backend().__class__.__mro__[1].__module__.rpartition(".")[0] + ".immediate.ImmediateBackend"
+    with override_settings(TASKS={"default": {"BACKEND": immediate, "QUEUES": []}}):
+        declared = task(max_attempts=3)(tasks.add.func)
+        assert declared.enqueue(1, 2).return_value == 3
+        assert tasks.add.enqueue(2, 2).return_value == 4
+
+
+def test_captured_callbacks_enqueue_inside_a_test_case(django_capture_on_commit_callbacks):
+    with django_capture_on_commit_callbacks(execute=True):
+        tasks.add.enqueue_on_commit(1)
+        tasks.add.enqueue(2)
+
+    assert Job.objects.count() == 2
+
+
+class TestTransactions:
+    """The job exists exactly if the caller's transaction commits."""
+
+    pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+    def test_a_rollback_takes_the_job_along(self):
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            tasks.add.enqueue(1)
+            raise ZeroDivisionError
+
+        assert not Job.objects.exists()
+
+    def test_the_job_is_there_inside_the_transaction_already(self):
+        with transaction.atomic():
+            result = tasks.add.enqueue(1)
+            assert Job.objects.filter(pk=result.id).exists()
+
+    def test_a_nested_rollback_takes_its_job_alone(self):
+        with transaction.atomic():
+            kept = tasks.add.enqueue(1)
+            with pytest.raises(ZeroDivisionError), transaction.atomic():
+                tasks.add.enqueue(2)
+                raise ZeroDivisionError
+
+        assert [str(pk) for pk in Job.objects.values_list("pk", flat=True)] == [kept.id]
+
+    def test_a_job_for_another_database_waits_for_the_commit(self):
+        with transaction.atomic():
+            result = tasks.add.using(backend="other").enqueue(1)
+            assert not Job.objects.using("other").exists()
+            assert result.enqueued_at is None
+
+        assert str(Job.objects.using("other").get().pk) == result.id
+        assert result.enqueued_at is not None
+        assert not Job.objects.using("default").exists()
+
+    def test_a_job_for_another_database_goes_with_the_rollback(self):
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            tasks.add.using(backend="other").enqueue_many([(1,), (2,)])
+            raise ZeroDivisionError
+
+        assert not Job.objects.using("other").exists()
+
+    def test_a_job_for_another_database_goes_with_the_savepoint(self):
+        with transaction.atomic():
+            with pytest.raises(ZeroDivisionError), transaction.atomic():
+                tasks.add.using(backend="other").enqueue(1)
+                raise ZeroDivisionError
+            kept = tasks.add.using(backend="other").enqueue(2)
+
+        assert str(Job.objects.using("other").get().pk) == kept.id
+
+    def test_with_transactions_open_on_both_a_job_needs_both_commits(self):
+        with transaction.atomic(using="default"), transaction.atomic(using="other"):
+            tasks.add.using(backend="other").enqueue(1)
+        assert Job.objects.using("other").count() == 1
+
+        with pytest.raises(ZeroDivisionError), transaction.atomic(using="other"):
+            with transaction.atomic(using="default"):
+                tasks.add.using(backend="other").enqueue(1)
+            raise ZeroDivisionError
+        assert Job.objects.using("other").count() == 1
+
+    def test_enqueue_on_commit_waits_for_the_commit_in_the_same_database_too(self):
+        with transaction.atomic():
+            tasks.add.enqueue_on_commit(1)
+            assert not Job.objects.exists()
+        assert Job.objects.count() == 1
+
+        tasks.add.enqueue_on_commit(2)
+        assert Job.objects.count() == 2
+
+    def test_enqueue_on_commit_refuses_a_wrong_call_at_the_callers_line(self):
+        with transaction.atomic(), pytest.raises(TypeError, match="missing a required argument"):
+            tasks.add.enqueue_on_commit()
+
+    def test_the_signal_is_sent_once_the_job_exists(self):
+        seen = []
+
+        def look(sender, task_result, **kwargs):
+            seen.append(Job.objects.using("other").filter(pk=task_result.id).exists())
+
+        signals.task_enqueued.connect(look)
+        try:
+            with transaction.atomic():
+                tasks.add.using(backend="other").enqueue(1)
+                assert seen == []
+        finally:
+            signals.task_enqueued.disconnect(look)
+        assert seen == [True]
+
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_atomic_requests(self, client, fails):
+        with override_settings(ROOT_URLCONF="tests.urls"):
+            connections["default"].settings_dict["ATOMIC_REQUESTS"] = True
+            client.raise_request_exception = False
+            try:
+                client.get(f"/enqueue/?fails={int(fails)}")
+            finally:
+                connections["default"].settings_dict["ATOMIC_REQUESTS"] = False
+
+        assert Job.objects.count() == Job.objects.using("other").count() == (0 if fails else 1)

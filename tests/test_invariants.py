@@ -1,0 +1,247 @@
+"""What the database itself forbids, and what is guarded by one statement: each is attacked."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+from django.db import IntegrityError, connections, transaction
+from django.utils import timezone
+
+from django_dbqueue.models import Execution, Job, Process, Queue, Settlement
+from django_dbqueue.models.job import Lane
+from django_dbqueue.runtime import recovery
+
+from . import tasks
+from .conftest import a_process
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def succeed(job: Job, result=None) -> Settlement:
+    return Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result=result)
+
+
+def settle(*settlements: Settlement):
+    return Execution.objects.settle(settlements)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"state": "asleep"},
+        {"state": "running"},
+        {"state": "ready", "process_id": 1},
+        {"state": "successful"},
+        {"state": "ready", "finished_at": timezone.now()},
+        {"priority": 101},
+        {"priority": -101},
+        {"failures": 1},
+    ],
+)
+def test_the_database_refuses_a_job_that_cannot_be(values):
+    job = Job.objects.create(task="t", queue="q")
+
+    with pytest.raises(IntegrityError):
+        Job.objects.filter(pk=job.pk).update(**values)
+
+
+def test_an_attempt_is_recorded_once(claim):
+    tasks.add.enqueue(1)
+    (job,) = claim()
+    settle(succeed(job))
+
+    with pytest.raises(IntegrityError):
+        Execution.objects.bulk_create([succeed(job).execution])
+
+
+def test_a_late_finisher_cannot_overwrite_the_new_owner(claim):
+    tasks.add.enqueue(1)
+    (late,) = claim()
+    Job.objects.release([late])
+    (owner,) = claim(a_process("another"))
+
+    settled = settle(succeed(late, result="late"))
+
+    assert [s.fence for s in settled.lost] == [(late.pk, 1)]
+    job = Job.objects.get()
+    assert (job.state, job.attempt, job.process_id, job.result) == ("running", 2, owner.process_id, None)
+    assert not Execution.objects.exists()
+
+
+def test_a_late_finisher_cannot_overwrite_the_new_owners_result(claim):
+    tasks.add.enqueue(1)
+    (late,) = claim()
+    Job.objects.release([late])
+    (owner,) = claim(a_process("another"))
+    settle(succeed(owner, result="right"))
+
+    assert settle(succeed(late, result="late")).lost
+    assert Job.objects.get().result == "right"
+
+
+def test_two_outcomes_of_one_attempt_write_one(claim):
+    tasks.add.enqueue(1)
+    (job,) = claim()
+    settle(Settlement.of(job, Execution.Outcome.INTERRUPTED, Job.State.READY))
+
+    assert settle(succeed(job)).lost
+    assert Job.objects.get().state == Job.State.READY
+
+
+def test_a_stale_release_changes_nothing(claim):
+    tasks.add.enqueue(1)
+    (stale,) = claim()
+    Job.objects.release([stale])
+    claim(a_process("another"))
+
+    assert Job.objects.release([stale]) == 0
+    assert Job.objects.get().state == Job.State.RUNNING
+
+
+def test_a_released_job_keeps_its_number_of_attempts_and_records_none(claim):
+    tasks.add.enqueue(1)
+    Job.objects.release(claim())
+    (job,) = claim()
+
+    assert job.attempt == 2
+    assert not Execution.objects.exists()
+
+
+def test_a_discarded_job_is_not_resurrected_by_its_retry(claim):
+    tasks.add.enqueue(1)
+    assert Job.objects.all().discard() == 1
+    assert claim() == []
+    assert Job.objects.all().retry() == 1
+    assert len(claim()) == 1
+
+
+def test_what_runs_is_neither_discarded_nor_retried(claim):
+    tasks.add.enqueue(1)
+    claim()
+
+    assert Job.objects.all().discard() == Job.objects.all().retry() == 0
+
+
+def test_what_succeeded_is_neither_discarded_nor_retried(claim):
+    tasks.add.enqueue(1)
+    settle(succeed(*claim()))
+
+    assert Job.objects.all().discard() == Job.objects.all().retry() == 0
+
+
+def test_a_row_that_somebody_holds_does_not_hold_up_its_batch(claim):
+    if not connections["default"].features.has_select_for_update_skip_locked:
+        pytest.skip("SQLite locks as a whole: nobody can hold a row.")
+    tasks.add.enqueue_many([(1,), (2,)])
+    held, free = claim()
+    holding, done = threading.Event(), threading.Event()
+
+    def hold():
+        with transaction.atomic():
+            Job.objects.select_for_update().get(pk=held.pk)
+            holding.set()
+            done.wait(20)
+        connections["default"].close()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    holding.wait(20)
+    try:
+        settled = settle(succeed(held), succeed(free))
+    finally:
+        done.set()
+        holder.join()
+
+    assert [s.fence for s in settled.written] == [(free.pk, 1)]
+    assert [s.fence for s in settled.held] == [(held.pk, 1)]
+    assert settle(*settled.held).written
+
+
+def test_two_claimers_never_get_the_same_job():
+    tasks.add.enqueue_many([(n,) for n in range(400)])
+    claimed: list[list] = [[], [], [], []]
+    start = threading.Barrier(4)
+
+    def take(number):
+        from django_dbqueue.runtime.connection import prepare
+
+        prepare("default")
+        process = a_process(f"claimer {number}")
+        start.wait()
+        while jobs := Job.objects.claim(Lane("default", 0), process, 7):
+            claimed[number] += [job.pk for job in jobs]
+        connections["default"].close()
+
+    threads = [threading.Thread(target=take, args=[n]) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    everything = [pk for each in claimed for pk in each]
+    assert len(everything) == len(set(everything)) == 400
+    assert set(Job.objects.values_list("attempt", flat=True)) == {1}
+
+
+def test_jobs_of_a_silent_process_are_recovered_and_it_is_signed_off(claim, process):
+    tasks.add.enqueue(1)
+    (job,) = claim()
+    Process.objects.filter(pk=process.pk).update(heartbeat_at=timezone.now() - timedelta(minutes=5))
+
+    assert recovery.recover("default", Process.objects.silent(30)) == 1
+
+    assert not Process.objects.filter(pk=process.pk).beat()
+    execution = Execution.objects.get()
+    assert (execution.outcome, execution.process) == ("lost", process.name)
+    assert Job.objects.get().state == Job.State.SCHEDULED
+    assert settle(succeed(job)).lost
+
+
+def test_jobs_of_a_live_process_are_left_alone(claim):
+    tasks.add.enqueue(1)
+    claim()
+
+    assert recovery.recover("default", Process.objects.silent(30)) == 0
+    assert Job.objects.get().state == Job.State.RUNNING
+
+
+def test_a_job_that_its_processes_die_of_ends_as_failed():
+    tasks.add.enqueue(1)
+    for number in range(3):
+        process = a_process(f"victim {number}")
+        Job.objects.filter(state=Job.State.SCHEDULED).update(state=Job.State.READY)
+        assert Job.objects.claim(Lane("default", 0), process, 1)
+        recovery.recover("default", Process.objects.filter(pk=process.pk))
+
+    assert Job.objects.get().state == Job.State.FAILED
+    assert Execution.objects.filter(outcome="lost").count() == 3
+    assert tasks.add.get_result(str(Job.objects.get().pk)).errors[0].exception_class.__name__ == "ProcessLost"
+
+
+def test_due_jobs_become_ready_and_others_do_not():
+    tasks.add.using(run_after=timedelta(milliseconds=-1)).enqueue(1)
+    tasks.add.using(run_after=timedelta(hours=1)).enqueue(2)
+
+    assert Job.objects.dispatch() == ["default"]
+    assert Job.objects.ready().get().args == [1]
+
+
+def test_lanes_are_what_is_ready():
+    for queue, priority in [("b", 0), ("a", 5), ("a", -5), ("a", 5)]:
+        tasks.add.using(queue_name=queue, priority=priority).enqueue(1)
+    tasks.add.using(queue_name="later", run_after=timedelta(hours=1)).enqueue(1)
+
+    assert Job.objects.lanes() == [("a", -5), ("a", 5), ("b", 0)]
+    assert Job.objects.lanes(["b", "nowhere"]) == [("b", 0)]
+
+
+def test_queues_are_paused_and_resumed_once():
+    Queue.objects.know(["a", "b"])
+    Queue.objects.know(["b", "c"])
+
+    assert Queue.objects.filter(name="a").pause() == 1
+    assert Queue.objects.all().pause() == 2
+    assert Queue.objects.all().pause() == 0
+    assert Queue.objects.all().resume() == 3

@@ -1,0 +1,94 @@
+"""OPTIONS, queue names and system checks: bad input is named, with its remedy."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.checks import run_checks
+from django.test import override_settings
+
+from django_dbqueue.compat import task_backends
+from django_dbqueue.exceptions import InvalidOption
+from django_dbqueue.options import Options
+from django_dbqueue.selector import QueueSelector
+
+OURS = "django_dbqueue.backend.DatabaseBackend"
+
+# Some of Django's own checks ask the database what it can do.
+pytestmark = pytest.mark.django_db(databases=["default", "other"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"thread": 4}, r"'thread' is not an option. Did you mean 'threads'\?"),
+        ({"MAX_ATTEMPTS": 4}, r"'MAX_ATTEMPTS' is not an option. Did you mean 'max_attempts'\?"),
+        ({"zzz": 1}, r"'zzz' is not an option. There are database, max_attempts"),
+        ({"threads": 0}, r"threads=0 is not a whole number of at least 1"),
+        ({"threads": "8"}, r"threads='8' is not a whole number"),
+        ({"threads": True}, r"threads=True is not a whole number"),
+        ({"prefetch": -1}, r"prefetch=-1 is not a whole number of at least 0"),
+        ({"poll_interval": 0}, r"poll_interval=0 is not a number of seconds above 0"),
+        ({"shutdown_timeout": "10"}, r"shutdown_timeout='10' is not a number of seconds"),
+        ({"queues": 5}, r"queues=5 is not a list of queue names"),
+        ({"queues": [1]}, r"queues=\(1,\) is not a list of queue names"),
+        ({"backoff": 3}, r"backoff=3 cannot be called"),
+        ({"beat_interval": 20}, r"dead_after=30.0 is under three times beat_interval=20"),
+    ],
+)
+def test_an_option_that_cannot_be_is_named_with_its_remedy(given, message):
+    with pytest.raises(InvalidOption, match=message):
+        Options.from_settings(given)
+
+
+def test_a_bad_option_is_a_system_check_error():
+    with override_settings(TASKS={"default": {"BACKEND": OURS, "OPTIONS": {"thread": 4}}}):
+        found = [message for message in run_checks() if message.id == "dbqueue.E001"]
+
+    assert "TASKS['default']['OPTIONS']: 'thread' is not an option. Did you mean 'threads'?" in found[0].msg
+
+
+def test_a_database_that_there_is_not_is_a_system_check_error():
+    with override_settings(TASKS={"default": {"BACKEND": OURS, "OPTIONS": {"database": "nowhere"}}}):
+        found = [message.msg for message in run_checks() if message.id == "dbqueue.E002"]
+
+    assert found == ["TASKS['default'] names the database 'nowhere'; there are default, other."]
+
+
+def test_settings_can_be_overridden():
+    with override_settings(TASKS={"default": {"BACKEND": OURS, "OPTIONS": {"threads": 3, "queues": "mail, bulk*"}}}):
+        config = task_backends["default"].config
+        assert (config.threads, config.queues) == (3, ("mail", "bulk*"))
+    assert task_backends["default"].config.threads == Options().threads
+
+
+def test_the_command_line_beats_the_settings():
+    assert Options.from_settings({"threads": 3}).changed(threads=5).threads == 5
+
+
+@pytest.mark.parametrize(
+    ("patterns", "allowed", "ranks"),
+    [
+        (["*"], [], {"a": 0, "b": 0}),
+        (["b", "a"], [], {"a": 1, "b": 0, "c": None}),
+        (["mail*", "*"], [], {"mail": 0, "mail-bulk": 0, "a": 1}),
+        (["-a"], [], {"a": None, "b": 0}),
+        (["*", "-tmp-*"], [], {"tmp-1": None, "tmp": 0}),
+        (["a", "-a"], [], {"a": None}),
+        (["*"], ["a", "b"], {"a": 0, "c": None}),
+    ],
+)
+def test_a_selector_ranks_queues(patterns, allowed, ranks):
+    selector = QueueSelector(tuple(patterns), frozenset(allowed))
+
+    assert {queue: selector.rank(queue) for queue in ranks} == ranks
+
+
+@pytest.mark.parametrize("pattern", ["a*b", "**", "-", "", "-a*b"])
+def test_what_is_no_pattern_is_refused(pattern):
+    with pytest.raises(InvalidOption, match="is not a queue"):
+        QueueSelector((pattern,))
+
+
+def test_a_queue_that_the_backend_does_not_have_is_refused():
+    with pytest.raises(InvalidOption, match=r"No queue is called .mial."):
+        QueueSelector(("mial",), frozenset({"mail", "default"}))

@@ -1,0 +1,250 @@
+"""Run and settle: every way that an attempt can end is a value, and its job's alone."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import transaction
+
+from django_dbqueue import testing
+from django_dbqueue.compat import TaskResultStatus, signals
+from django_dbqueue.models import Execution, Failure, Job
+
+from . import tasks
+
+pytestmark = pytest.mark.django_db
+
+
+def run(task, *args, times=1, **kwargs):
+    result = task.enqueue(*args, **kwargs)
+    assert testing.drain() == times
+    result.refresh()
+    return result
+
+
+def test_a_result_says_everything_about_one_attempt():
+    result = run(tasks.add, 1, b=2)
+
+    assert result.status == TaskResultStatus.SUCCESSFUL
+    assert result.return_value == 3
+    assert result.attempts == len(result.worker_ids) == 1
+    assert result.enqueued_at <= result.started_at <= result.finished_at
+    assert result.last_attempted_at == result.started_at
+    assert result.errors == []
+    assert tasks.add.get_result(result.id) == result
+
+
+def test_a_result_says_everything_about_several_attempts():
+    result = run(tasks.succeed_at_third, times=3)
+
+    assert result.return_value == 3
+    assert result.attempts == 3
+    assert [error.exception_class for error in result.errors] == [ValueError, ValueError]
+    assert all("not yet" in error.traceback for error in result.errors)
+    assert result.started_at < result.last_attempted_at <= result.finished_at
+
+
+def test_after_max_attempts_a_job_has_failed():
+    result = run(tasks.fail_thrice, times=3)
+
+    assert result.status == TaskResultStatus.FAILED
+    assert len(result.errors) == 3
+    assert list(Execution.objects.order_by("attempt").values_list("attempt", "outcome")) == [(n, "failed") for n in (1, 2, 3)]
+    assert Job.objects.get().failures == 3
+
+
+def test_a_backoff_waits_in_the_databases_time():
+    run(tasks.fail_and_wait)
+
+    job = Job.objects.get()
+    assert job.state == Job.State.SCHEDULED
+    assert 59 < (job.run_after - Execution.objects.get().finished_at).total_seconds() < 62
+
+
+def test_a_job_retried_by_an_operator_has_all_its_attempts_before_it():
+    result = run(tasks.fail_thrice, times=3)
+    assert Job.objects.all().retry() == 1
+
+    assert testing.drain() == 3
+    assert len(tasks.fail_thrice.get_result(result.id).errors) == 6
+
+
+def test_a_broken_backoff_costs_no_job():
+    run(tasks.fail_with_broken_backoff)
+
+    assert Job.objects.get().state == Job.State.SCHEDULED
+    assert Execution.objects.get().error_type == "builtins.ValueError"
+
+
+def test_a_backoff_may_refuse():
+    assert run(tasks.fail_with_refusing_backoff).status == TaskResultStatus.FAILED
+
+
+def test_only_some_exceptions_are_tried_again():
+    assert run(tasks.retry_only_connections, "value").attempts == 1
+    assert run(tasks.retry_only_connections, "connection", times=5).attempts == 5
+
+
+def test_some_exceptions_call_the_job_off():
+    result = run(tasks.discard_when_gone)
+
+    assert Job.objects.get().state == Job.State.DISCARDED
+    assert result.status == TaskResultStatus.FAILED
+    assert Execution.objects.get().outcome == Execution.Outcome.DISCARDED
+    assert not Failure.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [
+        ("exit", "SystemExit"),
+        ("memory", "MemoryError"),
+        ("generator exit", "GeneratorExit"),
+        ("recursion", "RecursionError"),
+        ("unspeakable", "Unspeakable"),
+        ("unrepresentable", "Unrepresentable"),
+        ("nul", "ValueError"),
+        ("long", "ValueError"),
+        ("stop iteration", "StopIteration"),
+        ("not json", "TypeError"),
+        ("nan", "ValueError"),
+        ("nul result", "ValueError"),
+        ("circular", "ValueError"),
+    ],
+)
+def test_whatever_a_task_does_is_an_outcome_of_its_job(how, error):
+    result = run(tasks.misbehave, how)
+
+    assert result.status == TaskResultStatus.FAILED
+    execution = Execution.objects.get()
+    assert execution.error_type.endswith(error)
+    assert len(execution.traceback) <= 20_000
+    assert len(execution.message) <= 1_000
+    assert Failure.objects.get().count == 1
+
+
+def test_a_persons_ctrl_c_ends_a_drain_and_gives_the_job_back():
+    tasks.misbehave.enqueue("interrupt")
+
+    with pytest.raises(KeyboardInterrupt):
+        testing.drain()
+
+    assert Job.objects.get().state == Job.State.READY
+    assert not Execution.objects.exists()
+
+
+def test_a_task_that_is_gone_fails_and_can_still_be_read(backend):
+    job = Job.objects.create(task="tests.tasks.renamed", queue="default", args=[1])
+    testing.drain()
+
+    result = backend.get_result(str(job.pk))
+    assert result.status == TaskResultStatus.FAILED
+    assert result.args == [1]
+    assert result.task.module_path == "tests.tasks.renamed"
+    assert "cannot be imported" in result.errors[0].traceback
+    with pytest.raises(Exception, match="cannot be imported"):
+        result.task.call(1)
+
+
+@pytest.mark.parametrize("path", ["os.system", "tests.tasks.Unspeakable", "tests.tasks", "nonsense", ""])
+def test_only_a_task_is_ever_called(path, backend):
+    job = Job.objects.create(task=path, queue="default", args=["echo harm"])
+    testing.drain()
+
+    assert backend.get_result(str(job.pk)).errors[0].exception_class_path == "django_dbqueue.exceptions.InvalidTaskPath"
+
+
+def test_alike_failures_make_one_group_and_different_ones_two():
+    for number in range(3):
+        tasks.fail.enqueue(f"order {number} of 'customer {number}' is gone")
+    tasks.fail.enqueue("something else")
+    testing.drain()
+
+    assert sorted(Failure.objects.values_list("count", flat=True)) == [1, 3]
+    group = Failure.objects.get(count=3)
+    assert group.location == "tests/tasks.py:fail"
+    assert group.executions.count() == 3
+
+
+def test_a_resolved_group_that_fails_again_is_open_again():
+    run(tasks.fail)
+    Failure.objects.update(state=Failure.State.RESOLVED)
+    run(tasks.fail)
+
+    assert Failure.objects.get().state == Failure.State.OPEN
+
+
+class TestSignals:
+    @pytest.fixture
+    def heard(self):
+        heard = []
+
+        def started(sender, task_result, **kwargs):
+            heard.append(("started", sender, task_result.status, task_result.attempts))
+
+        def finished(sender, task_result, **kwargs):
+            import sys
+
+            heard.append(("finished", sender, task_result.status, sys.exc_info()[0]))
+
+        signals.task_started.connect(started)
+        signals.task_finished.connect(finished)
+        yield heard
+        signals.task_started.disconnect(started)
+        signals.task_finished.disconnect(finished)
+
+    @pytest.mark.parametrize("task", [tasks.fail, tasks.fail_async])
+    def test_they_are_sent_by_the_class_and_inside_the_except(self, heard, backend, task):
+        run(task)
+
+        assert heard == [
+            ("started", type(backend), TaskResultStatus.RUNNING, 1),
+            ("finished", type(backend), TaskResultStatus.FAILED, ValueError),
+        ]
+
+    def test_an_attempt_that_is_tried_again_has_not_finished(self, heard):
+        run(tasks.fail_thrice, times=3)
+
+        assert [name for name, *_ in heard] == ["started", "started", "started", "finished"]
+
+    def test_a_receiver_that_fails_costs_no_job(self):
+        def broken(**kwargs):
+            raise RuntimeError("a broken receiver")
+
+        signals.task_started.connect(broken)
+        signals.task_finished.connect(broken)
+        try:
+            assert run(tasks.add, 1).return_value == 1
+        finally:
+            signals.task_started.disconnect(broken)
+            signals.task_finished.disconnect(broken)
+
+
+class TestWait:
+    def test_inside_the_transaction_that_enqueued_it_nobody_can_have_run_it(self):
+        from django_dbqueue.exceptions import NotYetVisible
+
+        with pytest.raises(NotYetVisible, match="before this transaction commits"):
+            tasks.add.enqueue(1).wait(timeout=1)
+
+    @pytest.mark.django_db(transaction=True)
+    def test_another_transaction_may_be_open(self):
+        result = tasks.add.enqueue(1)
+        with transaction.atomic(), pytest.raises(TimeoutError):
+            result.wait(timeout=0.05)
+
+    def test_it_looks_once_whatever_its_timeout(self):
+        assert run(tasks.add, 1).wait(timeout=0).return_value == 1
+
+    @pytest.mark.django_db(transaction=True)
+    def test_it_ends_after_its_timeout(self):
+        with pytest.raises(TimeoutError, match=r"has not ended within 0\.1 s: it is READY"):
+            tasks.add.enqueue(1).wait(timeout=0.1)
+
+    @pytest.mark.django_db(transaction=True)
+    def test_it_returns_the_result_of_what_has_ended(self):
+        from asgiref.sync import async_to_sync
+
+        result, other = tasks.add.enqueue(1), tasks.add.enqueue(2)
+        testing.drain()
+        assert result.wait(timeout=5).return_value == 1
+        assert async_to_sync(other.await_)(5).return_value == 2

@@ -1,0 +1,95 @@
+"""The hot statements stay cheap behind many rows: each uses the index that was made for it."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import pytest
+from django.db import connection, transaction
+from django.utils import timezone
+
+from django_dbqueue.models import Job, Process
+from django_dbqueue.models.expressions import lock
+
+# MariaDB's ANALYZE commits what a test's own transaction would take back.
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def many_rows():
+    """Ready jobs in a queue that is served and one that is not, scheduled ones, and a long history."""
+    now = timezone.now()
+    rows = [Job(task="t", queue=queue, priority=n % 3) for queue in ("served", "other") for n in range(3000)]
+    rows += [Job(task="t", queue="served", state=Job.State.SCHEDULED, run_after=now + timedelta(days=1)) for _ in range(3000)]
+    rows += [Job(task="t", queue="served", state=Job.State.SUCCESSFUL, attempt=1, finished_at=now) for _ in range(9000)]
+    Job.objects.bulk_create(rows, batch_size=1000)
+    with connection.cursor() as cursor:
+        table = "TABLE dbqueue_job" if connection.vendor == "mysql" else "dbqueue_job"
+        cursor.execute(f"ANALYZE {table}")
+
+
+def plan(rows) -> str:
+    options = {"analyze": True, "buffers": True} if connection.vendor == "postgresql" else {}
+    with transaction.atomic():
+        return rows.explain(**options)
+
+
+def buffers(text: str) -> int:
+    """Of the whole execution, which PostgreSQL names first; planning comes last."""
+    return int(re.search(r"shared hit=(\d+)", text)[1])
+
+
+def test_a_claim_reads_its_lane_and_nothing_else(many_rows):
+    text = plan(lock(Job.objects.ready().filter(queue="served", priority=1).order_by("run_after", "id"))[:10])
+
+    assert "dbqueue_job_lane" in text
+    if connection.vendor == "postgresql":
+        assert "Sort" not in text
+        assert buffers(text) <= 60, text
+
+
+def test_looking_for_lanes_reads_the_lane_index(many_rows, django_assert_max_num_queries):
+    with django_assert_max_num_queries(12):
+        assert len(Job.objects.lanes()) == 6
+    text = plan(Job.objects.ready().filter(queue__gt="other").order_by("queue").values_list("queue")[:1])
+    assert "dbqueue_job_lane" in text
+
+
+def test_an_idle_look_is_one_query(db, django_assert_num_queries):
+    with django_assert_num_queries(1):
+        assert Job.objects.lanes() == []
+
+
+def test_due_jobs_are_found_by_their_time(many_rows):
+    assert "dbqueue_job_due" in plan(lock(Job.objects.due().order_by("run_after"))[:100])
+
+
+def test_settling_finds_its_jobs_by_key(many_rows):
+    keys = list(Job.objects.ready().values_list("pk", flat=True)[:50])
+    text = plan(lock(Job.objects.filter(pk__in=keys).order_by("pk")))
+
+    assert "dbqueue_job_running" not in text
+    assert re.search(r"dbqueue_job_pkey|PRIMARY|autoindex_dbqueue_job", text)
+
+
+def test_orphans_are_sought_among_running_jobs_alone(many_rows):
+    Process.objects.create(name="p", kind="worker", hostname="", pid=1)
+
+    assert "dbqueue_job_running" in plan(Job.objects.orphaned()[:10])
+
+
+def test_claim_and_settle_are_a_few_statements_for_a_whole_batch(
+    process, django_assert_num_queries, django_assert_max_num_queries
+):
+    from django_dbqueue.models import Execution, Settlement
+    from django_dbqueue.models.job import Lane
+
+    Job.objects.bulk_create([Job(task="t", queue="q") for _ in range(100)])
+    with django_assert_num_queries(4):
+        jobs = Job.objects.claim(Lane("q", 0), process, 100)
+    # BEGIN, SELECT, UPDATE, COMMIT, and one INSERT, or two for SQLite's limit of variables on Django 5.2.
+    with django_assert_max_num_queries(6):
+        Execution.objects.settle([Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL) for job in jobs])
+
+    assert len(jobs) == 100
