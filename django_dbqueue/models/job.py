@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.db import models, transaction
 from django.db.models import Exists, F, OuterRef, Q
@@ -215,6 +215,12 @@ class Job(models.Model):
 
     def __str__(self) -> str:
         return f"{self.task.rpartition('.')[2]} {self.pk}"
+
+    @property
+    def log_fields(self) -> dict[str, Any]:
+        """What a line of the log about it, once it is claimed, says to machines."""
+        process = self.process.log_fields if self.process else {}
+        return {"job_id": str(self.pk), "task": self.task, "queue": self.queue, "attempt": self.attempt, **process}
 
     def now(self) -> datetime:
         """The database's time, for whoever has claimed this job: as of the claim, and by the monotonic clock since."""

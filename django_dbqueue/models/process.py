@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
@@ -62,6 +63,11 @@ class Process(models.Model):
 
     def __repr__(self) -> str:
         return f"<Process {self.name}>"
+
+    @property
+    def log_fields(self) -> dict[str, Any]:
+        """What a line of the log about it says to machines."""
+        return {"process_name": self.name}
 
     def silence(self, now: datetime) -> timedelta:
         """How long it has not said that it is alive, by the database's time."""

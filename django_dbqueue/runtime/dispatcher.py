@@ -33,7 +33,7 @@ class Dispatcher:
         """Work until ``stop`` is asked for."""
         prepare(self._database)
         process = self._heartbeat.start(supervisor)
-        logger.info("%s looks for due jobs every %g s.", process, self._options.poll_interval)
+        logger.info("%s looks for due jobs every %g s.", process, self._options.poll_interval, extra=process.log_fields)
         while not stop.asked and self._heartbeat.healthy:
             if not self._work():
                 stop.wait(self._options.poll_interval * random.uniform(0.8, 1.0))

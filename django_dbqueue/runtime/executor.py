@@ -76,7 +76,7 @@ class Attempt:
         # The first frame is this module's call.
         report = errors.report(error, error.__traceback__ and error.__traceback__.tb_next)
         if self._result is None:
-            logger.warning("Job %s cannot run: %s", self._job.pk, error)
+            self._warn("cannot run: %s", error)
             return self._settle(Execution.Outcome.FAILED, State.FAILED, error=report)
         task: Any = self._result.task
         self._result.errors.append(TaskError(exception_class_path=report.type, traceback=report.traceback))
@@ -85,13 +85,16 @@ class Attempt:
         wait = wait_before_retry(task, error, self._job.failures + 1, self._result, self._backend.config)
         if wait is None:
             return self._give_up(Execution.Outcome.FAILED, State.FAILED, report)
-        logger.warning("Job %s of %s is tried again in %.3g s: %s", self._job.pk, self._job.task, wait, report.headline)
+        self._warn("is tried again in %.3g s: %s", wait, report.headline)
         return self._settle(Execution.Outcome.FAILED, State.SCHEDULED if wait else State.READY, wait=wait, error=report)
 
     def _give_up(self, outcome: Execution.Outcome, state: State, report: errors.ErrorReport) -> Settlement:
-        logger.warning("Job %s of %s %s: %s", self._job.pk, self._job.task, outcome.value, report.headline)
+        self._warn("%s: %s", outcome.value, report.headline)
         self._announce(signals.task_finished, status=TaskResultStatus.FAILED, finished_at=self._job.now())
         return self._settle(outcome, state, error=report)
+
+    def _warn(self, what: str, *args: Any) -> None:
+        logger.warning(f"Job %s of %s {what}", self._job.pk, self._job.task, *args, extra=self._job.log_fields)
 
     def _settle(self, outcome: Execution.Outcome, state: State, **rest: Any) -> Settlement:
         return Settlement.of(self._job, outcome, state, started_at=self._started_at, **rest)

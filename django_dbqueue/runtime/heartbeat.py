@@ -68,11 +68,13 @@ class Heartbeat:
             began = time.monotonic()
             try:
                 if not self._processes.filter(pk=self.process.pk).beat() and not self._signs_on_again():
-                    logger.error("%s was declared dead by others; it claims nothing more.", self.process)
+                    logger.error(
+                        "%s was declared dead by others; it claims nothing more.", self.process, extra=self.process.log_fields
+                    )
                     self._last = -self._options.dead_after
                     break
                 self._last = began
             except (DatabaseError, InterfaceError) as error:
-                logger.warning("%s could not beat: %s", self.process, error)
+                logger.warning("%s could not beat: %s", self.process, error, extra=self.process.log_fields)
                 close_connections()
         close_connections()

@@ -47,6 +47,10 @@ class Pool:
             # Claims stay few and large: the next one is due when half of what was ahead is gone.
             return wanted if len(self._waiting) <= self._ahead() // 2 else 0
 
+    def waiting(self) -> list[Job]:
+        with self._changed:
+            return list(self._waiting)
+
     def running(self) -> list[Job]:
         with self._changed:
             return list(self._running.values())

@@ -41,10 +41,10 @@ def _bury(dead: ProcessQuerySet) -> dict[int, str]:
 
 def _lost(job: Job, name: str) -> Settlement:
     state = Job.State.FAILED if job.failures + 1 >= max(LEAST_ATTEMPTS, _max_attempts(job)) else Job.State.SCHEDULED
-    logger.warning("Job %s of %s was lost with %s; it is now %s.", job.pk, job.task, name, state.value)
     seen_at, job.claimed_at = job.seen_at, job.started_at  # type: ignore[attr-defined, assignment]
     job.clock = time.monotonic() - (seen_at - job.claimed_at).total_seconds()
     job.process = Process(pk=job.process_id, name=name)
+    logger.warning("Job %s of %s was lost with %s; it is now %s.", job.pk, job.task, name, state.value, extra=job.log_fields)
     message = f"{name!r} died while it ran this job."
     error = ErrorReport(
         type=f"{ProcessLost.__module__}.{ProcessLost.__qualname__}", message=message, traceback=message, location=job.task

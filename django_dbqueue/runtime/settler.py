@@ -26,6 +26,7 @@ class Settler:
         self._database, self._healthy = database, healthy
         self._executions = Execution.objects.using(database)
         self._waiting: list[Settlement] = []
+        self._writing: list[Settlement] = []
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="settler", daemon=True)
@@ -38,6 +39,10 @@ class Settler:
             self._waiting.append(settlement)
             if len(self._waiting) == 1:
                 self._changed.notify()
+
+    def unsettled(self) -> list[Settlement]:
+        with self._changed:
+            return [*self._writing, *self._waiting]
 
     def close(self, timeout: float) -> None:
         """Write what is there, and end."""
@@ -61,12 +66,12 @@ class Settler:
         with self._changed:
             while not self._waiting and not self._closed:
                 self._changed.wait()
-            group, self._waiting = self._waiting[: self.LARGEST_GROUP], self._waiting[self.LARGEST_GROUP :]
-            return group
+            self._writing, self._waiting = self._waiting[: self.LARGEST_GROUP], self._waiting[self.LARGEST_GROUP :]
+            return self._writing
 
     def _put_back(self, settlements: list[Settlement]) -> None:
         with self._changed:
-            self._waiting[:0] = settlements
+            self._writing, self._waiting[:0] = [], settlements
 
     def _write(self, group: list[Settlement]) -> list[Settlement]:
         """Settle a group. Returns what must be tried again."""
@@ -77,7 +82,11 @@ class Settler:
         except Exception as error:
             return self._without_the_culprit(group, error)
         for settlement in settled.lost:
-            logger.error("Job %s (attempt %s) was lost to another process; its outcome is dropped.", *settlement.fence)
+            logger.error(
+                "Job %s (attempt %s) was lost to another process; its outcome is dropped.",
+                *settlement.fence,
+                extra=settlement.execution.job.log_fields,
+            )
         return settled.held
 
     def _after_outage(self, group: list[Settlement], error: Exception) -> list[Settlement]:
@@ -93,8 +102,14 @@ class Settler:
         if len(group) > 1:
             return [left for settlement in group for left in self._write([settlement])]
         execution = group[0].execution
-        logger.error("The database refused the outcome of job %s: %s", execution.job_id, error)
+        logger.error("The database refused the outcome of job %s: %s", execution.job_id, error, extra=execution.job.log_fields)
         if group[0].state == Job.State.FAILED:
             return []  # Refused twice: the job stays RUNNING, and is recovered.
-        execution.outcome = Execution.Outcome.FAILED
-        return self._write([Settlement(execution=execution, state=Job.State.FAILED, error=errors.report(error))])
+        failed = Settlement.of(
+            execution.job,
+            Execution.Outcome.FAILED,
+            Job.State.FAILED,
+            started_at=execution.started_at,
+            error=errors.report(error),
+        )
+        return self._write([failed])

@@ -55,7 +55,8 @@ class Supervisor:
     def _say_who_runs(self) -> None:
         what = ", ".join(f"{self._roles.count(role)} {role}" for role in dict.fromkeys(self._roles))
         how = "in this process" if self._options.embedded else "each in a process of its own"
-        logger.info("%s runs %s, %s, for the queues %s.", self._process, what, how, self._selector)
+        fields = self._process.log_fields
+        logger.info("%s runs %s, %s, for the queues %s.", self._process, what, how, self._selector, extra=fields)
 
     def _start(self, role: str) -> None:
         kind = ThreadMember if self._options.embedded else ProcessMember
@@ -87,7 +88,7 @@ class Supervisor:
             discard(self._backend.database)
 
     def _stop_members(self, stop: Stop) -> None:
-        logger.info("%s stops its members.", self._process)
+        logger.info("%s stops its members.", self._process, extra=self._process.log_fields)
         for member in self._members:
             member.stop()
         deadline = time.monotonic() + self._options.shutdown_timeout + self.GRACE

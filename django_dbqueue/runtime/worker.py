@@ -39,6 +39,7 @@ class Worker:
         self._selector = QueueSelector(options.queues, frozenset(backend.queues))
         self._wake = threading.Event()
         self._claimed = 0
+        self._in_doubt = False
         details = {"queues": str(self._selector), "threads": options.threads}
         self._heartbeat = Heartbeat(Process.Kind.WORKER, backend.database, options, details)
         self._settler = Settler(backend.database, lambda: self._heartbeat.healthy)
@@ -68,7 +69,7 @@ class Worker:
         Listener(self._backend.database, stop, self._heard).start()
         self._settler.start()
         self._pool.start()
-        logger.info("%s serves %s with %d threads.", process, self._selector, self._options.threads)
+        logger.info("%s serves %s with %d threads.", process, self._selector, self._options.threads, extra=process.log_fields)
 
     def _heard(self, queue: str) -> None:
         if self._selector.rank(queue) is not None:
@@ -76,6 +77,8 @@ class Worker:
 
     def _claim(self) -> int:
         try:
+            if self._in_doubt:
+                self._give_back_unknown()
             if stale := self._pool.take_back(self.STALE):
                 self._release(stale)
             room = 0 if self._coroutines.full() else self._pool.room()
@@ -83,10 +86,20 @@ class Worker:
         except (DatabaseError, InterfaceError) as error:
             logger.warning("Jobs could not be claimed: %s", error)
             discard(self._backend.database)
+            self._in_doubt = True
             return 0
         self._pool.put(job for job in jobs if not self._is_for_the_loop(job))
         self._claimed += len(jobs)
         return len(jobs)
+
+    def _give_back_unknown(self) -> None:
+        """A claim that broke may still have been committed: such jobs are this process's, but never came here."""
+        owned = list(Job.objects.using(self._backend.database).running().filter(process=self._heartbeat.process))
+        # In the order in which a job passes them, so that none slips by.
+        here = {(job.pk, job.attempt) for job in [*self._pool.waiting(), *self._running()]}
+        here.update(outcome.fence for outcome in self._settler.unsettled())
+        self._release([job for job in owned if (job.pk, job.attempt) not in here])
+        self._in_doubt = False
 
     def _is_for_the_loop(self, job: Job) -> bool:
         """Start the job of an ``async def`` task. What cannot be loaded fails on a thread, as anything else there."""
@@ -108,7 +121,8 @@ class Worker:
         return [*self._pool.running(), *self._coroutines.running()]
 
     def _end(self, stop: Stop) -> None:
-        logger.info("%s claims no more; %d jobs are running.", self._heartbeat.process, len(self._running()))
+        process = self._heartbeat.process
+        logger.info("%s claims no more; %d jobs are running.", process, len(self._running()), extra=process.log_fields)
         deadline = time.monotonic() + self._options.shutdown_timeout
         try:
             self._release(self._pool.take_back())
@@ -118,11 +132,11 @@ class Worker:
         while self._running() and not stop.now and time.monotonic() < deadline:
             time.sleep(0.02)
         for job in self._running():
-            logger.warning("Job %s of %s is interrupted and given back.", job.pk, job.task)
+            logger.warning("Job %s of %s is interrupted and given back.", job.pk, job.task, extra=job.log_fields)
             self._settler.put(Settlement.of(job, Execution.Outcome.INTERRUPTED, Job.State.READY))
         self._pool.close()
         self._coroutines.close()
         self._settler.close(timeout=5.0)
         self._heartbeat.stop()
         close_connections()
-        logger.info("%s has ended.", self._heartbeat.process)
+        logger.info("%s has ended.", process, extra=process.log_fields)
