@@ -116,7 +116,8 @@ def task_or_stand_in(job: Job, alias: str) -> Task[..., Any]:
     try:
         return task_of(job, alias)
     except InvalidTaskPath:
-        return _as_enqueued(Task(func=_stand_in(job.task), backend=alias, queue_name=job.queue), job, alias)
+        stand_in = Task(func=_stand_in(job.task), backend=alias, queue_name=job.queue, priority=job.priority)
+        return _as_enqueued(stand_in, job, alias)
 
 
 def _as_enqueued(task: Task[..., Any], job: Job, alias: str) -> Task[..., Any]:
