@@ -116,7 +116,7 @@ def task_or_stand_in(job: Job, alias: str) -> Task[..., Any]:
     try:
         return task_of(job, alias)
     except InvalidTaskPath:
-        stand_in = Task(func=_stand_in(job.task), backend=alias, queue_name=job.queue, priority=job.priority)
+        stand_in: Task[..., Any] = Task(func=_stand_in(job.task), backend=alias, queue_name=job.queue, priority=job.priority)
         return _as_enqueued(stand_in, job, alias)
 
 
