@@ -83,6 +83,7 @@ class DatabaseBackend(BaseTaskBackend):
     def _job(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Job:
         values, named = arguments.bind(task.func, task.takes_context, args, kwargs)
         job = Job(task=task.module_path, queue=task.queue_name, priority=task.priority, args=values, kwargs=named)
+        job.max_attempts = getattr(task, "max_attempts", None) or self.config.max_attempts
         if metadata := getattr(task, "metadata", None):
             job.metadata = arguments.to_json(metadata)
         if task.run_after:
@@ -92,8 +93,11 @@ class DatabaseBackend(BaseTaskBackend):
 
     def _enqueue(self, task: Any, jobs: list[Job]) -> list[JobResult]:
         results = [result_of(job, self.alias, task) for job in jobs]
-        if jobs:
-            after_commit(partial(self._insert, jobs, results), besides=frozenset({self.database}))
+        insert = partial(self._insert, jobs, results)
+        if jobs and connections[self.database].in_atomic_block:
+            insert()
+        elif jobs:
+            after_commit(insert)
         return results
 
     def _insert(self, jobs: list[Job], results: list[JobResult]) -> None:

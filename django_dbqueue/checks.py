@@ -19,13 +19,30 @@ SUPPORTED = ("postgresql", "mysql", "sqlite")
 @register("dbqueue")
 def check_databases(app_configs: Any = None, **kwargs: Any) -> Iterator[CheckMessage]:
     """Whether each backend's database can hold a queue."""
+    served: dict[tuple[str, str], str] = {}
     for alias in task_backends:
         backend = task_backends[alias]
         if isinstance(backend, DatabaseBackend):
             try:
                 yield from _check_database(backend)
+                yield from _check_queues(backend, served)
             except (InvalidOption, TypeError):
                 continue  # The backend's own check says it.
+
+
+def _check_queues(backend: DatabaseBackend, served: dict[tuple[str, str], str]) -> Iterator[CheckMessage]:
+    """Two backends on one database must not have a queue in common: each would run the other's jobs with its own options."""
+    for queue in backend.queues or {"*"}:
+        for (database, other), alias in served.items():
+            if database == backend.database and (queue == other or "*" in (queue, other)):
+                yield Warning(
+                    f"TASKS[{alias!r}] and TASKS[{backend.alias!r}] keep jobs of the queue {queue!r} in the same database, "
+                    "and each runs the other's with its own options.",
+                    hint="Give each backend QUEUES of its own.",
+                    id="dbqueue.W002",
+                )
+                return
+    served.update({(backend.database, queue): backend.alias for queue in backend.queues or {"*"}})
 
 
 def _check_database(backend: DatabaseBackend) -> Iterator[CheckMessage]:
@@ -37,10 +54,10 @@ def _check_database(backend: DatabaseBackend) -> Iterator[CheckMessage]:
     connection = connections[backend.database]
     if connection.vendor not in SUPPORTED:
         yield Error(f"{name}: jobs cannot be kept in {connection.display_name}.", id="dbqueue.E003")
-    if not settings.USE_TZ and connection.vendor != "postgresql":
+    if connection.vendor != "postgresql" and (not settings.USE_TZ or connection.timezone_name != "UTC"):
         yield Error(
-            f"{name}: with USE_TZ = False, {connection.display_name} has no time that all processes agree on.",
-            hint="Set USE_TZ = True, which is Django's default.",
+            f"{name}: {connection.display_name} has no time that all processes agree on but UTC.",
+            hint=f"Set USE_TZ = True, and no TIME_ZONE in DATABASES[{backend.database!r}]: both are Django's defaults.",
             id="dbqueue.E004",
         )
     if connection.vendor == "sqlite" and connection.settings_dict["OPTIONS"].get("transaction_mode") != "IMMEDIATE":

@@ -7,7 +7,7 @@ import os
 import re
 import sysconfig
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import TracebackType
 
 LONGEST_MESSAGE = 1_000
@@ -41,6 +41,11 @@ class ErrorReport:
     def pattern(self) -> str:
         """The message with quoted text, ids and numbers taken out."""
         return _NUMBER.sub("#", _UUID_OR_HEX.sub("#", _QUOTED.sub("…", self.message)))
+
+    def in_ascii(self) -> ErrorReport:
+        """The same, for a database that cannot store all characters."""
+        texts = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return ErrorReport(**{name: text.encode("ascii", "backslashreplace").decode() for name, text in texts})
 
     @property
     def fingerprint(self) -> str:

@@ -10,6 +10,9 @@ from typing import Any
 from .backoff import Backoff, Exponential
 from .exceptions import InvalidOption
 
+# What the column of a job holds on every database.
+MOST_ATTEMPTS = 32767
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -79,6 +82,8 @@ def _problems(options: Any) -> Iterator[str]:
     for name in ("max_attempts", "processes", "threads", "coroutines"):
         yield from _whole(options, name, least=1)
     yield from _whole(options, "prefetch", least=0)
+    if isinstance(options.max_attempts, int) and options.max_attempts > MOST_ATTEMPTS:
+        yield f"max_attempts={options.max_attempts!r} is over {MOST_ATTEMPTS}. Lower it."
     if options.max_jobs is not None:
         yield from _whole(options, "max_jobs", least=1)
     for name in ("poll_interval", "shutdown_timeout", "beat_interval", "dead_after", "hanged_after"):

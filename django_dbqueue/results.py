@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 from uuid import UUID
 
@@ -116,11 +116,11 @@ def task_or_stand_in(job: Job, alias: str) -> Task[..., Any]:
     try:
         return task_of(job, alias)
     except InvalidTaskPath:
-        stand_in: Task[..., Any] = Task(func=_stand_in(job.task), backend=alias, queue_name=job.queue, priority=job.priority)
-        return _as_enqueued(stand_in, job, alias)
+        return _as_enqueued(_stand_in(job.task), job, alias)
 
 
 def _as_enqueued(task: Task[..., Any], job: Job, alias: str) -> Task[..., Any]:
+    """A copy, not made anew: that would check it, and a job whose queue is gone from ``QUEUES`` could not be read."""
     wanted: dict[str, Any] = {
         "priority": job.priority,
         "queue_name": job.queue,
@@ -128,14 +128,21 @@ def _as_enqueued(task: Task[..., Any], job: Job, alias: str) -> Task[..., Any]:
         "backend": alias,
         "metadata": job.metadata,
     }
-    given = {name: value for name, value in wanted.items() if value != getattr(task, name)}
-    return task.using(**given) if given else task
+    if all(getattr(task, name) == value for name, value in wanted.items()):
+        return task
+    enqueued = object.__new__(type(task))
+    for each in fields(task):
+        object.__setattr__(enqueued, each.name, wanted.get(each.name, getattr(task, each.name)))
+    return enqueued
 
 
-def _stand_in(path: str) -> Any:
+def _stand_in(path: str) -> Task[..., Any]:
     def gone(*args: Any, **kwargs: Any) -> None:
         load(path)
 
     gone.__module__, _, gone.__qualname__ = path.rpartition(".")
     gone.__name__ = gone.__qualname__
-    return gone
+    task = object.__new__(Task)
+    for each in fields(Task):
+        object.__setattr__(task, each.name, gone if each.name == "func" else each.default)
+    return task

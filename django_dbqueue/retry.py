@@ -6,19 +6,20 @@ import logging
 from typing import Any
 
 from .backoff import Exponential
+from .models import Job
 from .options import Options
 from .results import JobResult
 
 logger = logging.getLogger("django_dbqueue")
 
 
-def wait_before_retry(task: Any, error: BaseException, failures: int, result: JobResult, options: Options) -> float | None:
+def wait_before_retry(job: Job, task: Any, error: BaseException, result: JobResult, options: Options) -> float | None:
     """Seconds until the next attempt; None if there is none.
 
-    ``failures`` are those since the job was enqueued, or retried by an operator; ``result.errors`` are all. Both with the
-    error at hand.
+    ``job.failures`` are those since it was enqueued, or retried by an operator, before the error at hand; ``result.errors``
+    are all, with it.
     """
-    if failures >= (task.max_attempts or options.max_attempts):
+    if job.failures + 1 >= job.max_attempts:
         return None
     if task.retry_on and not isinstance(error, task.retry_on):
         return None

@@ -23,6 +23,7 @@ from .compat import (
     task_backends,
 )
 from .exceptions import InvalidTaskPath
+from .options import MOST_ATTEMPTS
 from .transactions import after_commit
 
 if TYPE_CHECKING:
@@ -155,8 +156,8 @@ def load(path: str) -> Task[..., Any]:
 
 def _check_policy(task: Task[..., Any]) -> None:
     """Raises InvalidTask, with the value, for a policy that cannot be followed."""
-    if task.max_attempts is not None and (type(task.max_attempts) is not int or task.max_attempts < 1):
-        raise InvalidTask(f"max_attempts must be a whole number of at least 1, not {task.max_attempts!r}.")
+    if task.max_attempts is not None and (type(task.max_attempts) is not int or not 1 <= task.max_attempts <= MOST_ATTEMPTS):
+        raise InvalidTask(f"max_attempts must be a whole number from 1 to {MOST_ATTEMPTS}, not {task.max_attempts!r}.")
     if task.backoff is not None and not callable(task.backoff):
         raise InvalidTask(f"backoff must be callable, such as Exponential(first=5), not {task.backoff!r}.")
     for name in ("retry_on", "discard_on"):

@@ -10,6 +10,7 @@ from .backend import DatabaseBackend
 from .compat import DEFAULT_TASK_BACKEND_ALIAS, task_backends
 from .models import Execution, Job, Process
 from .runtime import executor
+from .selector import QueueSelector
 
 
 def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
@@ -20,13 +21,14 @@ def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
     """
     queue: DatabaseBackend = task_backends[backend]  # type: ignore[assignment]
     jobs, attempts = Job.objects.using(queue.database), 0
+    selector = QueueSelector(("*",), frozenset(queue.queues))
     with _process(queue.database) as process:
         while True:
             jobs.dispatch()
-            lanes = sorted(jobs.lanes(), key=lambda lane: -lane.priority)
+            lanes = [lane for lane in jobs.lanes() if selector.rank(lane.queue) is not None]
             if not lanes:
                 return attempts
-            for job in jobs.claim(lanes[0], process, limit=1):
+            for job in jobs.claim(max(lanes, key=lambda lane: lane.priority), process, limit=1):
                 _run(job, queue)
                 attempts += 1
 

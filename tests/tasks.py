@@ -37,6 +37,26 @@ def row(name):
 
 
 @task
+async def row_async(name):
+    await Run.objects.acreate(job=name)
+
+
+@task
+def begin():
+    """Begin a transaction behind Django's back, and leave it open."""
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+
+
+@task
+async def exit_beside():
+    async def leave():
+        raise SystemExit(3)
+
+    await asyncio.gather(leave())
+
+
+@task
 async def echo(value, wait=0.0):
     await asyncio.sleep(wait)
     return value

@@ -82,7 +82,7 @@ def test_the_databases_time_is_utc_whatever_its_time_zone():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_attempts": 0}, "max_attempts must be a whole number of at least 1, not 0"),
+        ({"max_attempts": 0}, "max_attempts must be a whole number from 1 to 32767, not 0"),
         ({"backoff": 5}, "backoff must be callable"),
         ({"retry_on": ValueError}, "retry_on must be a tuple of exception classes"),
         ({"discard_on": ("ValueError",)}, "discard_on must be a tuple of exception classes"),
@@ -166,16 +166,19 @@ class TestTransactions:
 
         assert str(Job.objects.using("other").get().pk) == kept.id
 
-    def test_with_transactions_open_on_both_a_job_needs_both_commits(self):
-        with transaction.atomic(using="default"), transaction.atomic(using="other"):
-            tasks.add.using(backend="other").enqueue(1)
-        assert Job.objects.using("other").count() == 1
-
-        with pytest.raises(ZeroDivisionError), transaction.atomic(using="other"):
-            with transaction.atomic(using="default"):
-                tasks.add.using(backend="other").enqueue(1)
+    @pytest.mark.parametrize(("outer", "inner"), [("default", "other"), ("other", "default")])
+    def test_with_transactions_open_on_both_a_job_goes_with_that_of_its_own_database(self, outer, inner):
+        with pytest.raises(ZeroDivisionError), transaction.atomic(using=outer):
+            with transaction.atomic(using=inner):
+                tasks.add.using(backend=inner).enqueue(1)
             raise ZeroDivisionError
-        assert Job.objects.using("other").count() == 1
+        assert Job.objects.using(inner).count() == 1
+
+        with pytest.raises(ZeroDivisionError), transaction.atomic(using=outer):
+            with transaction.atomic(using=inner):
+                tasks.add.using(backend=outer).enqueue(1)
+            raise ZeroDivisionError
+        assert Job.objects.using(outer).count() == 0
 
     def test_enqueue_on_commit_waits_for_the_commit_in_the_same_database_too(self):
         with transaction.atomic():

@@ -220,6 +220,18 @@ def test_a_job_that_its_processes_die_of_ends_as_failed():
     assert tasks.add.get_result(str(Job.objects.get().pk)).errors[0].exception_class.__name__ == "ProcessLost"
 
 
+@pytest.mark.parametrize(("failures", "state"), [(1, "scheduled"), (4, "failed")])
+def test_a_lost_job_has_all_its_attempts(claim, process, failures, state):
+    """Without importing its task, which may be what its processes died of."""
+    result = tasks.succeed_at_third.enqueue()
+    Job.objects.filter(pk=result.id).update(task="tests.explosive.task", attempt=failures, failures=failures)
+    claim()
+
+    recovery.recover("default", Process.objects.filter(pk=process.pk))
+
+    assert Job.objects.get().state == state
+
+
 def test_due_jobs_become_ready_and_others_do_not():
     tasks.add.using(run_after=timedelta(milliseconds=-1)).enqueue(1)
     tasks.add.using(run_after=timedelta(hours=1)).enqueue(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from django.core.checks import run_checks
+from django.db import connections
 from django.test import override_settings
 
 from django_dbqueue.compat import task_backends
@@ -52,6 +53,28 @@ def test_a_database_that_there_is_not_is_a_system_check_error():
         found = [message.msg for message in run_checks() if message.id == "dbqueue.E002"]
 
     assert found == ["TASKS['default'] names the database 'nowhere'; there are default, other."]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "warned"),
+    [(["a"], ["b"], False), (["a", "b"], ["b"], True), ([], ["b"], True), (None, None, True)],
+)
+def test_backends_that_share_a_queue_are_a_system_check_warning(first, second, warned):
+    backends = {"one": {"BACKEND": OURS, "QUEUES": first}, "two": {"BACKEND": OURS, "QUEUES": second}}
+    given = {alias: {k: v for k, v in backend.items() if v is not None} for alias, backend in backends.items()}
+    with override_settings(TASKS=given):
+        found = [message.msg for message in run_checks() if message.id == "dbqueue.W002"]
+
+    assert bool(found) == warned
+    assert all("TASKS['one'] and TASKS['two']" in message for message in found)
+
+
+def test_a_database_with_a_time_zone_of_its_own_is_a_system_check_error(monkeypatch):
+    monkeypatch.setattr(type(connections["default"]), "timezone_name", "Europe/Paris")
+
+    found = [message for message in run_checks() if message.id == "dbqueue.E004"]
+
+    assert bool(found) == (connections["default"].vendor != "postgresql")
 
 
 def test_settings_can_be_overridden():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from django.db import transaction
+from django.db import OperationalError, transaction
+from django.test import override_settings
 
 from django_dbqueue import testing
 from django_dbqueue.compat import TaskResultStatus, signals
 from django_dbqueue.models import Execution, Failure, Job
+from django_dbqueue.runtime import executor
 
 from . import tasks
 
@@ -151,6 +153,36 @@ def test_only_a_task_is_ever_called(path, backend):
     testing.drain()
 
     assert backend.get_result(str(job.pk)).errors[0].exception_class_path == "django_dbqueue.exceptions.InvalidTaskPath"
+
+
+@override_settings(TASKS={"default": {"BACKEND": "django_dbqueue.backend.DatabaseBackend", "QUEUES": ["default"]}})
+@pytest.mark.parametrize("path", ["tests.tasks.add", "tests.tasks.renamed"])
+def test_a_job_whose_queue_is_gone_can_still_be_read(path, backend):
+    result = tasks.add.enqueue(1)
+    Job.objects.update(queue="former", task=path)
+
+    found = backend.get_result(result.id)
+
+    assert (found.task.queue_name, found.task.module_path) == ("former", path)
+
+
+def test_a_job_whose_history_cannot_be_read_for_a_moment_is_given_back(backend, claim, monkeypatch):
+    result = tasks.succeed_at_third.enqueue()
+    Job.objects.filter(pk=result.id).update(attempt=1, failures=1)
+    (job,) = claim()
+    monkeypatch.setattr(executor, "result_of", raise_error(OperationalError("server closed the connection")))
+
+    Execution.objects.settle([executor.run(job, backend)])
+
+    job.refresh_from_db()
+    assert (job.state, job.failures, Execution.objects.get().outcome) == ("scheduled", 1, "interrupted")
+
+
+def raise_error(error):
+    def raising(*args):
+        raise error
+
+    return raising
 
 
 def test_alike_failures_make_one_group_and_different_ones_two():

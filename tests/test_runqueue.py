@@ -277,6 +277,16 @@ def test_a_worker_process_is_replaced_after_max_jobs(runqueue):
     assert Execution.objects.filter(outcome="successful").count() == 30
 
 
+def test_a_worker_that_is_replaced_after_max_jobs_lets_its_running_jobs_end(runqueue):
+    long = tasks.sleep.using(priority=1).enqueue(3)
+    tasks.nothing.enqueue_many([()] * 30)
+
+    child = runqueue("--drain", "--max-jobs", "10", "--threads", "2", "--shutdown-timeout", "0.5", *MANY)
+
+    assert child.wait(90) == 0, log_of(child)
+    assert long.wait(timeout=1).attempts == 1
+
+
 def test_dispatcher_and_workers_can_run_apart(runqueue):
     if MANY:
         pytest.skip("SQLite has one writer at a time.")
@@ -305,6 +315,7 @@ def test_the_other_backend_has_workers_of_its_own(runqueue):
     [
         (["--backend", "nowhere"], "There is no backend 'nowhere' in TASKS; there are default, other."),
         (["--threads", "0"], "threads=0 is not a whole number of at least 1"),
+        (["--drain", "--only", "workers"], "--drain needs workers and a dispatcher"),
         (["--queues", "a*b"], "'a*b' is not a queue"),
         (["--poll-interval", "-1"], "poll_interval=-1.0 is not a number of seconds above 0"),
     ],

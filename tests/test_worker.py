@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 import pytest
-from django.db import DataError, OperationalError, connections
+from django.conf import settings
+from django.db import DataError, InternalError, OperationalError, connection, connections
 
-from django_dbqueue.models import Execution, Job
+from django_dbqueue.compat import signals
+from django_dbqueue.models import Execution, Job, Settlement
 from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.models.job import JobQuerySet
+from django_dbqueue.models.queue import QueueQuerySet
+from django_dbqueue.runtime.settler import Settler
 from django_dbqueue.runtime.stop import Stop
 from django_dbqueue.runtime.worker import Worker
 
 from . import tasks
 from .conftest import until
+from .models import Run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -98,7 +104,133 @@ def test_an_outcome_that_the_database_refuses_fails_its_job_alone(worker, monkey
 
     until(lambda: finished() == 5)
     assert str(Job.objects.failed().get().pk) == refused.id
-    assert Execution.objects.get(outcome="failed").message == "invalid value"
+    assert Execution.objects.get(outcome="failed").message == "The database refused what the task returned: invalid value"
+    assert Execution.objects.filter(outcome="successful").count() == 4
+
+
+def test_a_message_that_the_database_refuses_is_stored_in_ascii(worker, monkeypatch):
+    """As MySQL with a character set of three bytes does, by the class of error that it has for outages too."""
+    settle = ExecutionQuerySet.settle
+
+    def refuse(self, outcomes):
+        if any("🙈" in outcome.execution.message for outcome in outcomes):
+            raise OperationalError(1366, "Incorrect string value")
+        return settle(self, outcomes)
+
+    monkeypatch.setattr(ExecutionQuerySet, "settle", refuse)
+    tasks.fail.enqueue("no 🙈")
+    tasks.record.enqueue()
+
+    worker()
+
+    until(lambda: finished() == 2)
+    assert Execution.objects.get(outcome="failed").message == "no \\U0001f648"
+    assert Execution.objects.get(outcome="successful").attempt == 1
+
+
+def test_while_the_database_is_read_only_outcomes_wait(worker, monkeypatch):
+    settle = ExecutionQuerySet.settle
+    until_then = time.monotonic() + 1.0
+
+    def refuse(self, outcomes):
+        if time.monotonic() < until_then:
+            raise InternalError("cannot execute UPDATE in a read-only transaction")
+        return settle(self, outcomes)
+
+    monkeypatch.setattr(ExecutionQuerySet, "settle", refuse)
+    tasks.record.enqueue_many([()] * 20)
+    tasks.fail.enqueue()
+
+    worker()
+
+    until(lambda: finished() == 21)
+    assert set(Execution.objects.values_list("attempt", flat=True)) == {1}
+
+
+def test_outcomes_that_are_too_large_together_are_written_apart(claim):
+    tasks.nothing.enqueue_many([()] * 40)
+    settler = Settler("default", lambda: True)
+    for job in claim():
+        settler.put(Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="x" * 1_000_000))
+
+    settler.start()
+
+    until(lambda: Job.objects.filter(state="successful").count() == 40)
+    settler.close(10)
+    connections.close_all()
+
+
+def kill_connections():
+    """Have the server close all connections of the test's database but this one."""
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        else:
+            cursor.execute("SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()")
+            for (number,) in cursor.fetchall():
+                cursor.execute(f"KILL {number}")
+
+
+@pytest.mark.skipif("sqlite" in settings.DATABASES["default"]["ENGINE"], reason="SQLite has no server to lose.")
+@pytest.mark.parametrize("kind", [tasks.row, tasks.row_async])
+def test_after_the_server_has_closed_all_connections_jobs_go_on(worker, kind):
+    worker()
+    for result in kind.enqueue_many([(f"before {n}",) for n in range(4)]):
+        result.wait(timeout=20)
+    time.sleep(1.1)
+    kill_connections()
+
+    for result in kind.enqueue_many([(f"after {n}",) for n in range(4)]):
+        assert result.wait(timeout=20).errors == []
+
+
+def test_a_transaction_that_a_task_left_open_takes_no_other_job_along(worker):
+    if connection.vendor == "mysql":
+        pytest.skip("The driver does not say whether a transaction is open.")
+    worker()
+    tasks.begin.enqueue().wait(timeout=20)
+    tasks.begin.enqueue().wait(timeout=20)
+
+    for result in tasks.row.enqueue_many([(n,) for n in range(4)]):
+        assert result.wait(timeout=20).errors == []
+
+    assert Run.objects.count() == 4
+
+
+def test_the_event_loop_survives_what_a_tasks_own_coroutines_raise(worker):
+    worker()
+
+    failed = tasks.exit_beside.enqueue().wait(timeout=20)
+
+    assert failed.errors[0].exception_class is SystemExit
+    assert tasks.echo.enqueue("still here").wait(timeout=20).return_value == "still here"
+
+
+def test_a_receiver_that_exits_ends_no_thread_and_no_job(worker):
+    def leave(**kwargs):
+        raise SystemExit(1)
+
+    signals.task_finished.connect(leave)
+    try:
+        worker()
+        for task in (tasks.record, tasks.fail, tasks.record, tasks.fail):
+            task.enqueue().wait(timeout=20)
+    finally:
+        signals.task_finished.disconnect(leave)
+
+    assert Execution.objects.filter(outcome="successful").count() == 2
+
+
+def test_a_claim_that_breaks_while_lanes_are_read_ends_no_worker(worker, monkeypatch):
+    worker()
+    tasks.nothing.enqueue().wait(timeout=20)
+    break_once(monkeypatch, QueueQuerySet, "paused", OperationalError("server closed the connection"))
+
+    for priority in range(5):
+        tasks.nothing.using(priority=priority).enqueue().wait(timeout=20)
 
 
 def test_lines_of_the_log_have_fields_for_machines(worker, caplog):

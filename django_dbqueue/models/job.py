@@ -161,6 +161,9 @@ class Job(models.Model):
     run_after = models.DateTimeField(_("run after"), db_default=Now())
     attempt = models.PositiveIntegerField(_("attempt"), default=0, help_text=_("How often it was claimed."))
     failures = models.PositiveIntegerField(_("failures"), default=0, help_text=_("How many of its attempts failed."))
+    max_attempts = models.PositiveSmallIntegerField(
+        _("most attempts"), default=1, help_text=_("After so many failures it is tried no more.")
+    )
     process = models.ForeignKey(
         Process,
         verbose_name=_("process"),

@@ -25,32 +25,31 @@ class Claimer:
 
     def claim(self, limit: int) -> list[Job]:
         """Up to ``limit`` jobs, now owned by the process; fewer only if no lane has more."""
-        jobs = self._claim(self._lanes, limit) if time.monotonic() - self._read_at < self.FRESH else []
+        jobs = self._claim(limit) if time.monotonic() - self._read_at < self.FRESH else []
         if len(jobs) < limit:
-            jobs += self._claim(self._read_lanes(), limit - len(jobs))
+            self._read_lanes()
+            jobs += self._claim(limit - len(jobs))
         return jobs
 
-    def _claim(self, lanes: list[Lane], limit: int) -> list[Job]:
+    def _claim(self, limit: int) -> list[Job]:
         jobs: list[Job] = []
-        for lane in lanes:
+        for lane in self._lanes:
             if len(jobs) < limit:
                 jobs += self._jobs.claim(lane, self._process, limit - len(jobs))
         # Lanes of the same rank take turns: a full one must not starve its neighbours.
-        self._lanes = sorted([*lanes[1:], *lanes[:1]], key=self._order.__getitem__)
+        self._lanes = sorted([*self._lanes[1:], *self._lanes[:1]], key=self._order.__getitem__)
         return jobs
 
-    def _read_lanes(self) -> list[Lane]:
+    def _read_lanes(self) -> None:
         ranks = {lane: self._selector.rank(lane.queue) for lane in self._jobs.lanes(self._selector.names())}
-        self._order = {lane: (rank, -lane.priority) for lane, rank in ranks.items() if rank is not None}
-        if self._order:
-            self._leave_out_paused()
+        served = {lane: (rank, -lane.priority) for lane, rank in ranks.items() if rank is not None}
+        paused = self._paused({lane.queue for lane in served})
+        self._order = {lane: order for lane, order in served.items() if lane.queue not in paused}
+        self._lanes = sorted(self._order, key=self._order.__getitem__)
         self._read_at = time.monotonic()
-        return sorted(self._order, key=self._order.__getitem__)
 
-    def _leave_out_paused(self) -> None:
-        names = {lane.queue for lane in self._order}
+    def _paused(self, names: set[str]) -> set[str]:
         if new := names - self._known:
             self._queues.know(new)
             self._known |= new
-        paused = set(self._queues.filter(name__in=names).paused().values_list("name", flat=True))
-        self._order = {lane: order for lane, order in self._order.items() if lane.queue not in paused}
+        return set(self._queues.filter(name__in=names).paused().values_list("name", flat=True)) if names else set()

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from django.db import connections
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+
+# A connection that was idle for so many seconds is checked before it is used again.
+IDLE = 1.0
+
+_thread = threading.local()
 
 
 def keep_connections() -> None:
-    """Keep this process's connections whatever ``CONN_MAX_AGE`` says: a new one for each job costs more than the job."""
+    """Keep this process's connections whatever ``CONN_MAX_AGE`` says: a new one for each job costs more than the job.
+
+    Each thread keeps its own, so there is nothing to pool, and Django's pool refuses connections that are kept.
+    """
     for alias in connections:
         connections.settings[alias]["CONN_MAX_AGE"] = None
+        connections.settings[alias]["OPTIONS"].pop("pool", None)
 
 
 def prepare(database: str) -> None:
@@ -23,15 +35,44 @@ def prepare(database: str) -> None:
         connection.transaction_mode = "IMMEDIATE"  # type: ignore[attr-defined]
 
 
+@contextmanager
+def snapshot(database: str) -> Iterator[None]:
+    """All queries inside see one moment of the database."""
+    with transaction.atomic(using=database):
+        if connections[database].vendor != "sqlite":
+            with connections[database].cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        yield
+
+
+def ready_connections() -> None:
+    """Before a job: after a pause, have each connection checked if the job uses it, and only then."""
+    if time.monotonic() - getattr(_thread, "used_at", 0.0) > IDLE:
+        connection: Any
+        for connection in connections.all(initialized_only=True):
+            connection.health_check_enabled, connection.health_check_done = True, False
+
+
 def look_after_connections() -> None:
     """After a job: drop connections that it broke, or left inside a transaction."""
+    _thread.used_at = time.monotonic()
     for connection in connections.all(initialized_only=True):
         if connection.connection is None:
             continue
-        if _is_closed(connection) or connection.in_atomic_block or not connection.autocommit:
+        if _is_closed(connection) or _is_in_transaction(connection):
             discard(connection.alias)
         elif connection.errors_occurred:
             connection.close_if_unusable_or_obsolete()
+
+
+def _is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """By Django's account, or by the driver's, where it has one, for a BEGIN that Django did not see."""
+    if connection.in_atomic_block or not connection.autocommit:
+        return True
+    driver: Any = connection.connection
+    if connection.vendor == "postgresql":
+        return bool(driver.info.transaction_status)
+    return bool(getattr(driver, "in_transaction", False))
 
 
 def _is_closed(connection: BaseDatabaseWrapper) -> bool:
@@ -43,13 +84,6 @@ def _is_closed(connection: BaseDatabaseWrapper) -> bool:
         except driver.ProgrammingError:
             return True
     return bool(driver.closed) if hasattr(driver, "closed") else not getattr(driver, "open", True)
-
-
-def check_connections() -> None:
-    """After a pause: drop connections that the server has closed meanwhile."""
-    for connection in connections.all(initialized_only=True):
-        if connection.connection is not None and not connection.is_usable():
-            discard(connection.alias)
 
 
 def discard(alias: str) -> None:

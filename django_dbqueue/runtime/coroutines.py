@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable
 from uuid import UUID
 
+from asgiref.sync import sync_to_async
+
 from ..models import Job, Settlement
+from .connection import close_connections
+
+logger = logging.getLogger("django_dbqueue")
 
 Run = Callable[[Job], Awaitable[Settlement]]
 
@@ -19,11 +25,12 @@ class Coroutines:
         self._limit, self._run, self._settle, self._wake = limit, run, settle, wake
         self._running: dict[tuple[UUID, int], Job] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
 
     def put(self, job: Job) -> None:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="coroutines", daemon=True).start()
+            threading.Thread(target=self._run_loop, args=(self._loop,), name="coroutines", daemon=True).start()
         self._running[job.pk, job.attempt] = job
         asyncio.run_coroutine_threadsafe(self._work(job), self._loop)
 
@@ -34,12 +41,29 @@ class Coroutines:
         return list(self._running.values())
 
     def close(self) -> None:
+        self._closed = True
         if self._loop:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            asyncio.run_coroutine_threadsafe(self._end(self._loop), self._loop)
+
+    async def _end(self, loop: asyncio.AbstractEventLoop) -> None:
+        await sync_to_async(close_connections)()
+        loop.stop()
+
+    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not self._closed:
+            try:
+                loop.run_forever()
+            except BaseException as error:
+                # A coroutine that a task started beside itself raised SystemExit: whoever awaits it is told too.
+                logger.warning("The event loop goes on after %r.", error)
+        if not asyncio.all_tasks(loop):
+            loop.close()
 
     async def _work(self, job: Job) -> None:
-        self._settle(await self._run(job))
-        was_full = self.full()
-        del self._running[job.pk, job.attempt]
-        if was_full:
-            self._wake()
+        try:
+            self._settle(await self._run(job))
+        finally:
+            was_full = self.full()
+            del self._running[job.pk, job.attempt]
+            if was_full:
+                self._wake()

@@ -7,9 +7,10 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from inspect import iscoroutinefunction
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import async_to_sync, sync_to_async
+from django.db import DatabaseError, InterfaceError
 
 from .. import arguments, errors
 from ..backend import DatabaseBackend
@@ -18,6 +19,10 @@ from ..models import Execution, Job, Settlement
 from ..models.job import State
 from ..results import JobResult, result_of, task_of
 from ..retry import wait_before_retry
+from .connection import look_after_connections, ready_connections
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -38,11 +43,18 @@ async def run_async(job: Job, backend: DatabaseBackend) -> Settlement:
     """Run the job of an ``async def`` task on this event loop."""
     attempt = Attempt(job, backend)
     try:
-        call = await sync_to_async(attempt.begin)()
+        call = await sync_to_async(_with_ready_connections)(attempt.begin)
         value = await call()
-        return await sync_to_async(attempt.succeed)(value)
+        return await sync_to_async(_with_ready_connections)(attempt.succeed, value)
     except BaseException as error:
-        return await sync_to_async(attempt.fail)(error)
+        return await sync_to_async(_with_ready_connections)(attempt.fail, error)
+
+
+def _with_ready_connections(step: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """For the one thread on which all coroutines of a loop use the database."""
+    ready_connections()
+    look_after_connections()
+    return step(*args, **kwargs)
 
 
 class Attempt:
@@ -73,8 +85,18 @@ class Attempt:
 
     def fail(self, error: BaseException) -> Settlement:
         """Decide what becomes of the job. Called while ``error`` is handled, as receivers of the signal expect."""
+        try:
+            return self._decide(error)
+        except BaseException as another:
+            # A receiver that raises SystemExit, memory that has run out: the job must not stay RUNNING for that.
+            return self._settle(Execution.Outcome.FAILED, State.FAILED, error=errors.report(another))
+
+    def _decide(self, error: BaseException) -> Settlement:
         # The first frame is this module's call.
         report = errors.report(error, error.__traceback__ and error.__traceback__.tb_next)
+        if self._result is None and isinstance(error, (DatabaseError, InterfaceError)):
+            self._warn("is given back: its earlier attempts could not be read: %s", error)
+            return self._settle(Execution.Outcome.INTERRUPTED, State.SCHEDULED, wait=1.0)
         if self._result is None:
             self._warn("cannot run: %s", error)
             return self._settle(Execution.Outcome.FAILED, State.FAILED, error=report)
@@ -82,7 +104,7 @@ class Attempt:
         self._result.errors.append(TaskError(exception_class_path=report.type, traceback=report.traceback))
         if isinstance(error, task.discard_on):
             return self._give_up(Execution.Outcome.DISCARDED, State.DISCARDED, report)
-        wait = wait_before_retry(task, error, self._job.failures + 1, self._result, self._backend.config)
+        wait = wait_before_retry(self._job, task, error, self._result, self._backend.config)
         if wait is None:
             return self._give_up(Execution.Outcome.FAILED, State.FAILED, report)
         self._warn("is tried again in %.3g s: %s", wait, report.headline)
@@ -102,4 +124,7 @@ class Attempt:
     def _announce(self, signal: Any, **changes: Any) -> None:
         for name, value in changes.items():
             object.__setattr__(self._result, name, value)
-        signal.send_robust(type(self._backend), task_result=self._result)
+        try:
+            signal.send_robust(type(self._backend), task_result=self._result)
+        except SystemExit:  # All others that are errors, send_robust logs itself.
+            self._warn("goes on: a receiver of a signal raised SystemExit")

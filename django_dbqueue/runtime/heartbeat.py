@@ -13,6 +13,7 @@ from typing import Any
 from django.db import DatabaseError, InterfaceError
 
 from ..models import Process
+from ..models.expressions import Now
 from ..options import Options
 from .connection import close_connections
 
@@ -59,6 +60,7 @@ class Heartbeat:
     def _signs_on_again(self) -> bool:
         """A supervisor owns no jobs: taken for dead by mistake, it has lost nothing."""
         if self.process.kind == Process.Kind.SUPERVISOR:
+            self.process.heartbeat_at = Now()
             self.process.save(using=self._processes.db, force_insert=True)
             return True
         return False

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from ..models import Job, Settlement
 from ..options import Options
-from .connection import check_connections, close_connections, look_after_connections
+from .connection import close_connections, look_after_connections, ready_connections
+
+logger = logging.getLogger("django_dbqueue")
 
 Run = Callable[[Job], Settlement]
 
@@ -19,8 +22,6 @@ class Pool:
 
     # So much work, in seconds, is kept claimed ahead: enough to hide a claim, little enough to give back.
     AHEAD = 0.2
-    # After so many seconds without a job, a thread asks whether its connections still live.
-    IDLE = 30.0
 
     def __init__(self, options: Options, run: Run, settle: Callable[[Settlement], None], wake: Callable[[], None]) -> None:
         self._options, self._run, self._settle, self._wake = options, run, settle, wake
@@ -34,11 +35,10 @@ class Pool:
         for number in range(self._options.threads):
             threading.Thread(target=self._work, name=f"job-{number}", daemon=True).start()
 
-    def put(self, jobs: Iterable[Job]) -> None:
+    def put(self, jobs: Sequence[Job]) -> None:
         with self._changed:
-            before = len(self._waiting)
             self._waiting.extend(jobs)
-            self._changed.notify(len(self._waiting) - before)
+            self._changed.notify(len(jobs))
 
     def room(self) -> int:
         """How many more jobs to claim: what free threads can start, and what they will be through with soon."""
@@ -75,9 +75,14 @@ class Pool:
     def _work(self) -> None:
         while job := self._next():
             began = time.monotonic()
-            self._settle(self._run(job))
-            look_after_connections()
-            self._done(time.monotonic() - began)
+            try:
+                ready_connections()
+                self._settle(self._run(job))
+                look_after_connections()
+            except BaseException:
+                logger.exception("After job %s; the thread goes on.", job.pk, extra=job.log_fields)
+            finally:
+                self._done(time.monotonic() - began)
         close_connections()
 
     def _next(self) -> Job | None:
@@ -85,8 +90,7 @@ class Pool:
             while not self._waiting:
                 if self._closed:
                     return None
-                if not self._changed.wait(self.IDLE):
-                    check_connections()
+                self._changed.wait()
             job = self._waiting.popleft()
             self._running[threading.get_ident()] = job
             return job

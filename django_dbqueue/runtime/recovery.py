@@ -7,11 +7,10 @@ import random
 import time
 
 from ..errors import ErrorReport
-from ..exceptions import InvalidTaskPath, ProcessLost
+from ..exceptions import ProcessLost
 from ..models import Execution, Job, Process, Settlement
 from ..models.expressions import Now
 from ..models.process import ProcessQuerySet
-from ..tasks import load
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -40,7 +39,7 @@ def _bury(dead: ProcessQuerySet) -> dict[int, str]:
 
 
 def _lost(job: Job, name: str) -> Settlement:
-    state = Job.State.FAILED if job.failures + 1 >= max(LEAST_ATTEMPTS, _max_attempts(job)) else Job.State.SCHEDULED
+    state = Job.State.FAILED if job.failures + 1 >= max(LEAST_ATTEMPTS, job.max_attempts) else Job.State.SCHEDULED
     seen_at, job.claimed_at = job.seen_at, job.started_at  # type: ignore[attr-defined, assignment]
     job.clock = time.monotonic() - (seen_at - job.claimed_at).total_seconds()
     job.process = Process(pk=job.process_id, name=name)
@@ -52,10 +51,3 @@ def _lost(job: Job, name: str) -> Settlement:
     # Apart from each other, so that the one that killed its process does not take the same neighbours along again.
     wait = random.uniform(0.1, 3.0) * 3 ** min(job.failures, 6)
     return Settlement.of(job, Execution.Outcome.LOST, state, wait=wait, error=error)
-
-
-def _max_attempts(job: Job) -> int:
-    try:
-        return load(job.task).max_attempts or 1
-    except InvalidTaskPath:
-        return 1

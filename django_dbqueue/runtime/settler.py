@@ -7,8 +7,9 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from django.db import InterfaceError, OperationalError
+from django.db import transaction
 
 from .. import errors
 from ..models import Execution, Job, Settlement
@@ -30,6 +31,10 @@ class Settler:
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="settler", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
 
     def start(self) -> None:
         self._thread.start()
@@ -77,10 +82,9 @@ class Settler:
         """Settle a group. Returns what must be tried again."""
         try:
             settled = self._executions.settle(group)
-        except (OperationalError, InterfaceError) as error:
-            return self._after_outage(group, error)
         except Exception as error:
-            return self._without_the_culprit(group, error)
+            discard(self._database)
+            return self._after_error(group, error)
         for settlement in settled.lost:
             logger.error(
                 "Job %s (attempt %s) was lost to another process; its outcome is dropped.",
@@ -89,27 +93,48 @@ class Settler:
             )
         return settled.held
 
-    def _after_outage(self, group: list[Settlement], error: Exception) -> list[Settlement]:
-        discard(self._database)
-        if self._healthy():
+    def _after_error(self, group: list[Settlement], error: Exception) -> list[Settlement]:
+        """An outage is waited for. What the database refuses, though it works, is found by halves: neighbours get through."""
+        if not self._healthy():
+            logger.error("%d outcomes are dropped: this process is taken for dead. %s", len(group), error)
+            return []
+        if not self._would_take(_plain(group[0], error)):
             logger.warning("%d outcomes could not be written and are tried again: %s", len(group), error)
             return group
-        logger.error("%d outcomes are dropped: this process is taken for dead. %s", len(group), error)
-        return []
-
-    def _without_the_culprit(self, group: list[Settlement], error: Exception) -> list[Settlement]:
-        """An outcome that the database refuses must not hold up its neighbours."""
         if len(group) > 1:
-            return [left for settlement in group for left in self._write([settlement])]
-        execution = group[0].execution
-        logger.error("The database refused the outcome of job %s: %s", execution.job_id, error, extra=execution.job.log_fields)
-        if group[0].state == Job.State.FAILED:
-            return []  # Refused twice: the job stays RUNNING, and is recovered.
-        failed = Settlement.of(
-            execution.job,
-            Execution.Outcome.FAILED,
-            Job.State.FAILED,
-            started_at=execution.started_at,
-            error=errors.report(error),
-        )
-        return self._write([failed])
+            half = len(group) // 2
+            return self._write(group[:half]) + self._write(group[half:])
+        return self._write_refused(group[0])
+
+    def _would_take(self, outcome: Settlement) -> bool:
+        """Whether the database works: a rehearsal, which is rolled back."""
+        try:
+            with transaction.atomic(using=self._database):
+                self._executions.settle([outcome])
+                transaction.set_rollback(True, using=self._database)
+            return True
+        except Exception:
+            discard(self._database)
+            return False
+
+    def _write_refused(self, outcome: Settlement) -> list[Settlement]:
+        """Once more, as the first error may have been a passing one; then without what the database does not take."""
+        try:
+            return self._executions.settle([outcome]).held
+        except Exception as error:
+            discard(self._database)
+            job = outcome.execution.job
+            logger.error("The database refused the outcome of job %s: %s", job.pk, error, extra=job.log_fields)
+            return self._write([_plain(outcome, error)])
+
+
+def _plain(outcome: Settlement, error: Exception) -> Settlement:
+    """The outcome with nothing in it that a database could refuse: a result that it does not take is a failure."""
+    execution, state, report = outcome.execution, outcome.state, outcome.error
+    kind = Execution.Outcome(execution.outcome)
+    if outcome.result is not None:
+        kind, state, report = Execution.Outcome.FAILED, Job.State.FAILED, errors.report(error)
+        report = replace(report, message=f"The database refused what the task returned: {report.message}")
+    return Settlement.of(
+        execution.job, kind, state, started_at=execution.started_at, wait=outcome.wait, error=report and report.in_ascii()
+    )

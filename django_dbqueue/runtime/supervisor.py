@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError
@@ -11,9 +12,10 @@ from django.db import DatabaseError, InterfaceError
 from ..backend import DatabaseBackend
 from ..models import Job, Process, Queue
 from ..models.expressions import Now
+from ..models.job import JobQuerySet
 from ..selector import QueueSelector
 from . import recovery
-from .connection import close_connections, discard
+from .connection import close_connections, discard, snapshot
 from .heartbeat import Heartbeat
 from .members import Member, ProcessMember, ThreadMember
 from .stop import Stop
@@ -40,13 +42,15 @@ class Supervisor:
         self._process = self._heartbeat.start()
         self._process.refresh_from_db()
         self._say_who_runs()
-        for role in self._roles:
-            self._start(role)
-        while not stop.wait(0.1 if self._drain else 0.5):
-            self._replace_the_dead(stop)
-            if self._drain and self._drained():
-                break
-        self._stop_members(stop)
+        try:
+            self._start_missing()
+            while not stop.wait(0.1 if self._drain else 0.5):
+                self._bury_the_dead(stop)
+                self._start_missing()
+                if self._drain and self._drained():
+                    break
+        finally:
+            self._stop_members(stop)
         code = 1 if self._drain and self._any_failed() else 0
         self._heartbeat.stop()
         close_connections()
@@ -58,13 +62,18 @@ class Supervisor:
         fields = self._process.log_fields
         logger.info("%s runs %s, %s, for the queues %s.", self._process, what, how, self._selector, extra=fields)
 
-    def _start(self, role: str) -> None:
+    def _start_missing(self) -> None:
         kind = ThreadMember if self._options.embedded else ProcessMember
-        member = kind(role, self._backend.alias, self._changes, self._process.pk)
-        self._members.append(member)
-        self._born[member] = time.monotonic()
+        for role in (Counter(self._roles) - Counter(member.role for member in self._members)).elements():
+            try:
+                member = kind(role, self._backend.alias, self._changes, self._process.pk)
+            except OSError as error:
+                logger.error("A %s could not be started, and is tried again: %s", role, error, extra=self._process.log_fields)
+                return
+            self._members.append(member)
+            self._born[member] = time.monotonic()
 
-    def _replace_the_dead(self, stop: Stop) -> None:
+    def _bury_the_dead(self, stop: Stop) -> None:
         for member in [m for m in self._members if m.exitcode is not None]:
             self._members.remove(member)
             lived = time.monotonic() - self._born.pop(member)
@@ -74,8 +83,6 @@ class Supervisor:
                 # Who dies as soon as it is born is not born again at once.
                 self._crashes = self._crashes + 1 if lived < 10 else 1
                 stop.wait(min(30.0, 0.1 * 2 ** min(self._crashes - 1, 10)))
-            if not stop.asked:
-                self._start(member.role)
 
     def _recover(self, member: Member) -> None:
         dead = Process.objects.filter(supervisor=self._process.pk, pid=member.pid or 0)
@@ -112,16 +119,21 @@ class Supervisor:
         """Nothing is due in the served queues, and nothing runs here."""
         jobs = Job.objects.using(self._backend.database)
         try:
-            paused = set(Queue.objects.using(self._backend.database).paused().values_list("name", flat=True))
-            due = {lane.queue for lane in jobs.lanes(self._selector.names())}
-            due.update(jobs.due().values_list("queue", flat=True).distinct())
-            others = Process.objects.using(jobs.db).alive(self._options.dead_after).exclude(supervisor=self._process.pk)
-            mine_or_lost = jobs.running().exclude(process__in=others)
-            return not any(self._selector.rank(queue) is not None for queue in due - paused) and not mine_or_lost.exists()
+            with snapshot(jobs.db):
+                return not self._any_left(jobs)
         except (DatabaseError, InterfaceError) as error:
             logger.warning("Whether there is more to do cannot be seen: %s", error)
-            discard(self._backend.database)
+            discard(jobs.db)
             return False
+
+    def _any_left(self, jobs: JobQuerySet) -> bool:
+        paused = set(Queue.objects.using(jobs.db).paused().values_list("name", flat=True))
+        due = {lane.queue for lane in jobs.lanes(self._selector.names())}
+        due.update(jobs.due().values_list("queue", flat=True).distinct())
+        if any(self._selector.rank(queue) is not None for queue in due - paused):
+            return True
+        others = Process.objects.using(jobs.db).alive(self._options.dead_after).exclude(supervisor=self._process.pk)
+        return jobs.running().exclude(process__in=others).exists()  # Ours, or lost.
 
     def _any_failed(self) -> bool:
         failed = Job.objects.using(self._backend.database).filter(

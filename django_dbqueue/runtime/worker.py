@@ -52,7 +52,7 @@ class Worker:
         """Work until ``stop`` is asked for, then end in order: give back, wait, settle, sign off."""
         self._start(stop, supervisor)
         pause = 0.0
-        while not stop.asked and self._heartbeat.healthy and not self._worn_out():
+        while not stop.asked and self._healthy() and not self._worn_out():
             found = self._claim()
             # Looks often after work, then less and less; a busy pool says itself when it has room.
             pause = 0.0 if found else min(self._options.poll_interval, pause * 1.5 or 0.01)
@@ -88,7 +88,7 @@ class Worker:
             discard(self._backend.database)
             self._in_doubt = True
             return 0
-        self._pool.put(job for job in jobs if not self._is_for_the_loop(job))
+        self._pool.put([job for job in jobs if not self._is_for_the_loop(job)])
         self._claimed += len(jobs)
         return len(jobs)
 
@@ -111,6 +111,9 @@ class Worker:
         self._coroutines.put(job)
         return True
 
+    def _healthy(self) -> bool:
+        return self._heartbeat.healthy and self._settler.alive
+
     def _worn_out(self) -> bool:
         return self._options.max_jobs is not None and self._claimed >= self._options.max_jobs
 
@@ -123,14 +126,12 @@ class Worker:
     def _end(self, stop: Stop) -> None:
         process = self._heartbeat.process
         logger.info("%s claims no more; %d jobs are running.", process, len(self._running()), extra=process.log_fields)
-        deadline = time.monotonic() + self._options.shutdown_timeout
         try:
             self._release(self._pool.take_back())
         except (DatabaseError, InterfaceError) as error:
             logger.warning("Jobs could not be given back, and will be recovered: %s", error)
             discard(self._backend.database)
-        while self._running() and not stop.now and time.monotonic() < deadline:
-            time.sleep(0.02)
+        self._wait_for_running(stop)
         for job in self._running():
             logger.warning("Job %s of %s is interrupted and given back.", job.pk, job.task, extra=job.log_fields)
             self._settler.put(Settlement.of(job, Execution.Outcome.INTERRUPTED, Job.State.READY))
@@ -140,3 +141,11 @@ class Worker:
         self._heartbeat.stop()
         close_connections()
         logger.info("%s has ended.", process, extra=process.log_fields)
+
+    def _wait_for_running(self, stop: Stop) -> None:
+        """As long as they take, if the worker is only worn out; ``shutdown_timeout`` from when it is told to stop."""
+        end = None
+        while self._running() and not stop.now and (end is None or time.monotonic() < end):
+            if end is None and (stop.asked or not self._healthy()):
+                end = time.monotonic() + self._options.shutdown_timeout
+            time.sleep(0.02)

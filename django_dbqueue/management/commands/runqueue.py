@@ -83,6 +83,8 @@ def _supervisor(given: dict[str, Any]) -> Supervisor:
     backend = task_backends[given["backend"]]
     if not isinstance(backend, DatabaseBackend):
         raise CommandError(f"TASKS[{given['backend']!r}] is a {type(backend).__name__}; runqueue needs a DatabaseBackend.")
+    if given["drain"] and given["only"]:
+        raise CommandError(f"--drain needs workers and a dispatcher; --only {given['only']} would never end. Leave one out.")
     names = ("queues", "processes", "threads", "embedded", "max_jobs", "poll_interval", "shutdown_timeout")
     changes = {name: given[name] for name in names if given[name] is not None}
     try:

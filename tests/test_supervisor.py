@@ -1,0 +1,93 @@
+"""The supervisor and the heartbeat, in the test's own process."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from django.db import connection, connections
+
+from django_dbqueue.models import Job, Process
+from django_dbqueue.models.job import JobQuerySet
+from django_dbqueue.runtime import supervisor as module
+from django_dbqueue.runtime.connection import keep_connections
+from django_dbqueue.runtime.heartbeat import Heartbeat
+from django_dbqueue.runtime.stop import Stop
+from django_dbqueue.runtime.supervisor import Supervisor
+
+from . import tasks
+from .conftest import a_process, until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def elsewhere(action):
+    """Do something on another thread, and so on another connection, and wait for it."""
+
+    def act():
+        action()
+        connections.close_all()
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join(20)
+
+
+def test_a_member_that_cannot_be_started_is_tried_again(backend, monkeypatch):
+    result = tasks.add.enqueue(1)
+    original, failures = module.ThreadMember, [OSError("Resource temporarily unavailable")] * 2
+
+    def start(*args):
+        if failures:
+            raise failures.pop()
+        return original(*args)
+
+    monkeypatch.setattr(module, "ThreadMember", start)
+    supervisor = Supervisor(backend, ["worker", "dispatcher"], {"embedded": True}, drain=True)
+
+    elsewhere(lambda: supervisor.run(Stop()))
+
+    assert result.wait(timeout=1).return_value == 1
+
+
+def test_a_job_that_moves_while_a_drain_looks_is_not_overlooked(backend, claim, monkeypatch):
+    if connection.vendor == "sqlite":
+        pytest.skip("Nobody writes while somebody reads.")
+    supervisor = Supervisor(backend, [], {}, drain=True)
+    supervisor._process = a_process("supervisor", kind="supervisor")
+    tasks.add.enqueue(1)
+    (job,) = claim(a_process("worker", supervisor=supervisor._process))
+    lanes = JobQuerySet.lanes
+
+    def slowly(self, queues=None):
+        found = lanes(self, queues)
+        elsewhere(lambda: Job.objects.release([job]))
+        return found
+
+    monkeypatch.setattr(JobQuerySet, "lanes", slowly)
+
+    assert not supervisor._drained()
+    assert Job.objects.get().state == "ready"
+
+
+def test_a_supervisor_that_was_taken_for_dead_is_alive_again(backend):
+    heartbeat = Heartbeat(Process.Kind.SUPERVISOR, "default", backend.config.changed(beat_interval=0.05), {})
+    heartbeat.start()
+    Process.objects.update(heartbeat_at="2020-01-01T00:00:00Z")
+    Process.objects.silent(30).delete()
+
+    until(lambda: Process.objects.exists())
+
+    assert not Process.objects.silent(30).exists()
+    heartbeat.stop()
+    assert not Process.objects.exists()
+
+
+def test_connections_that_are_kept_are_not_pooled(monkeypatch):
+    monkeypatch.setitem(connections.settings["default"], "OPTIONS", {"pool": True, "timeout": 5})
+    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)
+
+    keep_connections()
+
+    assert connections.settings["default"]["OPTIONS"] == {"timeout": 5}
+    assert connections.settings["default"]["CONN_MAX_AGE"] is None
