@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from .backend import DatabaseBackend
 from .compat import DEFAULT_TASK_BACKEND_ALIAS, task_backends
 from .models import Execution, Job, Process
+from .models.expressions import after
 from .runtime import executor
 from .selector import QueueSelector
 
@@ -43,7 +44,14 @@ def _run(job: Job, queue: DatabaseBackend) -> None:
 
 @contextmanager
 def _process(database: str) -> Iterator[Process]:
-    process = Process(name=f"drain:{os.getpid()}:{os.urandom(3).hex()}", kind=Process.Kind.WORKER, hostname="", pid=os.getpid())
+    process = Process(
+        name=f"drain:{os.getpid()}:{os.urandom(3).hex()}",
+        kind=Process.Kind.WORKER,
+        hostname="",
+        pid=os.getpid(),
+        # It does not beat: nobody else is to take its jobs while a test looks at them.
+        expires_at=after(86_400),
+    )
     process.save(using=database, force_insert=True)
     try:
         yield process

@@ -17,6 +17,7 @@ from django.conf import settings
 
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Job, Process
+from django_dbqueue.models.expressions import after
 
 BOTH = ["default", "other"]
 
@@ -33,7 +34,9 @@ def process(db: Any) -> Process:
 
 
 def a_process(name: str, **values: Any) -> Process:
-    process = Process.objects.create(**{"name": name, "kind": "worker", "hostname": "here", "pid": 1, **values})
+    process = Process.objects.create(
+        **{"name": name, "kind": "worker", "hostname": "here", "pid": 1, "expires_at": after(3600), **values}
+    )
     process.refresh_from_db()
     return process
 

@@ -120,14 +120,15 @@ def test_files_stay_short():
 @pytest.mark.django_db
 @override_settings(DATABASE_ROUTERS=[])
 def test_the_way_of_a_job_reads_in_at_most_25_functions_and_9_files(backend):
-    from django_dbqueue.models import Execution, Job, Process
+    from django_dbqueue.models import Execution, Job
     from django_dbqueue.runtime import executor
     from django_dbqueue.runtime.claimer import Claimer
     from django_dbqueue.selector import QueueSelector
 
     from . import tasks
+    from .conftest import a_process
 
-    process = Process.objects.create(name="reader", kind="worker", hostname="", pid=1)
+    process = a_process("reader")
     claimer = Claimer("default", process, QueueSelector(("default",)))
     seen = set()
 

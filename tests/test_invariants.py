@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 from django.db import IntegrityError, connections, transaction
+from django.db.models import F
 from django.utils import timezone
 
 from django_dbqueue.models import Execution, Job, Process, Queue, Settlement
@@ -188,22 +189,33 @@ def test_two_claimers_never_get_the_same_job():
 def test_jobs_of_a_silent_process_are_recovered_and_it_is_signed_off(claim, process):
     tasks.add.enqueue(1)
     (job,) = claim()
-    Process.objects.filter(pk=process.pk).update(heartbeat_at=timezone.now() - timedelta(minutes=5))
+    Process.objects.filter(pk=process.pk).update(expires_at=timezone.now() - timedelta(minutes=5))
 
-    assert recovery.recover("default", Process.objects.silent(30)) == 1
+    assert recovery.recover("default", Process.objects.silent()) == 1
 
-    assert not Process.objects.filter(pk=process.pk).beat()
+    assert not Process.objects.filter(pk=process.pk).beat(30)
     execution = Execution.objects.get()
     assert (execution.outcome, execution.process) == ("lost", process.name)
     assert Job.objects.get().state == Job.State.SCHEDULED
     assert settle(succeed(job)).lost
 
 
+def test_a_process_is_taken_for_dead_by_its_own_measure():
+    quick, slow = a_process("quick"), a_process("slow")
+    Process.objects.filter(pk=quick.pk).beat(5)
+    Process.objects.filter(pk=slow.pk).beat(60)
+
+    Process.objects.update(expires_at=F("expires_at") - timedelta(seconds=10))
+
+    assert Process.objects.silent().get() == quick
+    assert Process.objects.alive().get() == slow
+
+
 def test_jobs_of_a_live_process_are_left_alone(claim):
     tasks.add.enqueue(1)
     claim()
 
-    assert recovery.recover("default", Process.objects.silent(30)) == 0
+    assert recovery.recover("default", Process.objects.silent()) == 0
     assert Job.objects.get().state == Job.State.RUNNING
 
 

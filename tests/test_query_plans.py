@@ -9,8 +9,10 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from django_dbqueue.models import Job, Process
+from django_dbqueue.models import Job
 from django_dbqueue.models.expressions import lock
+
+from .conftest import a_process
 
 # MariaDB's ANALYZE commits what a test's own transaction would take back.
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -74,7 +76,7 @@ def test_settling_finds_its_jobs_by_key(many_rows):
 
 
 def test_orphans_are_sought_among_running_jobs_alone(many_rows):
-    Process.objects.create(name="p", kind="worker", hostname="", pid=1)
+    a_process("p")
 
     assert "dbqueue_job_running" in plan(Job.objects.orphaned()[:10])
 

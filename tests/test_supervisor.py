@@ -73,12 +73,12 @@ def test_a_job_that_moves_while_a_drain_looks_is_not_overlooked(backend, claim, 
 def test_a_supervisor_that_was_taken_for_dead_is_alive_again(backend):
     heartbeat = Heartbeat(Process.Kind.SUPERVISOR, "default", backend.config.changed(beat_interval=0.05), {})
     heartbeat.start()
-    Process.objects.update(heartbeat_at="2020-01-01T00:00:00Z")
-    Process.objects.silent(30).delete()
+    Process.objects.update(expires_at="2020-01-01T00:00:00Z")
+    Process.objects.silent().delete()
 
     until(lambda: Process.objects.exists())
 
-    assert not Process.objects.silent(30).exists()
+    assert not Process.objects.silent().exists()
     heartbeat.stop()
     assert not Process.objects.exists()
 

@@ -14,7 +14,6 @@ from django.utils.translation import gettext_lazy
 
 from ..models import Job, Process
 from . import looks
-from .config import options
 
 
 @admin.display(description=gettext_lazy("job"))
@@ -76,7 +75,7 @@ def owner(job: Any) -> str:
         return "–"
     if job.process is None:
         return looks.badge(_("Gone"), "✕", "bad")
-    return format_html("{} {}", looks.alive(job.process.silence(job.seen_at), options().dead_after), linked_process(job.process))
+    return format_html("{} {}", looks.alive(job.process.is_alive(job.seen_at)), linked_process(job.process))
 
 
 @admin.display(description=gettext_lazy("last heartbeat"))
@@ -91,7 +90,7 @@ def heartbeat(process: Any) -> str:
 
 @admin.display(description=gettext_lazy("state"))
 def alive(process: Any) -> str:
-    return looks.alive(process.silence(process.seen_at), options().dead_after)
+    return looks.alive(process.is_alive(process.seen_at))
 
 
 def linked_process(process: Process) -> str:

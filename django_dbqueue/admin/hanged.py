@@ -21,8 +21,7 @@ from .reading import ReadingAdmin
 
 @admin.display(description=gettext_lazy("what will happen"))
 def prospect(job: Any) -> str:
-    silence = job.process.silence(job.seen_at).total_seconds() if job.process else float("inf")
-    if silence < options().dead_after:
+    if job.process and job.process.is_alive(job.seen_at):
         return _("Its process is alive: it runs on until it ends, or until its process is stopped.")
     return _("Its process is dead: a dispatcher records it as lost, and it runs again.")
 
@@ -36,7 +35,7 @@ class HangedJobAdmin(ReadingAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         rows: Any = super().get_queryset(request)
-        hanged = rows.hanged(after_seconds=options().hanged_after, dead_after=options().dead_after)
+        hanged = rows.hanged(after_seconds=options().hanged_after)
         return hanged.select_related("process").annotate(seen_at=Now())  # type: ignore[no-any-return]
 
     def listed(self, rows: QuerySet[Any]) -> QuerySet[Any]:

@@ -42,8 +42,8 @@ def state(word: Any, value: str) -> str:
     return badge(word, *LOOKS.get(value, ("●", "quiet")))  # type: ignore[call-overload]
 
 
-def alive(silence: timedelta, dead_after: float) -> str:
-    if silence.total_seconds() < dead_after:
+def alive(is_alive: bool) -> str:
+    if is_alive:
         return badge(_("Alive"), "✓", "good")
     return badge(_("Silent"), "✕", "bad")
 

@@ -15,7 +15,6 @@ from ..models import Job, Process, Queue
 from ..models.counts import count
 from ..models.job import State
 from ..selector import QueueSelector
-from .config import options
 from .looks import ago, moment
 
 
@@ -54,7 +53,7 @@ def _ready(job: Job) -> str:
 
 
 def _alive(kind: Process.Kind) -> list[Process]:
-    return list(Process.objects.alive(options().dead_after).filter(kind=kind)[:1000])
+    return list(Process.objects.alive().filter(kind=kind)[:1000])
 
 
 def _serves(worker: Process, queue: str) -> bool:

@@ -61,9 +61,9 @@ class JobQuerySet(models.QuerySet["Job"]):
         """Running, for a process that is gone."""
         return self.running().filter(~Exists(Process.objects.using(self.db).filter(pk=OuterRef("process_id"))))
 
-    def hanged(self, *, after_seconds: float, dead_after: float) -> JobQuerySet:
+    def hanged(self, *, after_seconds: float) -> JobQuerySet:
         """Running for longer than jobs should, or for a process that does not beat any more."""
-        beating = Process.objects.using(self.db).alive(dead_after).filter(pk=OuterRef("process_id"))
+        beating = Process.objects.using(self.db).alive().filter(pk=OuterRef("process_id"))
         return self.running().filter(Q(started_at__lt=after(-after_seconds)) | ~Exists(beating))
 
     def lanes(self, queues: Iterable[str] | None = None) -> list[Lane]:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.db import models
@@ -10,20 +10,20 @@ from .expressions import Now, after
 
 
 class ProcessQuerySet(models.QuerySet["Process"]):
-    def beat(self) -> bool:
-        """Say that they are alive. False if somebody has declared them dead: then they own nothing any more."""
-        return bool(self.update(heartbeat_at=Now()))
+    def beat(self, dead_after: float) -> bool:
+        """Say that they are alive, for that many seconds. False if somebody has declared them dead: they own nothing then."""
+        return bool(self.update(heartbeat_at=Now(), expires_at=after(dead_after)))
 
-    def silent(self, seconds: float) -> ProcessQuerySet:
-        """Those that have not said for that long that they are alive."""
-        return self.filter(heartbeat_at__lt=after(timedelta(seconds=-seconds)))
+    def silent(self) -> ProcessQuerySet:
+        """Those that have not said for too long, by their own measure, that they are alive."""
+        return self.filter(expires_at__lt=Now())
 
     def seen(self) -> ProcessQuerySet:
         """With the database's time in ``seen_at``, to tell how long ago they beat."""
         return self.annotate(seen_at=Now())
 
-    def alive(self, seconds: float) -> ProcessQuerySet:
-        return self.filter(heartbeat_at__gte=after(timedelta(seconds=-seconds)))
+    def alive(self) -> ProcessQuerySet:
+        return self.filter(expires_at__gte=Now())
 
 
 class Process(models.Model):
@@ -49,6 +49,7 @@ class Process(models.Model):
     )
     details = models.JSONField(_("details"), default=dict)
     started_at = models.DateTimeField(_("started at"), db_default=Now())
+    expires_at = models.DateTimeField(_("taken for dead after"))
     heartbeat_at = models.DateTimeField(_("last heartbeat"), db_default=Now())
 
     objects = ProcessQuerySet.as_manager()
@@ -69,6 +70,6 @@ class Process(models.Model):
         """What a line of the log about it says to machines."""
         return {"process_name": self.name}
 
-    def silence(self, now: datetime) -> timedelta:
-        """How long it has not said that it is alive, by the database's time."""
-        return max(now - self.heartbeat_at, timedelta())
+    def is_alive(self, now: datetime) -> bool:
+        """Whether it is taken for alive at that moment of the database's time."""
+        return now <= self.expires_at

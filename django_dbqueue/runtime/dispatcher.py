@@ -46,7 +46,7 @@ class Dispatcher:
             queues = self._jobs.dispatch(self.BATCH)
             for queue in set(queues):
                 wake(self._database, queue)
-            recovery.recover(self._database, Process.objects.silent(self._options.dead_after))
+            recovery.recover(self._database, Process.objects.silent())
             return len(queues) == self.BATCH
         except (DatabaseError, InterfaceError) as error:
             logger.warning("Due jobs could not be made ready: %s", error)

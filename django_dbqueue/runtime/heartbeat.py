@@ -13,7 +13,7 @@ from typing import Any
 from django.db import DatabaseError, InterfaceError
 
 from ..models import Process
-from ..models.expressions import Now
+from ..models.expressions import Now, after
 from ..options import Options
 from .connection import close_connections
 
@@ -41,7 +41,7 @@ class Heartbeat:
 
     def start(self, supervisor: int | None = None) -> Process:
         self.process.supervisor_id = supervisor
-        self.process.save(using=self._processes.db, force_insert=True)
+        self._sign_on()
         self._last = time.monotonic()
         self._thread.start()
         return self.process
@@ -57,11 +57,14 @@ class Heartbeat:
         """Whether others still believe this process alive. By its own clock, with a third of the time to spare."""
         return time.monotonic() - self._last < self._options.dead_after * 2 / 3
 
+    def _sign_on(self) -> None:
+        self.process.heartbeat_at, self.process.expires_at = Now(), after(self._options.dead_after)
+        self.process.save(using=self._processes.db, force_insert=True)
+
     def _signs_on_again(self) -> bool:
         """A supervisor owns no jobs: taken for dead by mistake, it has lost nothing."""
         if self.process.kind == Process.Kind.SUPERVISOR:
-            self.process.heartbeat_at = Now()
-            self.process.save(using=self._processes.db, force_insert=True)
+            self._sign_on()
             return True
         return False
 
@@ -69,7 +72,7 @@ class Heartbeat:
         while not self._ended.wait(self._options.beat_interval):
             began = time.monotonic()
             try:
-                if not self._processes.filter(pk=self.process.pk).beat() and not self._signs_on_again():
+                if not self._processes.filter(pk=self.process.pk).beat(self._options.dead_after) and not self._signs_on_again():
                     logger.error(
                         "%s was declared dead by others; it claims nothing more.", self.process, extra=self.process.log_fields
                     )

@@ -132,7 +132,7 @@ class Supervisor:
         due.update(jobs.due().values_list("queue", flat=True).distinct())
         if any(self._selector.rank(queue) is not None for queue in due - paused):
             return True
-        others = Process.objects.using(jobs.db).alive(self._options.dead_after).exclude(supervisor=self._process.pk)
+        others = Process.objects.using(jobs.db).alive().exclude(supervisor=self._process.pk)
         return jobs.running().exclude(process__in=others).exists()  # Ours, or lost.
 
     def _any_failed(self) -> bool:

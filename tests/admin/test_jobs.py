@@ -172,7 +172,7 @@ def test_what_a_job_brings_is_shown_as_text(viewer: Client, failed: Callable[...
         reverse("admin:dbqueue_process_change", args=[process.pk]),
         reverse("admin:dbqueue_hangedjob_changelist"),
     ]
-    Process.objects.update(heartbeat_at=timezone.now() - timedelta(hours=1))
+    Process.objects.update(expires_at=timezone.now() - timedelta(hours=1))
 
     for address in pages:
         answer = viewer.get(address)

@@ -108,7 +108,7 @@ class TestHangedJobs:
     def test_they_ran_too_long_or_their_process_is_silent_or_gone(self, viewer: Client, db: Any) -> None:
         now = timezone.now()
         alive = a_process("worker@here:1:abc")
-        silent = a_process("worker@here:2:abc", heartbeat_at=now - timedelta(minutes=5))
+        silent = a_process("worker@here:2:abc", expires_at=now - timedelta(minutes=5))
         fine = a_job(state=State.RUNNING, process=alive)
         long = a_job(state=State.RUNNING, process=alive, started_at=now - timedelta(hours=3))
         unheard = a_job(state=State.RUNNING, process=silent)
@@ -134,7 +134,7 @@ class TestHangedJobs:
         a_job(state=State.RUNNING, process_id=1)
         one = queries(viewer, changelist("hangedjob"))
         for number in range(2, 51):
-            a_process(f"worker@here:{number}:abc", pk=number, heartbeat_at=timezone.now() - timedelta(minutes=5))
+            a_process(f"worker@here:{number}:abc", pk=number, expires_at=timezone.now() - timedelta(minutes=5))
             a_job(state=State.RUNNING, process_id=number)
 
         assert queries(viewer, changelist("hangedjob")) == one
@@ -179,7 +179,7 @@ class TestProcesses:
     def test_they_are_listed_as_alive_or_silent_with_what_they_run(self, viewer: Client, db: Any) -> None:
         parent = a_process("supervisor@here:1:abc", kind="supervisor")
         worker = a_process("worker@here:2:abc", supervisor=parent, details={"queues": "*", "threads": 8})
-        a_process("worker@there:3:abc", heartbeat_at=timezone.now() - timedelta(minutes=5))
+        a_process("worker@there:3:abc", expires_at=timezone.now() - timedelta(minutes=5))
         a_job(state=State.RUNNING, process=worker), a_job(state=State.RUNNING, process=worker)
 
         text = viewer.get(changelist("process")).text
