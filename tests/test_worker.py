@@ -46,7 +46,10 @@ def worker(backend):
 
 
 def break_once(monkeypatch, queryset, verb, error, *, call=1, done=True):
-    """Let one call of a verb raise: after it has done its work, as a connection does that is lost at COMMIT, or before."""
+    """Let one call of a verb raise: after it has done its work, as a connection does that is lost at COMMIT, or before.
+
+    Returns the calls so far.
+    """
     original = getattr(queryset, verb)
     calls = []
 
@@ -59,6 +62,7 @@ def break_once(monkeypatch, queryset, verb, error, *, call=1, done=True):
         raise error
 
     monkeypatch.setattr(queryset, verb, breaking)
+    return calls
 
 
 def finished():
@@ -79,14 +83,17 @@ def test_a_claim_that_breaks_leaves_no_job_behind(worker, monkeypatch, call, don
 
 
 @pytest.mark.parametrize("done", [True, False])
-def test_an_outcome_is_written_after_an_outage(worker, monkeypatch, done):
+def test_an_outcome_is_written_after_an_outage(worker, monkeypatch, caplog, done):
     tasks.record.enqueue()
-    break_once(monkeypatch, ExecutionQuerySet, "settle", OperationalError("server closed the connection"), done=done)
+    calls = break_once(monkeypatch, ExecutionQuerySet, "settle", OperationalError("server closed the connection"), done=done)
 
     worker()
 
     until(lambda: finished() == 1)
     assert Execution.objects.get().outcome == Job.objects.get().state == "successful"
+    until(lambda: len(calls) == 3)  # The one that broke, a rehearsal, and once more.
+    time.sleep(0.1)
+    assert "was lost" not in caplog.text
 
 
 def test_an_outcome_that_the_database_refuses_fails_its_job_alone(worker, monkeypatch):

@@ -123,10 +123,16 @@ class ExecutionQuerySet(models.QuerySet["Execution"]):
             failures.record([o.execution.failure_id for o in outcomes if o.execution.failure_id])
 
     def _sort_out(self, rows: Any, outcomes: Iterable[Settlement], settled: Settled) -> None:
-        """What was not ours to lock is either held by somebody, and still ours, or lost."""
+        """What was not ours to lock is held by somebody and still ours, or written before by a COMMIT of unknown end, or lost."""
         still_ours = {(pk, attempt) for pk, attempt, state in rows if state == State.RUNNING}
+        written = set(self.filter(job__in=[o.fence[0] for o in outcomes]).values_list("job", "attempt", "process", "outcome"))
         for outcome in outcomes:
-            (settled.held if outcome.fence in still_ours else settled.lost).append(outcome)
+            if outcome.fence in still_ours:
+                settled.held.append(outcome)
+            elif (*outcome.fence, outcome.execution.process, outcome.execution.outcome) in written:
+                settled.written.append(outcome)
+            else:
+                settled.lost.append(outcome)
 
 
 def _move_on(jobs: models.QuerySet[Job], outcomes: list[Settlement]) -> None:
