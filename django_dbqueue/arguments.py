@@ -10,6 +10,8 @@ from typing import Any
 
 # Beyond this, Python itself refuses to read a number back from JSON (4,300 digits).
 LONGEST_INTEGER_BITS = 14_000
+# MariaDB reads JSON of at most 31 levels, and the list of arguments is one of them.
+DEEPEST = 30
 
 
 @lru_cache(maxsize=4096)
@@ -36,15 +38,15 @@ def bind(
         raise type(error)(f"{_name(func)}(): argument {_culprit(bound)!r}: {error}") from None
 
 
-def to_json(value: Any) -> Any:
-    """The value in JSON's types. Raises TypeError or ValueError for what would not come back as it went in."""
+def to_json(value: Any, of: str = "") -> Any:
+    """The value in JSON's types. Raises TypeError or ValueError, about ``of``, for what would not come back as it went in."""
     try:
-        return _plain(value)
-    except RecursionError:
-        raise ValueError("Nested too deeply, or containing itself. Pass a flat value.") from None
+        return _plain(value, DEEPEST)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{of}: {error}" if of else str(error)) from None
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, depth: int) -> Any:
     match value:
         case None | bool():
             return value
@@ -64,11 +66,19 @@ def _plain(value: Any) -> Any:
             except UnicodeDecodeError:
                 raise ValueError("Bytes that are not UTF-8. Pass them as base64 text.") from None
         case Mapping():
-            return {_key(key): _plain(item) for key, item in value.items()}
+            inside = _deeper(depth)
+            return {_key(key): _plain(item, inside) for key, item in value.items()}
         case Sequence():
-            return [_plain(item) for item in value]
+            inside = _deeper(depth)
+            return [_plain(item, inside) for item in value]
         case _:
             raise TypeError(f"Unsupported type: {type(value)}. Pass what JSON has, such as a primary key or text.")
+
+
+def _deeper(depth: int) -> int:
+    if not depth:
+        raise ValueError(f"Nested more than {DEEPEST} deep, which MariaDB cannot store, or containing itself. Pass a flat value.")
+    return depth - 1
 
 
 def _key(key: Any) -> str:

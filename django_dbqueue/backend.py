@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import Any
 from uuid import UUID
 
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections, router
 
 from . import arguments
-from .compat import BaseTaskBackend, TaskResultDoesNotExist, signals
+from .compat import BaseTaskBackend, InvalidTask, TaskResultDoesNotExist, signals, task_backends
 from .exceptions import InvalidOption
 from .models import Execution, Job
-from .models.expressions import after
+from .models.expressions import LONGEST_WAIT, after
 from .options import Options
 from .results import JobResult, result_of, task_or_stand_in
+from .selector import QueueSelector
 from .tasks import Task
 from .transactions import after_commit
 from .wakeup import wake
+
+# Of a queue: what a selector can name, and the column holds.
+NAME = re.compile(r"[^-*,\s][^*,]{0,99}")
 
 
 class DatabaseBackend(BaseTaskBackend):
@@ -50,6 +55,7 @@ class DatabaseBackend(BaseTaskBackend):
 
     def validate_task(self, task: Any) -> None:
         """Raises InvalidTask, with the value, for a task that this backend cannot run."""
+        _check_call_options(task)
         if isinstance(task.run_after, timedelta):
             task = replace(task, run_after=None)
         super().validate_task(task)
@@ -67,17 +73,25 @@ class DatabaseBackend(BaseTaskBackend):
     def get_result(self, result_id: str) -> JobResult:
         """Raises TaskResultDoesNotExist for any id that is none."""
         try:
-            job = Job.objects.using(self.database).select_related("process").get(pk=UUID(result_id))
+            job = Job.objects.using(self.database).select_related("process").get(pk=UUID(str(result_id)))
         except (Job.DoesNotExist, ValueError, TypeError, AttributeError):
             raise TaskResultDoesNotExist(f"There is no job {result_id!r}.") from None
         executions = Execution.objects.using(self.database).filter(job=job).order_by("attempt") if job.attempt else ()
         return result_of(job, self.alias, task_or_stand_in(job, self.alias), executions)
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
+        given = task_backends.settings.get(self.alias, {})
+        queues = given.get("QUEUES", ())
+        if isinstance(queues, str) or not all(isinstance(name, str) and NAME.fullmatch(name) for name in queues):
+            return [Error(f"TASKS[{self.alias!r}]['QUEUES']: {queues!r} is not a list of names of queues.", id="dbqueue.E005")]
         try:
-            self.config  # noqa: B018
+            QueueSelector(self.config.queues, frozenset(self.queues))
         except (InvalidOption, TypeError) as error:
             return [Error(f"TASKS[{self.alias!r}]['OPTIONS']: {error}", id="dbqueue.E001")]
+        unread = [key for key in given if key not in ("BACKEND", "QUEUES", "OPTIONS")]
+        if unread and type(self) is DatabaseBackend:
+            names = ", ".join(map(repr, unread))
+            return [Warning(f"TASKS[{self.alias!r}]: nothing reads {names}. Does it belong in 'OPTIONS'?", id="dbqueue.W003")]
         return []
 
     def _job(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Job:
@@ -85,7 +99,7 @@ class DatabaseBackend(BaseTaskBackend):
         job = Job(task=task.module_path, queue=task.queue_name, priority=task.priority, args=values, kwargs=named)
         job.max_attempts = getattr(task, "max_attempts", None) or self.config.max_attempts
         if metadata := getattr(task, "metadata", None):
-            job.metadata = arguments.to_json(metadata)
+            job.metadata = arguments.to_json(metadata, of=f"metadata of {task.module_path}")
         if task.run_after:
             job.state = Job.State.SCHEDULED
             job.run_after = after(task.run_after) if isinstance(task.run_after, timedelta) else task.run_after
@@ -111,6 +125,18 @@ class DatabaseBackend(BaseTaskBackend):
         for job, result in zip(jobs, results, strict=True):
             object.__setattr__(result, "enqueued_at", job.enqueued_at)
             signals.task_enqueued.send(type(self), task_result=result)
+
+
+def _check_call_options(task: Any) -> None:
+    """Raises InvalidTask for what the framework would stumble over, or take without a word."""
+    if type(task.priority) is not int:
+        raise InvalidTask(f"priority must be a whole number between -100 and 100, not {task.priority!r}.")
+    if not isinstance(task.run_after, datetime | timedelta | None):
+        raise InvalidTask(f"run_after must be an aware datetime, or a timedelta from now, not {task.run_after!r}.")
+    if isinstance(task.run_after, timedelta) and abs(task.run_after) > LONGEST_WAIT:
+        raise InvalidTask(f"run_after must be within {LONGEST_WAIT.days:,} days from now, not {task.run_after.days:,}.")
+    if not isinstance(metadata := getattr(task, "metadata", None) or {}, Mapping):
+        raise InvalidTask(f"metadata must be a dict, not {metadata!r}.")
 
 
 def _read_back(jobs: list[Job]) -> None:

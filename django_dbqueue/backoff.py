@@ -21,6 +21,13 @@ class _Strategy:
     cap: float = 3600.0
     jitter: float = 0.1
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise ValueError(f"{type(self).__name__}({name}={value!r}): give a number of at least 0.")
+        if self.jitter > 1:
+            raise ValueError(f"{type(self).__name__}(jitter={self.jitter!r}): give a part of the wait, from 0 to 1.")
+
     def __call__(self, exception: BaseException, task_result: Any) -> float:
         wait = min(self.cap, self.seconds(max(1, len(task_result.errors))))
         return wait * random.uniform(1 - self.jitter, 1 + self.jitter)

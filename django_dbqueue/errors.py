@@ -35,7 +35,7 @@ class ErrorReport:
     @property
     def headline(self) -> str:
         """Type and message in one line."""
-        return f"{self.type.rpartition('.')[2]}: {' '.join(self.message.split())[:200]}"
+        return f"{self.type.rpartition('.')[2]}: {' '.join(self.message.split())[:200]}".removesuffix(": ")
 
     @property
     def pattern(self) -> str:

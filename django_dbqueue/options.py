@@ -57,6 +57,8 @@ class Options:
     def from_settings(cls, given: Mapping[str, Any]) -> Options:
         """Raises InvalidOption for a key that there is not, naming the nearest one, and for a value that cannot be."""
         names = [field.name for field in fields(cls)]
+        if not isinstance(given, Mapping):
+            raise InvalidOption(f"{given!r} is not a dict. Leave it out, or give one.")
         for key in given:
             if key not in names:
                 near = difflib.get_close_matches(key.lower(), names, n=1)
@@ -95,6 +97,10 @@ def _problems(options: Any) -> Iterator[str]:
         )
     if not isinstance(options.queues, tuple) or not all(isinstance(name, str) for name in options.queues):
         yield f"queues={options.queues!r} is not a list of queue names. Give ['default'] or 'default, mail'."
+    elif not options.queues:
+        yield "queues names none. Give ['default'], or '*' for all of them."
+    if not isinstance(options.embedded, bool):
+        yield f"embedded={options.embedded!r} is not True or False. Change it."
     if not callable(options.backoff):
         yield f"backoff={options.backoff!r} cannot be called. Give a strategy such as Exponential(first=5)."
 

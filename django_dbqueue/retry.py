@@ -7,6 +7,7 @@ from typing import Any
 
 from .backoff import Exponential
 from .models import Job
+from .models.expressions import LONGEST_WAIT
 from .options import Options
 from .results import JobResult
 
@@ -25,7 +26,7 @@ def wait_before_retry(job: Job, task: Any, error: BaseException, result: JobResu
         return None
     try:
         wait = (task.backoff or options.backoff)(error, result)
-        return None if wait is None else max(0.0, float(wait))
+        return None if wait is None else min(max(0.0, float(wait)), LONGEST_WAIT.total_seconds())
     except Exception:
         logger.exception("The backoff of %s raised; its job %s waits as by default.", task.module_path, result.id)
         return Exponential()(error, result)

@@ -144,7 +144,7 @@ def load(path: str) -> Task[..., Any]:
         found = import_string(path)
     except Exception as error:
         raise InvalidTaskPath(
-            f"{path!r} cannot be imported ({error}). Deploy the code that has it, or discard the job."
+            f"{path!r} cannot be imported ({error}). Deploy the code that has it and retry the job, or discard it."
         ) from error
     if not isinstance(found, FrameworkTask):
         raise InvalidTaskPath(f"{path!r} is a {type(found).__name__}, not a task. Decorate it with @task, or discard the job.")

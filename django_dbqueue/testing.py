@@ -20,7 +20,9 @@ def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
     Returns how many attempts were made. It works inside ``TestCase``, as no other process or connection takes part. What
     waits for its time, or for a retry, stays where it is. KeyboardInterrupt ends it, and gives back the job at hand.
     """
-    queue: DatabaseBackend = task_backends[backend]  # type: ignore[assignment]
+    queue = task_backends[backend]
+    if not isinstance(queue, DatabaseBackend):
+        raise TypeError(f"TASKS[{backend!r}] is of {type(queue).__qualname__}; drain() needs a DatabaseBackend.")
     jobs, attempts = Job.objects.using(queue.database), 0
     selector = QueueSelector(("*",), frozenset(queue.queues))
     with _process(queue.database) as process:

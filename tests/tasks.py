@@ -101,6 +101,17 @@ def fail_and_wait():
     raise ValueError("later")
 
 
+@task(max_attempts=5, backoff=lambda error, result: 1e300)
+def fail_and_wait_for_ever():
+    raise ValueError("much later")
+
+
+@task
+def count_queries():
+    Run.objects.count()
+    return len(connection.queries)
+
+
 @task(max_attempts=5, backoff=lambda error, result: 1 / 0)
 def fail_with_broken_backoff():
     raise ValueError("with a broken backoff")

@@ -18,6 +18,12 @@ class Colour(str, enum.Enum):
     RED = "red"
 
 
+def nested(depth, around=0):
+    for _ in range(depth):
+        around = [around]
+    return around
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -37,6 +43,7 @@ class Colour(str, enum.Enum):
         {"": [None, {"nested": [[[]]]}]},
         "x" * 10_000_000,
         list(range(100_000)),
+        nested(30),
     ],
     ids=lambda value: repr(value)[:30],
 )
@@ -56,6 +63,12 @@ def test_what_is_near_to_json_becomes_json(value, becomes):
     result = tasks.echo.enqueue(value)
 
     assert tasks.echo.get_result(result.id).args == [becomes]
+
+
+@pytest.mark.parametrize("wrapped", [[], {"a": 1}])
+def test_what_is_nested_too_deep_for_one_database_is_refused_by_all(wrapped):
+    with pytest.raises(ValueError, match="Nested more than 30 deep, which MariaDB cannot store"):
+        tasks.echo.enqueue(nested(30, around=wrapped))
 
 
 def circular():
@@ -78,7 +91,7 @@ def circular():
         ("\ud800", ValueError, "lone surrogate"),
         (b"\xff", ValueError, "not UTF-8"),
         (10**5000, ValueError, "over 4,000 digits"),
-        (circular(), ValueError, "Nested too deeply"),
+        (circular(), ValueError, "Nested more than 30 deep"),
     ],
     ids=[str(number) for number in range(12)],
 )

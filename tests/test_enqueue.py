@@ -93,6 +93,27 @@ def test_a_policy_that_cannot_be_followed_is_refused_where_it_is_declared(option
         task(**options)(tasks.nothing.func)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"run_after": timedelta(days=10**8)}, "run_after must be within 36,500 days from now, not 100,000,000"),
+        ({"run_after": 5}, "run_after must be an aware datetime, or a timedelta from now, not 5"),
+        ({"priority": "1"}, "priority must be a whole number between -100 and 100, not '1'"),
+        ({"priority": True}, "not True"),
+        ({"metadata": [1]}, r"metadata must be a dict, not \[1\]"),
+    ],
+)
+def test_what_a_call_cannot_have_is_refused_before_anything_is_written(options, message):
+    with pytest.raises(InvalidTask, match=message):
+        tasks.nothing.using(**options).enqueue()
+    assert not Job.objects.exists()
+
+
+def test_metadata_that_is_not_json_is_named():
+    with pytest.raises(TypeError, match=r"metadata of tests.tasks.nothing: Unsupported type: <class 'object'>"):
+        tasks.nothing.using(metadata={"a": object()}).enqueue()
+
+
 def test_an_option_that_there_is_not_is_refused():
     with pytest.raises(TypeError, match="max_attemps"):
         task(max_attemps=3)(tasks.nothing.func)

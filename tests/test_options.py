@@ -7,6 +7,7 @@ from django.core.checks import run_checks
 from django.db import connections
 from django.test import override_settings
 
+from django_dbqueue import Exponential
 from django_dbqueue.compat import task_backends
 from django_dbqueue.exceptions import InvalidOption
 from django_dbqueue.options import Options
@@ -30,6 +31,10 @@ pytestmark = pytest.mark.django_db(databases=["default", "other"])
         ({"prefetch": -1}, r"prefetch=-1 is not a whole number of at least 0"),
         ({"poll_interval": 0}, r"poll_interval=0 is not a number of seconds above 0"),
         ({"shutdown_timeout": "10"}, r"shutdown_timeout='10' is not a number of seconds"),
+        (None, r"None is not a dict"),
+        ({"embedded": "no"}, r"embedded='no' is not True or False"),
+        ({"max_attempts": 10**6}, r"max_attempts=1000000 is over 32767"),
+        ({"queues": " , "}, r"queues names none"),
         ({"queues": 5}, r"queues=5 is not a list of queue names"),
         ({"queues": [1]}, r"queues=\(1,\) is not a list of queue names"),
         ({"backoff": 3}, r"backoff=3 cannot be called"),
@@ -46,6 +51,34 @@ def test_a_bad_option_is_a_system_check_error():
         found = [message for message in run_checks() if message.id == "dbqueue.E001"]
 
     assert "TASKS['default']['OPTIONS']: 'thread' is not an option. Did you mean 'threads'?" in found[0].msg
+
+
+@pytest.mark.parametrize("queues", ["default", [1], ["a b", "x*"], ["-a"], ["x" * 101]])
+def test_queues_that_are_no_names_are_a_system_check_error(queues):
+    with override_settings(TASKS={"default": {"BACKEND": OURS, "QUEUES": queues}}):
+        found = [message.msg for message in run_checks() if message.id == "dbqueue.E005"]
+
+    assert found == [f"TASKS['default']['QUEUES']: {queues!r} is not a list of names of queues."]
+
+
+def test_an_option_in_the_wrong_place_is_a_system_check_warning():
+    with override_settings(TASKS={"default": {"BACKEND": OURS, "threads": 3}}):
+        found = [message.msg for message in run_checks() if message.id == "dbqueue.W003"]
+
+    assert found == ["TASKS['default']: nothing reads 'threads'. Does it belong in 'OPTIONS'?"]
+
+
+def test_workers_of_a_queue_that_the_backend_does_not_have_are_a_system_check_error():
+    with override_settings(TASKS={"default": {"BACKEND": OURS, "OPTIONS": {"queues": ["mail"]}}}):
+        found = [message.msg for message in run_checks() if message.id == "dbqueue.E001"]
+
+    assert "No queue is called 'mail'. The backend's QUEUES are default." in found[0]
+
+
+@pytest.mark.parametrize("given", [{"first": -1}, {"first": "5"}, {"cap": None}, {"jitter": 7}, {"factor": float("inf")}])
+def test_a_backoff_that_cannot_be_is_refused_where_it_is_made(given):
+    with pytest.raises(ValueError, match=rf"Exponential\({next(iter(given))}="):
+        Exponential(**given)
 
 
 def test_a_database_that_there_is_not_is_a_system_check_error():

@@ -134,6 +134,12 @@ def test_a_persons_ctrl_c_ends_a_drain_and_gives_the_job_back():
     assert not Execution.objects.exists()
 
 
+def test_a_result_is_found_by_the_jobs_own_key(backend):
+    result = tasks.add.enqueue(1)
+
+    assert backend.get_result(Job.objects.get().pk) == backend.get_result(result.id)
+
+
 def test_a_task_that_is_gone_fails_and_can_still_be_read(backend):
     job = Job.objects.create(task="tests.tasks.renamed", queue="default", args=[1])
     testing.drain()
@@ -183,6 +189,18 @@ def raise_error(error):
         raise error
 
     return raising
+
+
+def test_what_cannot_be_returned_is_said_to_be_what_was_returned():
+    result = run(tasks.misbehave, "not json")
+
+    assert "What tests.tasks.misbehave returned: Unsupported type: <class 'object'>" in result.errors[0].traceback
+
+
+def test_a_wait_beyond_all_times_is_cut():
+    run(tasks.fail_and_wait_for_ever)
+
+    assert Job.objects.get().run_after.year > 2100
 
 
 def test_alike_failures_make_one_group_and_different_ones_two():

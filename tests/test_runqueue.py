@@ -316,6 +316,8 @@ def test_the_other_backend_has_workers_of_its_own(runqueue):
         (["--backend", "nowhere"], "There is no backend 'nowhere' in TASKS; there are default, other."),
         (["--threads", "0"], "threads=0 is not a whole number of at least 1"),
         (["--drain", "--only", "workers"], "--drain needs workers and a dispatcher"),
+        (["--drain", "--reload"], "--reload starts again and again; --drain ends"),
+        (["--queues", ""], "queues names none"),
         (["--queues", "a*b"], "'a*b' is not a queue"),
         (["--poll-interval", "-1"], "poll_interval=-1.0 is not a number of seconds above 0"),
     ],

@@ -83,6 +83,16 @@ def test_a_supervisor_that_was_taken_for_dead_is_alive_again(backend):
     assert not Process.objects.exists()
 
 
+def test_a_supervisor_signs_off_though_its_connection_was_lost(backend):
+    heartbeat = Heartbeat(Process.Kind.SUPERVISOR, "default", backend.config, {})
+    heartbeat.start()
+    connection.connection.close()
+
+    heartbeat.stop()
+
+    assert not Process.objects.exists()
+
+
 def test_connections_that_are_kept_are_not_pooled(monkeypatch):
     monkeypatch.setitem(connections.settings["default"], "OPTIONS", {"pool": True, "timeout": 5})
     monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)

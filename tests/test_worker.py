@@ -207,6 +207,15 @@ def test_a_transaction_that_a_task_left_open_takes_no_other_job_along(worker):
     assert Run.objects.count() == 4
 
 
+def test_a_job_sees_its_own_queries_alone(worker, monkeypatch):
+    monkeypatch.setattr(settings, "DEBUG", True)
+    worker()
+
+    counted = [tasks.count_queries.enqueue().wait(timeout=20).return_value for _ in range(5)]
+
+    assert max(counted) <= 3  # With those that set up a new connection.
+
+
 def test_the_event_loop_survives_what_a_tasks_own_coroutines_raise(worker):
     worker()
 

@@ -19,6 +19,10 @@ class Now(functions.Now):
         return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)
 
 
+# Beyond it, a time may be later than a datetime can be.
+LONGEST_WAIT = timedelta(days=36_500)
+
+
 def after(wait: timedelta | float) -> models.Expression:
     """The database's time, and ``wait`` (seconds, or a timedelta) from it."""
     delay = wait if isinstance(wait, timedelta) else timedelta(seconds=wait)

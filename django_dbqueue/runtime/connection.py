@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections, reset_queries, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 # A connection that was idle for so many seconds is checked before it is used again.
@@ -47,6 +47,7 @@ def snapshot(database: str) -> Iterator[None]:
 
 def ready_connections() -> None:
     """Before a job: after a pause, have each connection checked if the job uses it, and only then."""
+    reset_queries()
     if time.monotonic() - getattr(_thread, "used_at", 0.0) > IDLE:
         connection: Any
         for connection in connections.all(initialized_only=True):

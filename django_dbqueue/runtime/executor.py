@@ -77,7 +77,7 @@ class Attempt:
 
     def succeed(self, value: Any) -> Settlement:
         """Raises TypeError or ValueError for a return value that is not JSON: then the attempt has failed."""
-        result = arguments.to_json(value)
+        result = arguments.to_json(value, of=f"What {self._job.task} returned")
         self._announce(
             signals.task_finished, status=TaskResultStatus.SUCCESSFUL, finished_at=self._job.now(), _return_value=result
         )

@@ -15,7 +15,7 @@ from django.db import DatabaseError, InterfaceError
 from ..models import Process
 from ..models.expressions import Now, after
 from ..options import Options
-from .connection import close_connections
+from .connection import close_connections, discard
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -50,7 +50,11 @@ class Heartbeat:
         """Stop beating and sign off."""
         self._ended.set()
         self._thread.join()
-        self._processes.filter(pk=self.process.pk).delete()
+        discard(self._processes.db)  # It may have been lost since this thread used it.
+        try:
+            self._processes.filter(pk=self.process.pk).delete()
+        except (DatabaseError, InterfaceError) as error:
+            logger.warning("%s could not sign off, and will be taken for dead: %s", self.process, error)
 
     @property
     def healthy(self) -> bool:

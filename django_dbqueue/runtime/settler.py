@@ -96,10 +96,10 @@ class Settler:
     def _after_error(self, group: list[Settlement], error: Exception) -> list[Settlement]:
         """An outage is waited for. What the database refuses, though it works, is found by halves: neighbours get through."""
         if not self._healthy():
-            logger.error("%d outcomes are dropped: this process is taken for dead. %s", len(group), error)
+            logger.error("Outcomes are dropped, as this process is taken for dead (%d): %s", len(group), error)
             return []
         if not self._would_take(_plain(group[0], error)):
-            logger.warning("%d outcomes could not be written and are tried again: %s", len(group), error)
+            logger.warning("Outcomes could not be written, and are tried again (%d): %s", len(group), error)
             return group
         if len(group) > 1:
             half = len(group) // 2

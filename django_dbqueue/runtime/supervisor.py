@@ -57,7 +57,7 @@ class Supervisor:
         return code
 
     def _say_who_runs(self) -> None:
-        what = ", ".join(f"{self._roles.count(role)} {role}" for role in dict.fromkeys(self._roles))
+        what = ", ".join(f"{number} {role}{'s' * (number > 1)}" for role, number in Counter(self._roles).items())
         how = "in this process" if self._options.embedded else "each in a process of its own"
         fields = self._process.log_fields
         logger.info("%s runs %s, %s, for the queues %s.", self._process, what, how, self._selector, extra=fields)

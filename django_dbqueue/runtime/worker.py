@@ -125,7 +125,7 @@ class Worker:
 
     def _end(self, stop: Stop) -> None:
         process = self._heartbeat.process
-        logger.info("%s claims no more; %d jobs are running.", process, len(self._running()), extra=process.log_fields)
+        logger.info("%s claims no more; jobs still running: %d.", process, len(self._running()), extra=process.log_fields)
         try:
             self._release(self._pool.take_back())
         except (DatabaseError, InterfaceError) as error:

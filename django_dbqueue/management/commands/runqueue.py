@@ -9,7 +9,7 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
-from django.db import Error
+from django.db import DEFAULT_DB_ALIAS, Error
 from django.utils import autoreload
 
 from ...backend import DatabaseBackend
@@ -43,6 +43,8 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         log_to_console()
+        if options["reload"] and options["drain"]:
+            raise CommandError("--reload starts again and again; --drain ends. Leave one out.")
         if options["reload"]:
             self._run_with_reloader(options)
             return
@@ -71,9 +73,11 @@ def _look_at(database: str) -> None:
     try:
         Process.objects.using(database).exists()
     except Error as error:
+        said = str(error).partition("\n")[0]
+        migrate = "migrate" if database == DEFAULT_DB_ALIAS else f"migrate dbqueue --database {database}"
         raise CommandError(
-            f"The queue's tables in the database {database!r} cannot be read: {error}. "
-            "Does its server run, and has `manage.py migrate` been run on it?"
+            f"The queue's tables in the database {database!r} cannot be read: {said}\n"
+            f"See that its server runs, and that `manage.py {migrate}` has been run."
         ) from None
 
 
@@ -82,7 +86,7 @@ def _supervisor(given: dict[str, Any]) -> Supervisor:
         raise CommandError(f"There is no backend {given['backend']!r} in TASKS; there are {', '.join(task_backends.settings)}.")
     backend = task_backends[given["backend"]]
     if not isinstance(backend, DatabaseBackend):
-        raise CommandError(f"TASKS[{given['backend']!r}] is a {type(backend).__name__}; runqueue needs a DatabaseBackend.")
+        raise CommandError(f"TASKS[{given['backend']!r}] is of {type(backend).__qualname__}; runqueue needs a DatabaseBackend.")
     if given["drain"] and given["only"]:
         raise CommandError(f"--drain needs workers and a dispatcher; --only {given['only']} would never end. Leave one out.")
     names = ("queues", "processes", "threads", "embedded", "max_jobs", "poll_interval", "shutdown_timeout")
