@@ -130,7 +130,7 @@ class DatabaseBackend(BaseTaskBackend):
 def _check_call_options(task: Any) -> None:
     """Raises InvalidTask for what the framework would stumble over, or take without a word."""
     if type(task.priority) is not int:
-        raise InvalidTask(f"priority must be a whole number between -100 and 100, not {task.priority!r}.")
+        raise InvalidTask(f"priority must be a whole number between -100 and 100. It is {task.priority!r}.")
     if not isinstance(task.run_after, datetime | timedelta | None):
         raise InvalidTask(f"run_after must be an aware datetime, or a timedelta from now, not {task.run_after!r}.")
     if isinstance(task.run_after, timedelta) and abs(task.run_after) > LONGEST_WAIT:

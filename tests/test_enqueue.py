@@ -98,8 +98,8 @@ def test_a_policy_that_cannot_be_followed_is_refused_where_it_is_declared(option
     [
         ({"run_after": timedelta(days=10**8)}, "run_after must be within 36,500 days from now, not 100,000,000"),
         ({"run_after": 5}, "run_after must be an aware datetime, or a timedelta from now, not 5"),
-        ({"priority": "1"}, "priority must be a whole number between -100 and 100, not '1'"),
-        ({"priority": True}, "not True"),
+        ({"priority": "1"}, "priority must be a whole number between -100 and 100. It is '1'"),
+        ({"priority": True}, "It is True"),
         ({"metadata": [1]}, r"metadata must be a dict, not \[1\]"),
     ],
 )
