@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from queue import SimpleQueue
 from typing import Any
 
 from .stop import Stop
@@ -16,11 +17,7 @@ NOW = getattr(signal, "SIGQUIT", signal.SIGTERM)
 def obey_signals(stop: Stop) -> None:
     """SIGTERM and SIGINT: end in peace; a second one, or SIGQUIT: end now."""
 
-    def ask(number: int, frame: Any) -> None:
-        stop.ask(now=stop.asked or number == NOW)
-
-    for number in (signal.SIGTERM, signal.SIGINT, NOW):
-        signal.signal(number, ask)
+    _pass_on((signal.SIGTERM, signal.SIGINT, NOW), lambda number: stop.ask(now=stop.asked or number == NOW))
 
 
 def obey_supervisor(stop: Stop) -> None:
@@ -30,12 +27,21 @@ def obey_supervisor(stop: Stop) -> None:
     SIGTERM that comes twice, once from each, means no more than one.
     """
 
-    def ask(number: int, frame: Any) -> None:
-        stop.ask(now=number == NOW)
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, NOW):
-        signal.signal(number, ask)
+    _pass_on((signal.SIGTERM, NOW), lambda number: stop.ask(now=number == NOW))
+
+
+def _pass_on(numbers: Iterable[int], ask: Callable[[int], None]) -> None:
+    """Have a thread ask. A handler may be interrupted by itself, so it must take no lock: a SimpleQueue's put takes none."""
+    received: SimpleQueue[int] = SimpleQueue()
+
+    def listen() -> None:
+        while True:
+            ask(received.get())
+
+    threading.Thread(target=listen, name="signals", daemon=True).start()
+    for number in numbers:
+        signal.signal(number, lambda number, frame: received.put(number))
 
 
 def run_beside_signals(target: Callable[[], Any]) -> Any:

@@ -1,0 +1,38 @@
+"""Signals that come in the middle of each other, as from a service manager and a supervisor at the same time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+VICTIM = """
+import sys, time
+from django_dbqueue.runtime import signals
+from django_dbqueue.runtime.stop import Stop
+
+stop = Stop()
+getattr(signals, sys.argv[1])(stop)
+print("ready", flush=True)
+signals.run_beside_signals(lambda: time.sleep(2))
+sys.exit(0 if stop.asked else 1)
+"""
+
+
+@pytest.mark.parametrize("obey", ["obey_signals", "obey_supervisor"])
+def test_a_storm_of_signals_is_one_wish_to_stop(obey):
+    child = subprocess.Popen([sys.executable, "-c", VICTIM, obey], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        os.kill(child.pid, signal.SIGTERM)
+
+    try:
+        assert child.wait(10) == 0
+    finally:
+        child.kill()
+        child.stdout.close()
