@@ -48,6 +48,16 @@ class DatabaseBackend(BaseTaskBackend):
         """The backend's OPTIONS. Raises InvalidOption; the system checks say it before."""
         return Options.from_settings(self.options)
 
+    def options_of(self, queue: str) -> Options:
+        """The OPTIONS as they are for the jobs of a queue."""
+        if queue not in self._options_by_queue:
+            self._options_by_queue[queue] = self.config.of(queue)
+        return self._options_by_queue[queue]
+
+    @cached_property
+    def _options_by_queue(self) -> dict[str, Options]:
+        return {}
+
     @cached_property
     def database(self) -> str:
         """The alias of the database that holds this backend's jobs."""
@@ -97,7 +107,11 @@ class DatabaseBackend(BaseTaskBackend):
     def _job(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Job:
         values, named = arguments.bind(task.func, task.takes_context, args, kwargs)
         job = Job(task=task.module_path, queue=task.queue_name, priority=task.priority, args=values, kwargs=named)
-        job.max_attempts = getattr(task, "max_attempts", None) or self.config.max_attempts
+        options = self.options_of(task.queue_name)
+        job.max_attempts = getattr(task, "max_attempts", None) or options.max_attempts
+        job.on_lost = getattr(task, "on_lost", job.on_lost)
+        if seconds := getattr(task, "timeout", None) or options.timeout:
+            job.timeout = timedelta(seconds=seconds)
         if metadata := getattr(task, "metadata", None):
             job.metadata = arguments.to_json(metadata, of=f"metadata of {task.module_path}")
         if task.run_after:

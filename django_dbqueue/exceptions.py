@@ -19,3 +19,26 @@ class NotYetVisible(QueueError):
 
 class ProcessLost(QueueError):
     """The process that ran a job died. Recorded with the attempt, never raised."""
+
+
+class Interruption(BaseException):
+    """Ends a task from outside. No Exception: what a task catches to go on must not catch this. Not raised itself."""
+
+
+class TimedOut(Interruption):
+    """Raised in a task that has run for longer than its ``timeout``."""
+
+
+class Stopped(Interruption):
+    """Raised in a task that an operator has stopped: its job is discarded."""
+
+
+class Interrupted(Interruption):
+    """Raised in a task whose worker must end; or by a task that ends since ``context.should_stop``.
+
+    The job is given back, and no attempt is spent.
+    """
+
+
+class JobLost(Interruption):
+    """Raised in a task whose job belongs to another process now: what it returns is dropped."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from .backoff import Backoff, Exponential
@@ -12,6 +12,9 @@ from .exceptions import InvalidOption
 
 # What the column of a job holds on every database.
 MOST_ATTEMPTS = 32767
+DAY = 86_400.0
+# What a queue may have of its own.
+OF_A_QUEUE = ("max_attempts", "backoff", "timeout", "hanged_after", "keep_successful", "keep_failed", "delete_on_success")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,21 +24,32 @@ class Options:
     database: the alias of the database that holds the queue; None asks the project's database routers.
     max_attempts: how often a job is tried before it is FAILED, for tasks that do not say it themselves.
     backoff: how long to wait between two attempts, for tasks that do not say it themselves.
+    timeout: how long a job may run, for tasks that do not say it themselves; None without end.
+    per_queue: other values for the jobs of some queues: ``{"mail": {"timeout": 30}}``.
+    task_modules: modules that hold tasks, beside the module ``tasks`` of each installed app.
     queues: what workers serve, in order: names, ``prefix*``, ``*``, ``-name``.
     processes, threads: worker processes of one supervisor, and threads in each.
     coroutines: how many ``async def`` tasks a worker process runs at a time.
     prefetch: the most jobs that a worker holds claimed and not yet started.
     max_jobs: a worker process is replaced after that many jobs; None never.
     poll_interval: the longest an idle process waits before it looks again.
+    timeout_grace: how long a job whose time is over has for its end before its worker process is replaced and ended.
     shutdown_timeout: how long running jobs may go on after SIGTERM before they are given back.
     beat_interval, dead_after: how often a process says that it is alive, and after what silence it is declared dead.
+    give_up_after: how long the database may be away before runqueue ends, with exit code 1.
     hanged_after: how long a job may run before the admin lists it as hanged.
+    keep_successful, keep_failed: how long jobs are kept after they succeeded, or were failed or discarded; None for ever.
+    delete_on_success: nothing is kept of jobs that succeed, for tasks that do not say it themselves.
+    hidden: what the admin does not show: values whose name contains one of these words.
     embedded: everything in one process, as threads.
     """
 
     database: str | None = None
     max_attempts: int = 1
     backoff: Backoff = Exponential()
+    timeout: float | None = None
+    per_queue: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    task_modules: tuple[str, ...] = ()
     queues: tuple[str, ...] = ("*",)
     processes: int = 1
     threads: int = 8
@@ -43,41 +57,76 @@ class Options:
     prefetch: int = 500
     max_jobs: int | None = None
     poll_interval: float = 1.0
+    timeout_grace: float = 5.0
     shutdown_timeout: float = 25.0
     beat_interval: float = 5.0
     dead_after: float = 30.0
+    give_up_after: float = 300.0
     hanged_after: float = 3600.0
+    keep_successful: float | None = 7 * DAY
+    keep_failed: float | None = 90 * DAY
+    delete_on_success: bool = False
+    hidden: tuple[str, ...] = (
+        "password",
+        "passwd",
+        "passphrase",
+        "secret",
+        "token",
+        "api_key",
+        "apikey",
+        "credential",
+        "private_key",
+    )
     embedded: bool = False
 
     def __post_init__(self) -> None:
         for problem in _problems(self):
             raise InvalidOption(problem)
 
+    @property
+    def patience(self) -> float:
+        """After so long without a beat, or without progress, a process takes itself for dead: before others do."""
+        return self.dead_after * 2 / 3
+
+    @property
+    def statement_limit(self) -> float:
+        """How long one of the queue's own statements may take."""
+        return self.dead_after / 3
+
     @classmethod
     def from_settings(cls, given: Mapping[str, Any]) -> Options:
         """Raises InvalidOption for a key that there is not, naming the nearest one, and for a value that cannot be."""
         names = [field.name for field in fields(cls)]
-        if not isinstance(given, Mapping):
-            raise InvalidOption(f"{given!r} is not a dict. Leave it out, or give one.")
-        for key in given:
-            if key not in names:
-                near = difflib.get_close_matches(key.lower(), names, n=1)
-                hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(names)}."
-                raise InvalidOption(f"{key!r} is not an option. {hint}")
+        _must_know(given, names)
         return cls().changed(**given)
 
     def changed(self, **changes: Any) -> Options:
         """These options with some of them changed."""
-        if "queues" in changes:
-            changes["queues"] = _as_names(changes["queues"])
+        for key in {"queues", "task_modules", "hidden"} & set(changes):
+            changes[key] = _as_names(changes[key])
         return replace(self, **changes)
 
+    def of(self, queue: str) -> Options:
+        """As they are for the jobs of a queue."""
+        own = self.per_queue.get(queue)
+        return replace(self, per_queue={}, **own) if own else self
 
-def _as_names(queues: Any) -> Any:
-    """The queues as a tuple, from a list or from text with commas."""
-    if isinstance(queues, str):
-        queues = [name.strip() for name in queues.split(",") if name.strip()]
-    return tuple(queues) if isinstance(queues, (list, tuple)) else queues
+
+def _must_know(given: Any, names: Iterable[str], where: str = "") -> None:
+    if not isinstance(given, Mapping):
+        raise InvalidOption(f"{where}{given!r} is not a dict. Leave it out, or give one.")
+    for key in given:
+        if key not in names:
+            near = difflib.get_close_matches(str(key).lower(), names, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(names)}."
+            raise InvalidOption(f"{where}{key!r} is not an option. {hint}")
+
+
+def _as_names(given: Any) -> Any:
+    """Names as a tuple, from a list or from text with commas."""
+    if isinstance(given, str):
+        given = [name.strip() for name in given.split(",") if name.strip()]
+    return tuple(given) if isinstance(given, (list, tuple)) else given
 
 
 def _problems(options: Any) -> Iterator[str]:
@@ -88,21 +137,41 @@ def _problems(options: Any) -> Iterator[str]:
         yield f"max_attempts={options.max_attempts!r} is over {MOST_ATTEMPTS}. Lower it."
     if options.max_jobs is not None:
         yield from _whole(options, "max_jobs", least=1)
-    for name in ("poll_interval", "shutdown_timeout", "beat_interval", "dead_after", "hanged_after"):
-        yield from _seconds(options, name)
+    for each in fields(options):
+        if each.type in ("float", "float | None") and (getattr(options, each.name) is not None or each.type == "float"):
+            yield from _seconds(options, each.name)
+        if each.type == "bool" and not isinstance(getattr(options, each.name), bool):
+            yield f"{each.name}={getattr(options, each.name)!r} is not True or False. Change it."
     if options.dead_after < 3 * options.beat_interval:
         yield (
             f"dead_after={options.dead_after!r} is under three times beat_interval={options.beat_interval!r}: "
             "one late beat would cost a healthy process its jobs. Raise dead_after."
         )
-    if not isinstance(options.queues, tuple) or not all(isinstance(name, str) for name in options.queues):
-        yield f"queues={options.queues!r} is not a list of queue names. Give ['default'] or 'default, mail'."
-    elif not options.queues:
+    yield from _names(options, "queues", "['default'] or 'default, mail'")
+    if not options.queues:
         yield "queues names none. Give ['default'], or '*' for all of them."
-    if not isinstance(options.embedded, bool):
-        yield f"embedded={options.embedded!r} is not True or False. Change it."
+    yield from _names(options, "task_modules", "['shop.reports']")
+    yield from _names(options, "hidden", "['password', 'token']")
     if not callable(options.backoff):
         yield f"backoff={options.backoff!r} cannot be called. Give a strategy such as Exponential(first=5)."
+    _must_know(options.per_queue, options.per_queue, "per_queue=")
+    for queue, own in options.per_queue.items():
+        where = f"per_queue[{queue!r}]: "
+        _must_know(own, OF_A_QUEUE, where)
+        yield from (where + problem for problem in _problems_of_a_queue(options, queue))
+
+
+def _problems_of_a_queue(options: Options, queue: str) -> Iterator[str]:
+    try:
+        options.of(queue)
+    except InvalidOption as error:
+        yield str(error)
+
+
+def _names(options: Any, name: str, such_as: str) -> Iterator[str]:
+    value = getattr(options, name)
+    if not isinstance(value, tuple) or not all(isinstance(each, str) for each in value):
+        yield f"{name}={value!r} is not a list of names. Give {such_as}."
 
 
 def _whole(options: Any, name: str, *, least: int) -> Iterator[str]:
@@ -113,5 +182,5 @@ def _whole(options: Any, name: str, *, least: int) -> Iterator[str]:
 
 def _seconds(options: Any, name: str) -> Iterator[str]:
     value = getattr(options, name)
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 10**7:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 10**9:
         yield f"{name}={value!r} is not a number of seconds above 0. Change it."

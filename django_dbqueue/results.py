@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 from uuid import UUID
 
+from asgiref.sync import sync_to_async
 from django.db import connections
 
-from .compat import TaskError, TaskResult, TaskResultStatus
-from .exceptions import InvalidTaskPath, NotYetVisible
+from . import arguments
+from .compat import TaskContext, TaskError, TaskResult, TaskResultStatus
+from .exceptions import InvalidTaskPath, JobLost, NotYetVisible
 from .models import Execution, Job
 from .tasks import Task, load
 
@@ -69,6 +71,36 @@ class JobResult(TaskResult):  # type: ignore[misc, type-arg]
         backend: Any = self.task.get_backend()
         if connections[backend.database].in_atomic_block and not _is_committed(self.id, backend.database):
             raise NotYetVisible(f"No worker sees job {self.id} before this transaction commits. Wait for it after that.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobContext(TaskContext):  # type: ignore[misc, type-arg]
+    """What a task with ``takes_context`` is given. ``call`` is the attempt, as its worker sees it."""
+
+    job: Job
+    call: Any
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What is noted with the job, by its caller and by its attempts so far. ``save_metadata()`` stores its changes."""
+        return self.job.metadata  # type: ignore[no-any-return]
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the task is to come to an end: save how far it is, and raise ``Interrupted``."""
+        return bool(self.call.should_stop)
+
+    def save_metadata(self) -> None:
+        """Store ``metadata`` now, for the next attempt. Raises TypeError or ValueError for what is not JSON.
+
+        Raises JobLost if the job belongs to another process by now.
+        """
+        self.job.metadata.update(arguments.to_json(self.metadata, of=f"metadata of {self.job.task}"))
+        if not Job.objects.using(self.job._state.db).save_metadata(self.job):
+            raise JobLost(f"Job {self.job.pk} belongs to another process now.")
+
+    async def asave_metadata(self) -> None:
+        await sync_to_async(self.save_metadata)()
 
 
 def _is_committed(result_id: str, database: str) -> bool:

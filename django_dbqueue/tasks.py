@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import partial
+from importlib import import_module
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
-from django.utils.module_loading import import_string
+from django.apps import apps as django_apps
+from django.utils.module_loading import module_has_submodule
 
 from . import arguments
 from .backoff import Backoff
@@ -19,15 +24,19 @@ from .compat import (
     BaseTask,
     FrameworkTask,
     InvalidTask,
-    TaskContext,
     task_backends,
 )
 from .exceptions import InvalidTaskPath
-from .options import MOST_ATTEMPTS
+from .options import DAY, MOST_ATTEMPTS
 from .transactions import after_commit
 
 if TYPE_CHECKING:
-    from .results import JobResult
+    from .results import JobContext, JobResult
+
+logger = logging.getLogger("django_dbqueue")
+
+# Ten years, which every database can add to a time.
+LONGEST_TIMEOUT = 3650 * DAY
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,6 +51,12 @@ class Task(BaseTask[P, R]):
     backoff: seconds to wait before the next attempt, as ``(exception, task_result) -> seconds | None``.
     retry_on: the only exceptions after which a job is tried again; empty means all.
     discard_on: exceptions that call the job off: no retry, no failure.
+    timeout: seconds that it may run; then it is stopped, and has failed.
+    on_lost: what becomes of a job whose process died while it ran: "retry" (three attempts at least), or "fail" for what
+        must not run twice.
+    atomic: it runs in a transaction of the queue's database, which also settles the job: its effects there, and that it
+        succeeded, are committed together or not at all.
+    delete_on_success: nothing is kept of a job that succeeded.
     run_after: the earliest time it may start: aware, or a timedelta from when it is enqueued.
     metadata: what the caller notes with a job; JSON, never passed to the function.
     """
@@ -51,6 +66,10 @@ class Task(BaseTask[P, R]):
     backoff: Backoff | None = None
     retry_on: Exceptions = ()
     discard_on: Exceptions = ()
+    timeout: float | None = None
+    on_lost: Literal["retry", "fail"] = "retry"
+    atomic: bool = False
+    delete_on_success: bool | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     if TYPE_CHECKING:
@@ -104,9 +123,7 @@ class Task(BaseTask[P, R]):
 @overload
 def task(function: Callable[P, R], /) -> Task[P, R]: ...
 @overload
-def task(
-    *, takes_context: Literal[True], **options: Any
-) -> Callable[[Callable[Concatenate[TaskContext[Any, Any], P], R]], Task[P, R]]: ...
+def task(*, takes_context: Literal[True], **options: Any) -> Callable[[Callable[Concatenate[JobContext, P], R]], Task[P, R]]: ...
 @overload
 def task(*, takes_context: Literal[False] = False, **options: Any) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 def task(
@@ -138,14 +155,28 @@ def task(
     return decorate(function) if function else decorate
 
 
+def discover(modules: Iterable[str]) -> None:
+    """Import what holds tasks: these modules, and the module ``tasks`` of each installed app. What cannot be is logged."""
+    apps = [f"{config.name}.tasks" for config in django_apps.get_app_configs() if module_has_submodule(config.module, "tasks")]
+    for name in [*apps, *modules]:
+        try:
+            import_module(name)
+        except Exception:
+            logger.exception("%s cannot be imported: jobs of its tasks are left to other workers.", name)
+
+
 def load(path: str) -> Task[..., Any]:
-    """The task at a job's path. Raises InvalidTaskPath for anything that does not carry ``@task``."""
-    try:
-        found = import_string(path)
-    except Exception as error:
+    """The task at a job's path, in a module that has been imported; a row of a table has none imported.
+
+    Raises InvalidTaskPath for anything that does not carry ``@task``.
+    """
+    module, _, name = path.rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    if found is None:
         raise InvalidTaskPath(
-            f"{path!r} cannot be imported ({error}). Deploy the code that has it and retry the job, or discard it."
-        ) from error
+            f"{path!r} is not known here. Deploy the code that has it, in the module tasks of an installed app or in one that "
+            "OPTIONS['task_modules'] names, and retry the job; or discard it."
+        )
     if not isinstance(found, FrameworkTask):
         raise InvalidTaskPath(f"{path!r} is a {type(found).__name__}, not a task. Decorate it with @task, or discard the job.")
     if isinstance(found, Task):
@@ -164,6 +195,14 @@ def _check_policy(task: Task[..., Any]) -> None:
         kinds = getattr(task, name)
         if not isinstance(kinds, tuple) or not all(isinstance(k, type) and issubclass(k, BaseException) for k in kinds):
             raise InvalidTask(f"{name} must be a tuple of exception classes, not {kinds!r}.")
+    if task.timeout is not None and (type(task.timeout) not in (int, float) or not 0 < task.timeout < LONGEST_TIMEOUT):
+        raise InvalidTask(f"timeout must be a number of seconds above 0, not {task.timeout!r}.")
+    if task.on_lost not in ("retry", "fail"):
+        raise InvalidTask(f"on_lost must be 'retry' or 'fail', not {task.on_lost!r}.")
+    if not isinstance(task.atomic, bool) or not isinstance(task.delete_on_success, bool | None):
+        raise InvalidTask("atomic and delete_on_success must be True or False.")
+    if task.atomic and iscoroutinefunction(task.func):
+        raise InvalidTask("atomic=True needs a plain function: Django has no transactions in coroutines.")
 
 
 def _split(call: tuple[Any, ...] | dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -11,7 +11,9 @@ from .compat import DEFAULT_TASK_BACKEND_ALIAS, task_backends
 from .models import Execution, Job, Process
 from .models.expressions import after
 from .runtime import executor
+from .runtime.calls import ThreadCall
 from .selector import QueueSelector
+from .tasks import discover
 
 
 def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
@@ -23,6 +25,7 @@ def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
     queue = task_backends[backend]
     if not isinstance(queue, DatabaseBackend):
         raise TypeError(f"TASKS[{backend!r}] is of {type(queue).__qualname__}; drain() needs a DatabaseBackend.")
+    discover(queue.config.task_modules)
     jobs, attempts = Job.objects.using(queue.database), 0
     selector = QueueSelector(("*",), frozenset(queue.queues))
     with _process(queue.database) as process:
@@ -38,7 +41,8 @@ def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
 
 def _run(job: Job, queue: DatabaseBackend) -> None:
     try:
-        Execution.objects.using(queue.database).settle([executor.run(job, queue)])
+        if outcome := executor.run(ThreadCall(job), queue):
+            Execution.objects.using(queue.database).settle([outcome])
     except BaseException:
         Job.objects.using(queue.database).release([job])
         raise

@@ -83,7 +83,7 @@ TASKS = {
     "default": {
         "BACKEND": "django_dbqueue.backend.DatabaseBackend",
         "QUEUES": [],
-        "OPTIONS": {"database": "default"},
+        "OPTIONS": {"database": "default", **env.json("DBQUEUE_OPTIONS", default={})},
     },
     "other": {
         "BACKEND": "django_dbqueue.backend.DatabaseBackend",

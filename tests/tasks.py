@@ -41,6 +41,40 @@ async def row_async(name):
     await Run.objects.acreate(job=name)
 
 
+@task(timeout=2)
+def sleep_too_long(seconds):
+    time.sleep(seconds)
+
+
+@task(timeout=2)
+def count_too_long():
+    """In C code that does not let go of the interpreter."""
+    return sum(range(10**12))
+
+
+@task(timeout=2)
+def loop_too_long():
+    Run.objects.create(job="begun")
+    try:
+        while True:
+            time.sleep(0.01)
+    finally:
+        Run.objects.create(job="cleared up")
+
+
+@task(timeout=2)
+async def wait_too_long():
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        await Run.objects.acreate(job="cleared up")
+
+
+@task(timeout=2)
+async def block_too_long():
+    time.sleep(3600)
+
+
 @task
 def begin():
     """Begin a transaction behind Django's back, and leave it open."""

@@ -18,20 +18,23 @@ FLOORS = [
     [
         "models.expressions",
         "models.counts",
+        "models.states",
         "models.process",
         "models.failure",
+        "models.jobs",
         "models.job",
         "models.execution",
         "models.queue",
+        "models.stack",
         "models.hanged",
         "models",
     ],
     ["tasks", "results", "retry", "wakeup", "backend", "routers", ""],
     [
-        *["runtime", "runtime.stop", "runtime.connection", "runtime.log", "runtime.signals"],
-        *["runtime.heartbeat", "runtime.listener", "runtime.executor", "runtime.claimer", "runtime.settler", "runtime.pool"],
-        *["runtime.coroutines", "runtime.worker", "runtime.recovery", "runtime.dispatcher", "runtime.roles"],
-        *["runtime.child", "runtime.members", "runtime.supervisor"],
+        *["runtime", "runtime.stop", "runtime.connection", "runtime.log", "runtime.signals", "runtime.host", "runtime.board"],
+        *["runtime.heartbeat", "runtime.listener", "runtime.calls", "runtime.executor", "runtime.claimer", "runtime.settler"],
+        *["runtime.pool", "runtime.coroutines", "runtime.watch", "runtime.worker", "runtime.recovery", "runtime.dispatcher"],
+        *["runtime.roles", "runtime.child", "runtime.members", "runtime.supervisor"],
     ],
     ["checks", "apps", "testing", "management", "management.commands", "management.commands.runqueue"],
 ]
@@ -122,6 +125,7 @@ def test_files_stay_short():
 def test_the_way_of_a_job_reads_in_at_most_25_functions_and_9_files(backend):
     from django_dbqueue.models import Execution, Job
     from django_dbqueue.runtime import executor
+    from django_dbqueue.runtime.calls import ThreadCall
     from django_dbqueue.runtime.claimer import Claimer
     from django_dbqueue.selector import QueueSelector
 
@@ -147,7 +151,7 @@ def test_the_way_of_a_job_reads_in_at_most_25_functions_and_9_files(backend):
     def walk():
         tasks.add.enqueue(1)
         (job,) = claimer.claim(1)
-        Execution.objects.settle([executor.run(job, backend)])
+        Execution.objects.settle([executor.run(ThreadCall(job), backend)])
 
     walk()  # What is read and cached once, such as options and lanes, is no part of the way.
     sys.setprofile(watch)

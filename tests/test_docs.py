@@ -38,7 +38,7 @@ from django_dbqueue import Constant, Exponential, Linear
 from django_dbqueue.compat import InvalidTask, signals, task_backends
 from django_dbqueue.models import Execution, Job
 from django_dbqueue.models.execution import ExecutionQuerySet
-from django_dbqueue.models.job import JobQuerySet
+from django_dbqueue.models.jobs import JobQuerySet
 from django_dbqueue.options import Options
 from django_dbqueue.routers import QueueRouter
 from django_dbqueue.testing import drain

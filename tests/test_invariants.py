@@ -10,8 +10,9 @@ from django.db import IntegrityError, connections, transaction
 from django.db.models import F
 from django.utils import timezone
 
+from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Execution, Job, Process, Queue, Settlement
-from django_dbqueue.models.job import Lane
+from django_dbqueue.models.states import Lane
 from django_dbqueue.runtime import recovery
 
 from . import tasks
@@ -22,6 +23,10 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def succeed(job: Job, result=None) -> Settlement:
     return Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result=result)
+
+
+def recover(dead, how="was killed by signal 9", **values):
+    return recovery.recover(task_backends["default"], dead, recovery.Death(how=how, **values))
 
 
 def settle(*settlements: Settlement):
@@ -68,7 +73,9 @@ def test_a_late_finisher_cannot_overwrite_the_new_owner(claim):
     assert [s.fence for s in settled.lost] == [(late.pk, 1)]
     job = Job.objects.get()
     assert (job.state, job.attempt, job.process_id, job.result) == ("running", 2, owner.process_id, None)
-    assert not Execution.objects.exists()
+    lost = Execution.objects.get()
+    assert (lost.attempt, lost.outcome, lost.process) == (1, "lost", late.process.name)
+    assert lost.message.startswith("It ended (successful) when its job belonged to somebody else")
 
 
 def test_a_late_finisher_cannot_overwrite_the_new_owners_result(claim):
@@ -168,7 +175,7 @@ def test_two_claimers_never_get_the_same_job():
     def take(number):
         from django_dbqueue.runtime.connection import prepare
 
-        prepare("default")
+        prepare("default", 10)
         process = a_process(f"claimer {number}")
         start.wait()
         while jobs := Job.objects.claim(Lane("default", 0), process, 7):
@@ -191,7 +198,7 @@ def test_jobs_of_a_silent_process_are_recovered_and_it_is_signed_off(claim, proc
     (job,) = claim()
     Process.objects.filter(pk=process.pk).update(expires_at=timezone.now() - timedelta(minutes=5))
 
-    assert recovery.recover("default", Process.objects.silent()) == 1
+    assert recover(Process.objects.silent()) == 1
 
     assert not Process.objects.filter(pk=process.pk).beat(30)
     execution = Execution.objects.get()
@@ -215,7 +222,7 @@ def test_jobs_of_a_live_process_are_left_alone(claim):
     tasks.add.enqueue(1)
     claim()
 
-    assert recovery.recover("default", Process.objects.silent()) == 0
+    assert recover(Process.objects.silent()) == 0
     assert Job.objects.get().state == Job.State.RUNNING
 
 
@@ -225,7 +232,7 @@ def test_a_job_that_its_processes_die_of_ends_as_failed():
         process = a_process(f"victim {number}")
         Job.objects.filter(state=Job.State.SCHEDULED).update(state=Job.State.READY)
         assert Job.objects.claim(Lane("default", 0), process, 1)
-        recovery.recover("default", Process.objects.filter(pk=process.pk))
+        recover(Process.objects.filter(pk=process.pk))
 
     assert Job.objects.get().state == Job.State.FAILED
     assert Execution.objects.filter(outcome="lost").count() == 3
@@ -239,7 +246,7 @@ def test_a_lost_job_has_all_its_attempts(claim, process, failures, state):
     Job.objects.filter(pk=result.id).update(task="tests.explosive.task", attempt=failures, failures=failures)
     claim()
 
-    recovery.recover("default", Process.objects.filter(pk=process.pk))
+    recover(Process.objects.filter(pk=process.pk))
 
     assert Job.objects.get().state == state
 

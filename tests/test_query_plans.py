@@ -85,7 +85,7 @@ def test_claim_and_settle_are_a_few_statements_for_a_whole_batch(
     process, django_assert_num_queries, django_assert_max_num_queries
 ):
     from django_dbqueue.models import Execution, Settlement
-    from django_dbqueue.models.job import Lane
+    from django_dbqueue.models.states import Lane
 
     Job.objects.bulk_create([Job(task="t", queue="q") for _ in range(100)])
     with django_assert_num_queries(4):

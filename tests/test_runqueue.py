@@ -126,7 +126,7 @@ def test_after_shutdown_timeout_a_job_is_given_back_and_costs_no_attempt(runqueu
     assert state_of(result) == "ready"
     assert Execution.objects.get().outcome == Execution.Outcome.INTERRUPTED
     assert Job.objects.get().failures == 0
-    assert "is interrupted and given back" in log_of(child)
+    assert "ends with its process" in log_of(child)
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGQUIT])

@@ -13,8 +13,10 @@ from django.db import DataError, InternalError, OperationalError, connection, co
 from django_dbqueue.compat import signals
 from django_dbqueue.models import Execution, Job, Settlement
 from django_dbqueue.models.execution import ExecutionQuerySet
-from django_dbqueue.models.job import JobQuerySet
+from django_dbqueue.models.jobs import JobQuerySet
 from django_dbqueue.models.queue import QueueQuerySet
+from django_dbqueue.options import Options
+from django_dbqueue.runtime.board import Board
 from django_dbqueue.runtime.settler import Settler
 from django_dbqueue.runtime.stop import Stop
 from django_dbqueue.runtime.worker import Worker
@@ -33,7 +35,7 @@ def worker(backend):
     started = []
 
     def start(**options):
-        worker = Worker(backend, backend.config.changed(threads=2, poll_interval=0.05, **options))
+        worker = Worker(backend, backend.config.changed(threads=2, poll_interval=0.05, **options), Board.private(100))
         started.append(threading.Thread(target=worker.run, args=(stop,)))
         started[-1].start()
 
@@ -156,7 +158,7 @@ def test_while_the_database_is_read_only_outcomes_wait(worker, monkeypatch):
 
 def test_outcomes_that_are_too_large_together_are_written_apart(claim):
     tasks.nothing.enqueue_many([()] * 40)
-    settler = Settler("default", lambda: True)
+    settler = Settler("default", Options(), lambda: True)
     for job in claim():
         settler.put(Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="x" * 1_000_000))
 

@@ -35,7 +35,8 @@ class HangedJobAdmin(ReadingAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         rows: Any = super().get_queryset(request)
-        hanged = rows.hanged(after_seconds=options().hanged_after)
+        longest, own = options().hanged_after, {queue: options().of(queue).hanged_after for queue in options().per_queue}
+        hanged = rows.hanged(after_seconds=longest, by_queue=own)
         return hanged.select_related("process").annotate(seen_at=Now())  # type: ignore[no-any-return]
 
     def listed(self, rows: QuerySet[Any]) -> QuerySet[Any]:

@@ -14,14 +14,14 @@ from . import columns, looks
 from .attempts import attempts_of
 from .filters import FailureFilter, JobStateFilter, ProcessFilter, QueueFilter, TaskFilter
 from .operating import OperatingAdmin
-from .verbs import DISCARD, RETRY
+from .verbs import DISCARD, RETRY, STOP
 from .waiting import why_waiting
 
 
 @admin.register(Job)
 class JobAdmin(OperatingAdmin):
-    verbs = (RETRY, DISCARD)
-    actions = ("retry", "discard")
+    verbs = (RETRY, STOP, DISCARD)
+    actions = ("retry", "stop", "discard")
     list_display = (
         columns.task_and_id,
         columns.state,
@@ -71,12 +71,19 @@ class JobAdmin(OperatingAdmin):
     def retry(self, request: HttpRequest, rows: QuerySet[Job]) -> HttpResponse | None:
         return self.carry_out(request, rows, RETRY)
 
+    @admin.action(description=_("Stop selected jobs"), permissions=["stop"])
+    def stop(self, request: HttpRequest, rows: QuerySet[Job]) -> HttpResponse | None:
+        return self.carry_out(request, rows, STOP)
+
     @admin.action(description=_("Discard selected jobs"), permissions=["discard"])
     def discard(self, request: HttpRequest, rows: QuerySet[Job]) -> HttpResponse | None:
         return self.carry_out(request, rows, DISCARD)
 
     def has_retry_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("dbqueue.retry_job")
+
+    def has_stop_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("dbqueue.stop_job")
 
     def has_discard_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("dbqueue.discard_job")

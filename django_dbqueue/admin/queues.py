@@ -12,8 +12,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..models import Job, Queue
-from ..models.job import State
 from ..models.queue import Load
+from ..models.states import State
 from . import looks
 from .operating import OperatingAdmin
 from .verbs import PAUSE, RESUME

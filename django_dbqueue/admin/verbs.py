@@ -91,6 +91,18 @@ DISCARD = Verb(
     act=lambda jobs: jobs.discard(),
     asks_from=1,
 )
+STOP = Verb(
+    name="stop",
+    permission="stop",
+    label=_("Stop"),
+    means=_(
+        "A running job is interrupted, and is then discarded. If it does not let itself be interrupted, its process is ended."
+    ),
+    done=_("Being stopped"),
+    eligible=lambda jobs: jobs.stoppable(),
+    act=lambda jobs: jobs.stop(),
+    asks_from=1,
+)
 PAUSE = Verb(
     name="pause",
     permission="pause",

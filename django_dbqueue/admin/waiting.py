@@ -13,7 +13,7 @@ from django.utils.translation import ngettext
 
 from ..models import Job, Process, Queue
 from ..models.counts import count
-from ..models.job import State
+from ..models.states import State
 from ..selector import QueueSelector
 from .looks import ago, moment
 

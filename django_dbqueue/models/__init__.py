@@ -6,5 +6,6 @@ from .hanged import HangedJob
 from .job import Job
 from .process import Process
 from .queue import Queue
+from .stack import Stack
 
-__all__ = ["Execution", "Failure", "HangedJob", "Job", "Process", "Queue", "Settlement"]
+__all__ = ["Execution", "Failure", "HangedJob", "Job", "Process", "Queue", "Settlement", "Stack"]

@@ -15,18 +15,24 @@ from ..errors import ErrorReport
 from .counts import LIMIT, Many
 from .expressions import Now, after, lock
 from .failure import Failure
-from .job import FINISHED, Job, JobQuerySet, State
+from .job import Job
+from .jobs import JobQuerySet
+from .states import FINISHED, State
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settlement:
-    """How an attempt ended, and what becomes of its job: the next state, and after which wait in seconds."""
+    """How an attempt ended, and what becomes of its job: the next state, and after which wait in seconds.
+
+    ``erase``: nothing of the job is kept.
+    """
 
     execution: Execution
     state: State
     wait: float = 0.0
     result: Any = None
     error: ErrorReport | None = None
+    erase: bool = False
 
     @classmethod
     def of(
@@ -39,6 +45,7 @@ class Settlement:
         wait: float = 0.0,
         result: Any = None,
         error: ErrorReport | None = None,
+        erase: bool = False,
     ) -> Settlement:
         """The end, now, of the attempt that a claimed job is in."""
         execution = Execution(
@@ -52,7 +59,12 @@ class Settlement:
         )
         if error:
             execution.error_type, execution.message, execution.traceback = error.type[:255], error.message, error.traceback
-        return cls(execution=execution, state=state, wait=wait, result=result, error=error)
+        return cls(execution=execution, state=state, wait=wait, result=result, error=error, erase=erase)
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it counts as a failed attempt, and belongs to a group of failures."""
+        return self.execution.outcome in FAILURES
 
     @property
     def fence(self) -> tuple[UUID, int]:
@@ -61,7 +73,7 @@ class Settlement:
     @property
     def change(self) -> tuple[Any, ...]:
         """What its job's row changes to; equal for jobs that one statement can settle."""
-        return self.state, self.wait, self.execution.outcome in (Execution.Outcome.FAILED, Execution.Outcome.LOST)
+        return self.state, self.wait, self.is_failure
 
 
 class Settled(NamedTuple):
@@ -86,8 +98,11 @@ class ExecutionQuerySet(models.QuerySet["Execution"]):
             rows = jobs.filter(pk__in=ids).order_by("pk").values_list("pk", "attempt", "state")
             seen = {pk: (pk, attempt) for pk, attempt, state in lock(rows) if state == State.RUNNING}
             settled = Settled([o for o in outcomes if seen.get(o.fence[0]) == o.fence], [], [])
-            _move_on(jobs, settled.written)
-            self._record(settled.written)
+            kept = [outcome for outcome in settled.written if not outcome.erase]
+            _move_on(jobs, kept)
+            self._record(kept)
+            if len(kept) < len(settled.written):
+                jobs.erase([outcome.fence[0] for outcome in settled.written if outcome.erase])
             if len(settled.written) < len(outcomes):
                 self._sort_out(rows, [o for o in outcomes if seen.get(o.fence[0]) != o.fence], settled)
         return settled
@@ -114,25 +129,40 @@ class ExecutionQuerySet(models.QuerySet["Execution"]):
 
     def _record(self, outcomes: list[Settlement]) -> None:
         failures = Failure.objects.using(self.db)
-        failed = {o.error.fingerprint: o.error for o in outcomes if o.error and o.state != State.DISCARDED}
+        failed = {o.error.fingerprint: o.error for o in outcomes if o.error and o.is_failure}
         groups = failures.identify(failed) if failed else {}
         for outcome in outcomes:
-            outcome.execution.failure_id = groups.get(outcome.error.fingerprint) if outcome.error else None
+            alike = outcome.error.fingerprint if outcome.error and outcome.is_failure else None
+            outcome.execution.failure_id = groups.get(alike) if alike else None
         self.bulk_create([outcome.execution for outcome in outcomes])
         if groups:
             failures.record([o.execution.failure_id for o in outcomes if o.execution.failure_id])
 
     def _sort_out(self, rows: Any, outcomes: Iterable[Settlement], settled: Settled) -> None:
         """What was not ours to lock is held by somebody and still ours, or written before by a COMMIT of unknown end, or lost."""
-        still_ours = {(pk, attempt) for pk, attempt, state in rows if state == State.RUNNING}
-        written = set(self.filter(job__in=[o.fence[0] for o in outcomes]).values_list("job", "attempt", "process", "outcome"))
+        current = {pk: (pk, attempt, state) for pk, attempt, state in rows}
+        known = {
+            (job, attempt): (process, outcome)
+            for job, attempt, process, outcome in self.filter(job__in=list(current)).values_list(
+                "job", "attempt", "process", "outcome"
+            )
+        }
         for outcome in outcomes:
-            if outcome.fence in still_ours:
+            if current.get(outcome.fence[0]) == (*outcome.fence, State.RUNNING):
                 settled.held.append(outcome)
-            elif (*outcome.fence, outcome.execution.process, outcome.execution.outcome) in written:
+            elif known.get(outcome.fence) == (outcome.execution.process, outcome.execution.outcome):
                 settled.written.append(outcome)
             else:
                 settled.lost.append(outcome)
+        unknown = [o for o in settled.lost if o.fence not in known and o.fence[0] in current]
+        self.bulk_create([_dropped(outcome.execution) for outcome in unknown], ignore_conflicts=True)
+
+
+def _dropped(execution: Execution) -> Execution:
+    """What is recorded of an attempt that ended after its job had gone to somebody else."""
+    execution.message = f"It ended ({execution.outcome}) when its job belonged to somebody else; that outcome was dropped."
+    execution.outcome = Execution.Outcome.LOST
+    return execution
 
 
 def _move_on(jobs: models.QuerySet[Job], outcomes: list[Settlement]) -> None:
@@ -158,11 +188,13 @@ class Execution(models.Model):
     class Outcome(models.TextChoices):
         SUCCESSFUL = "successful", _("Successful")
         FAILED = "failed", _("Failed")
+        # It ran longer than it may.
+        TIMED_OUT = "timed_out", _("Timed out")
         # Its process died.
         LOST = "lost", _("Lost")
         # Its process was told to stop, and gave it back.
         INTERRUPTED = "interrupted", _("Interrupted")
-        # It raised what its task is called off for.
+        # It raised what its task is called off for, or an operator stopped it.
         DISCARDED = "discarded", _("Discarded")
 
     job = models.ForeignKey(
@@ -202,3 +234,6 @@ class Execution(models.Model):
 
     def __str__(self) -> str:
         return f"{self.job_id} #{self.attempt}"
+
+
+FAILURES = (Execution.Outcome.FAILED, Execution.Outcome.TIMED_OUT, Execution.Outcome.LOST)

@@ -58,5 +58,6 @@ class PartialIndex(models.Index):
             only = models.Q(state=self.states[0]) if len(self.states) == 1 else models.Q(state__in=self.states)
             index = models.Index(fields=self.fields, name=self.name, condition=only)
         else:
-            index = models.Index(fields=["state", *self.fields], name=self.name)
+            leading = [] if "state" in self.fields else ["state"]
+            index = models.Index(fields=[*leading, *self.fields], name=self.name)
         return index.create_sql(model, schema_editor, using=using, **kwargs)

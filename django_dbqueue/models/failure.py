@@ -36,6 +36,10 @@ class FailureQuerySet(models.QuerySet["Failure"]):
         """Returns how many were muted or resolved."""
         return self.closed().update(state=Failure.State.OPEN)
 
+    def prune(self, older_than: float) -> None:
+        """Forget those that were not seen for so many seconds."""
+        self.filter(last_seen__lt=after(-older_than)).delete()
+
     def identify(self, reports: Mapping[str, ErrorReport]) -> dict[str, int]:
         """The group's id for each fingerprint; a group is made for one that was never seen."""
         known = self._ids(reports)

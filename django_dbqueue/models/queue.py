@@ -10,7 +10,8 @@ from django.utils.translation import gettext_lazy as _
 
 from .counts import LIMIT, Many, count
 from .expressions import Now
-from .job import Job, Lane, State
+from .job import Job
+from .states import Lane, State
 
 
 @dataclass

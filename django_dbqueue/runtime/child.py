@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import multiprocessing
 import os
+import signal
 import threading
 from multiprocessing.connection import wait
 from typing import Any
 
 from .stop import Stop
 
+# Windows has none.
+STACKS: int | None = getattr(signal, "SIGUSR2", None)
 
-def main(role: str, alias: str, changes: dict[str, Any], supervisor: int) -> None:
-    """Set Django up, be the role until told to stop, and end the process, whatever threads are still busy."""
+
+def main(role: str, alias: str, changes: dict[str, Any], supervisor: int, memory: Any, stacks: str) -> None:
+    """Set Django up, be the role until told to stop, and end the process, whatever threads are still busy.
+
+    ``memory`` is that of its board; asked by a signal, it writes where all its threads are to the file ``stacks``.
+    """
     import django
 
     django.setup()
+    if STACKS:
+        faulthandler.register(STACKS, file=open(stacks, "w"), all_threads=True)  # noqa: SIM115
     # Models, and what imports them, are to be had from here on.
+    from .board import Board
     from .connection import keep_connections
     from .log import log_to_console
     from .roles import run_role
@@ -28,9 +39,10 @@ def main(role: str, alias: str, changes: dict[str, Any], supervisor: int) -> Non
     stop = Stop()
     obey_supervisor(stop)
     threading.Thread(target=_end_with_parent, args=(stop,), daemon=True).start()
+    board = Board(memory)
     code = 0
     try:
-        run_beside_signals(lambda: run_role(role, alias, changes, stop, supervisor))
+        code = run_beside_signals(lambda: run_role(role, alias, changes, board, stop, supervisor), board.pulse)
     except Exception:
         logging.getLogger("django_dbqueue").exception("The %s ended by an error.", role)
         code = 1

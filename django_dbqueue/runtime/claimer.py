@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ..models import Job, Process, Queue
-from ..models.job import Lane
+from ..models.states import Lane
 from ..selector import QueueSelector
 
 

@@ -10,9 +10,33 @@ from typing import Any
 
 from django.db import connections, reset_queries, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 
 # A connection that was idle for so many seconds is checked before it is used again.
 IDLE = 1.0
+# Of libpq: how soon a connection is given up whose other end does not answer any more.
+TCP = {
+    "connect_timeout": 10,
+    "keepalives_idle": 5,
+    "keepalives_interval": 3,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+}
+_SET = {
+    "postgresql": [
+        "SET statement_timeout = {milliseconds}; SET lock_timeout = {milliseconds}; "
+        "SET idle_in_transaction_session_timeout = {milliseconds}; "
+        "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED"
+    ],
+    "mariadb": [
+        "SET SESSION max_statement_time = {seconds}, SESSION innodb_lock_wait_timeout = {seconds}",
+        "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+    ],
+    "mysql": [
+        "SET SESSION max_execution_time = {milliseconds}, SESSION innodb_lock_wait_timeout = {seconds}",
+        "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+    ],
+}
 
 _thread = threading.local()
 
@@ -20,19 +44,52 @@ _thread = threading.local()
 def keep_connections() -> None:
     """Keep this process's connections whatever ``CONN_MAX_AGE`` says: a new one for each job costs more than the job.
 
-    Each thread keeps its own, so there is nothing to pool, and Django's pool refuses connections that are kept.
+    Each thread keeps its own, so there is nothing to pool, and Django's pool refuses connections that are kept. A server
+    that has gone without a word is noticed within seconds, not hours.
     """
     for alias in connections:
         connections.settings[alias]["CONN_MAX_AGE"] = None
-        connections.settings[alias]["OPTIONS"].pop("pool", None)
+        options = connections.settings[alias]["OPTIONS"]
+        options.pop("pool", None)
+        if connections[alias].vendor == "postgresql":
+            connections.settings[alias]["OPTIONS"] = {**TCP, **options}
 
 
-def prepare(database: str) -> None:
-    """Make the calling thread's connection fit for claiming and settling."""
-    connection = connections[database]
+def prepare(database: str, limit: float) -> None:
+    """Make the calling thread's connections to a database fit for the queue's own statements.
+
+    None of them may take longer than ``limit`` seconds, and whatever the project's isolation level is, theirs is READ
+    COMMITTED.
+    """
+    _thread.prepared = database, limit
+    discard(database)
+
+
+def _prepare_unconnected(connection: Any, limit: float) -> None:
     if connection.vendor == "sqlite":
         # A claim reads and then writes: begun as a reader, it would fail whenever another writer was quicker.
-        connection.transaction_mode = "IMMEDIATE"  # type: ignore[attr-defined]
+        connection.transaction_mode = "IMMEDIATE"
+    options = {key: value for key, value in connection.settings_dict["OPTIONS"].items() if key != "isolation_level"}
+    if connection.vendor == "mysql":
+        options |= {"connect_timeout": int(limit) + 1, "read_timeout": int(limit) + 1, "write_timeout": int(limit) + 1}
+    connection.settings_dict = {**connection.settings_dict, "OPTIONS": options}
+
+
+def _prepare_connected(connection: Any, **kwargs: Any) -> None:
+    """Told by Django of each new connection."""
+    database, limit = getattr(_thread, "prepared", (None, 0.0))
+    # Behind a pool by transactions, what is set here would stay with a connection that others are given.
+    if connection.alias == database and not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+        with connection.cursor() as cursor:
+            for statement in _SET.get(_kind(connection), ()):
+                cursor.execute(statement.format(milliseconds=int(limit * 1000), seconds=int(limit) + 1))
+
+
+def _kind(connection: Any) -> str:
+    return "mariadb" if connection.vendor == "mysql" and connection.mysql_is_mariadb else connection.vendor
+
+
+connection_created.connect(_prepare_connected, dispatch_uid="dbqueue")
 
 
 @contextmanager
@@ -92,6 +149,9 @@ def discard(alias: str) -> None:
     with suppress(Exception):
         connections[alias].close()
     del connections[alias]
+    database, limit = getattr(_thread, "prepared", (None, 0.0))
+    if alias == database:
+        _prepare_unconnected(connections[alias], limit)
 
 
 def close_connections() -> None:

@@ -11,11 +11,12 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 
 from ..models import Job, Settlement
+from .calls import CoroutineCall
 from .connection import close_connections
 
 logger = logging.getLogger("django_dbqueue")
 
-Run = Callable[[Job], Awaitable[Settlement]]
+Run = Callable[[CoroutineCall], Awaitable[Settlement]]
 
 
 class Coroutines:
@@ -23,7 +24,7 @@ class Coroutines:
 
     def __init__(self, limit: int, run: Run, settle: Callable[[Settlement], None], wake: Callable[[], None]) -> None:
         self._limit, self._run, self._settle, self._wake = limit, run, settle, wake
-        self._running: dict[tuple[UUID, int], Job] = {}
+        self._running: dict[tuple[UUID, int], CoroutineCall] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
@@ -31,13 +32,13 @@ class Coroutines:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._run_loop, args=(self._loop,), name="coroutines", daemon=True).start()
-        self._running[job.pk, job.attempt] = job
-        asyncio.run_coroutine_threadsafe(self._work(job), self._loop)
+        self._running[job.pk, job.attempt] = call = CoroutineCall(job)
+        asyncio.run_coroutine_threadsafe(self._work(call), self._loop)
 
     def full(self) -> bool:
         return len(self._running) >= self._limit
 
-    def running(self) -> list[Job]:
+    def running(self) -> list[CoroutineCall]:
         return list(self._running.values())
 
     def close(self) -> None:
@@ -59,11 +60,11 @@ class Coroutines:
         if not asyncio.all_tasks(loop):
             loop.close()
 
-    async def _work(self, job: Job) -> None:
+    async def _work(self, call: CoroutineCall) -> None:
         try:
-            self._settle(await self._run(job))
+            self._settle(await self._run(call))
         finally:
             was_full = self.full()
-            del self._running[job.pk, job.attempt]
+            del self._running[call.job.pk, call.job.attempt]
             if was_full:
                 self._wake()

@@ -1,17 +1,20 @@
-"""The role that makes due jobs ready and recovers those of dead processes."""
+"""The role that makes due jobs ready, recovers those of dead processes, and prunes old ones."""
 
 from __future__ import annotations
 
 import logging
 import random
+import time
 
 from django.db import DatabaseError, InterfaceError
 
 from ..backend import DatabaseBackend
-from ..models import Job, Process
+from ..models import Failure, Job, Process
+from ..models.states import State
 from ..options import Options
 from ..wakeup import wake
 from . import recovery
+from .board import Board
 from .connection import close_connections, discard, prepare
 from .heartbeat import Heartbeat
 from .stop import Stop
@@ -23,32 +26,62 @@ class Dispatcher:
     """Any number of them may run, on any hosts: each step is safe beside another's."""
 
     BATCH = 1000
+    # Seconds between two looks for what is old enough to be pruned.
+    PRUNE = 60.0
 
-    def __init__(self, backend: DatabaseBackend, options: Options) -> None:
-        self._database, self._options = backend.database, options
+    def __init__(self, backend: DatabaseBackend, options: Options, board: Board) -> None:
+        self._backend, self._database, self._options, self._board = backend, backend.database, options, board
         self._jobs = Job.objects.using(backend.database)
-        self._heartbeat = Heartbeat(Process.Kind.DISPATCHER, backend.database, options, {})
+        self._heartbeat = Heartbeat(Process.Kind.DISPATCHER, backend.database, options, board, {})
+        self._prune_at = time.monotonic()
 
-    def run(self, stop: Stop, supervisor: int | None = None) -> None:
-        """Work until ``stop`` is asked for."""
-        prepare(self._database)
+    def run(self, stop: Stop, supervisor: int | None = None) -> bool:
+        """Work until ``stop`` is asked for. Returns True: it leaves nothing behind."""
+        prepare(self._database, self._options.statement_limit)
         process = self._heartbeat.start(supervisor)
         logger.info("%s looks for due jobs every %g s.", process, self._options.poll_interval, extra=process.log_fields)
-        while not stop.asked and self._heartbeat.healthy:
-            if not self._work():
-                stop.wait(self._options.poll_interval * random.uniform(0.8, 1.0))
+        while not stop.asked and not self._heartbeat.declared_dead:
+            self._board.turn()
+            stop.wait(self._work())
         self._heartbeat.stop()
         close_connections()
+        return True
 
-    def _work(self) -> bool:
-        """Returns whether there is more to do at once."""
+    def _work(self) -> float:
+        """One round. Returns how many seconds the next one can wait."""
+        pause = self._options.poll_interval * random.uniform(0.8, 1.0)
         try:
             queues = self._jobs.dispatch(self.BATCH)
             for queue in set(queues):
                 wake(self._database, queue)
-            recovery.recover(self._database, Process.objects.silent())
-            return len(queues) == self.BATCH
+            recovery.recover(self._backend, Process.objects.silent(), recovery.Death(how="was silent for too long"))
+            if len(queues) == self.BATCH or self._prune():
+                return 0.0
+            return min(pause, self._jobs.next_due_in() or pause)
         except (DatabaseError, InterfaceError) as error:
             logger.warning("Due jobs could not be made ready: %s", error)
             discard(self._database)
+            return pause
+
+    def _prune(self) -> bool:
+        """Delete some of what is old enough. Returns whether there may be more."""
+        if time.monotonic() < self._prune_at:
             return False
+        if self._prune_some():
+            return True
+        if self._options.keep_failed is not None:
+            Failure.objects.using(self._database).prune(self._options.keep_failed)
+        self._prune_at = time.monotonic() + self.PRUNE * random.uniform(0.8, 1.2)
+        return False
+
+    def _prune_some(self) -> bool:
+        own = {queue: self._backend.options_of(queue) for queue in self._options.per_queue}
+        kept = [(self._jobs.filter(queue=queue), options) for queue, options in own.items()]
+        return any(
+            seconds is not None and rows.prune(states, seconds, self.BATCH)
+            for rows, options in [*kept, (self._jobs.exclude(queue__in=list(own)), self._options)]
+            for states, seconds in (
+                ([State.SUCCESSFUL], options.keep_successful),
+                ([State.FAILED, State.DISCARDED], options.keep_failed),
+            )
+        )

@@ -7,18 +7,22 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from inspect import iscoroutinefunction
+from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import async_to_sync, sync_to_async
-from django.db import DatabaseError, InterfaceError
+from django.db import DatabaseError, InterfaceError, transaction
 
 from .. import arguments, errors
 from ..backend import DatabaseBackend
-from ..compat import TaskContext, TaskError, TaskResultStatus, signals
+from ..compat import TaskError, TaskResultStatus, signals
+from ..exceptions import Interrupted, InvalidTaskPath, JobLost, Stopped, TimedOut
 from ..models import Execution, Job, Settlement
-from ..models.job import State
-from ..results import JobResult, result_of, task_of
+from ..models.states import OnLost, State
+from ..results import JobContext, JobResult, result_of, task_of
 from ..retry import wait_before_retry
+from . import calls
+from .calls import CoroutineCall, ThreadCall
 from .connection import look_after_connections, ready_connections
 
 P = ParamSpec("P")
@@ -27,24 +31,27 @@ R = TypeVar("R")
 logger = logging.getLogger("django_dbqueue")
 
 
-def run(job: Job, backend: DatabaseBackend) -> Settlement:
-    """Run a job on this thread."""
-    attempt = Attempt(job, backend)
+def run(call: ThreadCall, backend: DatabaseBackend) -> Settlement | None:
+    """Run a job on this thread. Returns what is to be settled, or None if it settled itself."""
+    attempt = Attempt(call, backend)
     try:
-        call = attempt.begin()
-        return attempt.succeed(async_to_sync(call)() if iscoroutinefunction(call) else call())
+        function = attempt.begin()
+        if attempt.is_atomic:
+            attempt.settle_in_transaction(function)
+            return None
+        return attempt.succeed(call.run(async_to_sync(function) if iscoroutinefunction(function) else function))
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise  # Workers run tasks on other threads: here it is a person's Ctrl-C.
         return attempt.fail(error)
 
 
-async def run_async(job: Job, backend: DatabaseBackend) -> Settlement:
+async def run_async(call: CoroutineCall, backend: DatabaseBackend) -> Settlement:
     """Run the job of an ``async def`` task on this event loop."""
-    attempt = Attempt(job, backend)
+    attempt = Attempt(call, backend)
     try:
-        call = await sync_to_async(_with_ready_connections)(attempt.begin)
-        value = await call()
+        function = await sync_to_async(_with_ready_connections)(attempt.begin)
+        value = await call.run(function)
         return await sync_to_async(_with_ready_connections)(attempt.succeed, value)
     except BaseException as error:
         return await sync_to_async(_with_ready_connections)(attempt.fail, error)
@@ -60,28 +67,53 @@ def _with_ready_connections(step: Callable[P, R], *args: P.args, **kwargs: P.kwa
 class Attempt:
     """One attempt at one job: it begins, and then succeeds or fails."""
 
-    def __init__(self, job: Job, backend: DatabaseBackend) -> None:
-        self._job, self._backend = job, backend
+    # A job whose task is known nowhere is given back so often, which takes five minutes: a deploy may be under way.
+    UNKNOWN = 10
+
+    def __init__(self, call: Any, backend: DatabaseBackend) -> None:
+        self._call, self._job, self._backend = call, call.job, backend
+        self._executions = Execution.objects.using(backend.database)
+        self._jobs = Job.objects.using(backend.database)
+        self._options = backend.options_of(call.job.queue)
         self._result: JobResult | None = None
-        self._started_at = job.now()
+        self._started_at = call.job.now()
 
     def begin(self) -> Callable[[], Any]:
         """Announce the attempt, and return the call that it consists of."""
         job, alias = self._job, self._backend.alias
         task = task_of(job, alias)
-        earlier = Execution.objects.using(self._backend.database).filter(job=job).order_by("attempt") if job.attempt > 1 else ()
+        if job.on_lost == OnLost.FAIL and not self._jobs.begin(job):
+            raise JobLost
+        earlier = self._executions.filter(job=job).order_by("attempt") if job.attempt > 1 else ()
         self._result = result_of(job, alias, task, earlier)
         self._announce(signals.task_started)
-        leading: tuple[Any, ...] = (TaskContext(task_result=self._result),) if task.takes_context else ()
+        leading = (JobContext(task_result=self._result, job=job, call=self._call),) if task.takes_context else ()
         return partial(task.func, *leading, *job.args, **job.kwargs)
+
+    @property
+    def is_atomic(self) -> bool:
+        return self._result is not None and self._task.atomic
+
+    @property
+    def _task(self) -> Any:
+        assert self._result is not None
+        return self._result.task
 
     def succeed(self, value: Any) -> Settlement:
         """Raises TypeError or ValueError for a return value that is not JSON: then the attempt has failed."""
-        result = arguments.to_json(value, of=f"What {self._job.task} returned")
-        self._announce(
-            signals.task_finished, status=TaskResultStatus.SUCCESSFUL, finished_at=self._job.now(), _return_value=result
-        )
-        return self._settle(Execution.Outcome.SUCCESSFUL, State.SUCCESSFUL, result=result)
+        success = self._success(value)
+        self._announce_end(TaskResultStatus.SUCCESSFUL, success.result)
+        return success
+
+    def settle_in_transaction(self, function: Callable[[], Any]) -> None:
+        """What the task does to the queue's database, and that it succeeded, are committed together or not at all."""
+        with transaction.atomic(using=self._backend.database):
+            success = self._success(self._call.run(function))
+            # Waits for whoever holds the row; settling alone would step over it.
+            if not self._jobs.owned(self._job).select_for_update().exists():
+                raise JobLost
+            self._executions.settle([success])
+        self._announce_end(TaskResultStatus.SUCCESSFUL, success.result)
 
     def fail(self, error: BaseException) -> Settlement:
         """Decide what becomes of the job. Called while ``error`` is handled, as receivers of the signal expect."""
@@ -92,34 +124,56 @@ class Attempt:
             return self._settle(Execution.Outcome.FAILED, State.FAILED, error=errors.report(another))
 
     def _decide(self, error: BaseException) -> Settlement:
-        # The first frame is this module's call.
-        report = errors.report(error, error.__traceback__ and error.__traceback__.tb_next)
-        if self._result is None and isinstance(error, (DatabaseError, InterfaceError)):
+        report = errors.report(error, _frames_of_the_task(error))
+        if isinstance(error, (Interrupted, JobLost)):
+            self._warn("is interrupted and given back")
+            return self._settle(Execution.Outcome.INTERRUPTED, State.READY)
+        if self._result is None:
+            return self._decide_unbegun(error, report)
+        self._result.errors.append(TaskError(exception_class_path=report.type, traceback=report.traceback))
+        if isinstance(error, (Stopped, *self._task.discard_on)):
+            return self._give_up(Execution.Outcome.DISCARDED, State.DISCARDED, report)
+        outcome = Execution.Outcome.TIMED_OUT if isinstance(error, TimedOut) else Execution.Outcome.FAILED
+        wait = wait_before_retry(self._job, self._task, error, self._result, self._options)
+        if wait is None:
+            return self._give_up(outcome, State.FAILED, report)
+        self._warn("is tried again in %.3g s: %s", wait, report.headline)
+        return self._settle(outcome, State.SCHEDULED if wait else State.READY, wait=wait, error=report)
+
+    def _decide_unbegun(self, error: BaseException, report: errors.ErrorReport) -> Settlement:
+        """Of a job whose task could not be found, or whose earlier attempts could not be read."""
+        if isinstance(error, (DatabaseError, InterfaceError)):
             self._warn("is given back: its earlier attempts could not be read: %s", error)
             return self._settle(Execution.Outcome.INTERRUPTED, State.SCHEDULED, wait=1.0)
-        if self._result is None:
-            self._warn("cannot run: %s", error)
-            return self._settle(Execution.Outcome.FAILED, State.FAILED, error=report)
-        task: Any = self._result.task
-        self._result.errors.append(TaskError(exception_class_path=report.type, traceback=report.traceback))
-        if isinstance(error, task.discard_on):
-            return self._give_up(Execution.Outcome.DISCARDED, State.DISCARDED, report)
-        wait = wait_before_retry(self._job, task, error, self._result, self._backend.config)
-        if wait is None:
-            return self._give_up(Execution.Outcome.FAILED, State.FAILED, report)
-        self._warn("is tried again in %.3g s: %s", wait, report.headline)
-        return self._settle(Execution.Outcome.FAILED, State.SCHEDULED if wait else State.READY, wait=wait, error=report)
+        if isinstance(error, InvalidTaskPath):
+            unknown = self._executions.filter(
+                job=self._job, outcome=Execution.Outcome.INTERRUPTED, error_type=report.type
+            ).count()
+            if unknown < self.UNKNOWN:
+                self._warn("is given back for other workers: %s", error)
+                return self._settle(Execution.Outcome.INTERRUPTED, State.SCHEDULED, wait=min(60.0, 2.0**unknown), error=report)
+        self._warn("cannot run: %s", error)
+        return self._settle(Execution.Outcome.FAILED, State.FAILED, error=report)
 
     def _give_up(self, outcome: Execution.Outcome, state: State, report: errors.ErrorReport) -> Settlement:
-        self._warn("%s: %s", outcome.value, report.headline)
-        self._announce(signals.task_finished, status=TaskResultStatus.FAILED, finished_at=self._job.now())
+        self._warn("%s: %s", outcome.value.replace("_", " "), report.headline)
+        self._announce_end(TaskResultStatus.FAILED)
         return self._settle(outcome, state, error=report)
 
     def _warn(self, what: str, *args: Any) -> None:
         logger.warning(f"Job %s of %s {what}", self._job.pk, self._job.task, *args, extra=self._job.log_fields)
 
+    def _success(self, value: Any) -> Settlement:
+        result = arguments.to_json(value, of=f"What {self._job.task} returned")
+        own = self._task.delete_on_success
+        erase = self._options.delete_on_success if own is None else own
+        return self._settle(Execution.Outcome.SUCCESSFUL, State.SUCCESSFUL, result=result, erase=erase)
+
     def _settle(self, outcome: Execution.Outcome, state: State, **rest: Any) -> Settlement:
         return Settlement.of(self._job, outcome, state, started_at=self._started_at, **rest)
+
+    def _announce_end(self, status: Any, value: Any = None) -> None:
+        self._announce(signals.task_finished, status=status, finished_at=self._job.now(), _return_value=value)
 
     def _announce(self, signal: Any, **changes: Any) -> None:
         for name, value in changes.items():
@@ -128,3 +182,10 @@ class Attempt:
             signal.send_robust(type(self._backend), task_result=self._result)
         except SystemExit:  # All others that are errors, send_robust logs itself.
             self._warn("goes on: a receiver of a signal raised SystemExit")
+
+
+def _frames_of_the_task(error: BaseException) -> TracebackType | None:
+    frames = error.__traceback__
+    while frames and frames.tb_next and frames.tb_frame.f_code.co_filename in (__file__, calls.__file__):
+        frames = frames.tb_next
+    return frames

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import secrets
 import socket
 import threading
@@ -15,19 +16,25 @@ from django.db import DatabaseError, InterfaceError
 from ..models import Process
 from ..models.expressions import Now, after
 from ..options import Options
-from .connection import close_connections, discard
+from . import host
+from .board import Board
+from .connection import close_connections, discard, prepare
 
 logger = logging.getLogger("django_dbqueue")
 
 
 class Heartbeat:
-    """The registration of one running role, from ``start`` to ``stop``."""
+    """The registration of one running role, from ``start`` to ``stop``.
 
-    def __init__(self, kind: Process.Kind, database: str, options: Options, details: dict[str, Any]) -> None:
-        self._options = options
+    It vouches for progress: while the role's main loop does not come round, as its ``board`` says, it does not beat.
+    """
+
+    def __init__(self, kind: Process.Kind, database: str, options: Options, board: Board, details: dict[str, Any]) -> None:
+        self._options, self._board = options, board
         self._processes = Process.objects.using(database)
         self._ended = threading.Event()
         self._last = time.monotonic()
+        self.declared_dead = False
         hostname = socket.gethostname()[:150]
         self.process = Process(
             # A new name at each start: a restarted container often has its predecessor's host and process id.
@@ -35,7 +42,7 @@ class Heartbeat:
             kind=kind,
             hostname=hostname,
             pid=os.getpid(),
-            details=details,
+            details={**details, **host.identity()},
         )
         self._thread = threading.Thread(target=self._run, name=f"{kind.value}-heartbeat", daemon=True)
 
@@ -46,10 +53,12 @@ class Heartbeat:
         self._thread.start()
         return self.process
 
-    def stop(self) -> None:
-        """Stop beating and sign off."""
+    def stop(self, *, sign_off: bool = True) -> None:
+        """Stop beating and sign off; a process that still runs jobs does not sign off."""
         self._ended.set()
-        self._thread.join()
+        self._thread.join(1.0)
+        if not sign_off:
+            return
         discard(self._processes.db)  # It may have been lost since this thread used it.
         try:
             self._processes.filter(pk=self.process.pk).delete()
@@ -59,7 +68,12 @@ class Heartbeat:
     @property
     def healthy(self) -> bool:
         """Whether others still believe this process alive. By its own clock, with a third of the time to spare."""
-        return time.monotonic() - self._last < self._options.dead_after * 2 / 3
+        return not self.declared_dead and self.silent_for < self._options.patience
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since the last beat that succeeded."""
+        return time.monotonic() - self._last
 
     def _sign_on(self) -> None:
         self.process.heartbeat_at, self.process.expires_at = Now(), after(self._options.dead_after)
@@ -73,17 +87,24 @@ class Heartbeat:
         return False
 
     def _run(self) -> None:
-        while not self._ended.wait(self._options.beat_interval):
-            began = time.monotonic()
-            try:
-                if not self._processes.filter(pk=self.process.pk).beat(self._options.dead_after) and not self._signs_on_again():
-                    logger.error(
-                        "%s was declared dead by others; it claims nothing more.", self.process, extra=self.process.log_fields
-                    )
-                    self._last = -self._options.dead_after
-                    break
-                self._last = began
-            except (DatabaseError, InterfaceError) as error:
-                logger.warning("%s could not beat: %s", self.process, error, extra=self.process.log_fields)
-                close_connections()
+        prepare(self._processes.db, self._options.statement_limit)
+        while not self._ended.wait(self._options.beat_interval * random.uniform(0.8, 1.0)) and not self.declared_dead:
+            if self._board.since_turn() < self._options.patience:
+                self._beat()
+            else:
+                logger.error("%s makes no progress, and does not beat.", self.process, extra=self.process.log_fields)
         close_connections()
+
+    def _beat(self) -> None:
+        began = time.monotonic()
+        try:
+            if self._processes.filter(pk=self.process.pk).beat(self._options.dead_after) or self._signs_on_again():
+                self._last = began
+            else:
+                logger.error(
+                    "%s was declared dead by others; it claims nothing more.", self.process, extra=self.process.log_fields
+                )
+                self.declared_dead = True
+        except (DatabaseError, InterfaceError) as error:
+            logger.warning("%s could not beat: %s", self.process, error, extra=self.process.log_fields)
+            close_connections()

@@ -6,10 +6,15 @@ import logging
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
-from . import child
+from ..options import Options
+from . import child, executor
+from .board import Board
 from .roles import run_role
 from .stop import Stop
 
@@ -19,13 +24,14 @@ logger = logging.getLogger("django_dbqueue")
 class ThreadMember:
     """A role on a thread of this process."""
 
-    def __init__(self, role: str, alias: str, changes: dict[str, Any], supervisor: int) -> None:
-        self.role, self.pid, self.exitcode = role, os.getpid(), None
+    exitcode: int | None = None
+
+    def __init__(self, role: str, alias: str, options: Options, changes: dict[str, Any], supervisor: int) -> None:
+        self.role, self.pid, self.born = role, os.getpid(), time.monotonic()
+        self.board = Board.private()
         self._stop = Stop()
         self._thread = threading.Thread(target=self._run, args=(alias, changes, supervisor), name=role, daemon=True)
         self._thread.start()
-
-    exitcode: int | None
 
     def stop(self, *, now: bool = False) -> None:
         self._stop.ask(now=now)
@@ -36,10 +42,12 @@ class ThreadMember:
     def kill(self) -> None:
         """A thread cannot be killed; it ends with the process."""
 
+    def stacks(self) -> str:
+        return ""
+
     def _run(self, alias: str, changes: dict[str, Any], supervisor: int) -> None:
         try:
-            run_role(self.role, alias, changes, self._stop, supervisor)
-            self.exitcode = 0
+            self.exitcode = run_role(self.role, alias, changes, self.board, self._stop, supervisor)
         except BaseException:
             logger.exception("The %s ended by an error.", self.role)
             self.exitcode = 1
@@ -48,10 +56,14 @@ class ThreadMember:
 class ProcessMember:
     """A role in a process of its own, which can be killed. Spawned, not forked: it shares no connection, lock or thread."""
 
-    def __init__(self, role: str, alias: str, changes: dict[str, Any], supervisor: int) -> None:
-        self.role = role
+    def __init__(self, role: str, alias: str, options: Options, changes: dict[str, Any], supervisor: int) -> None:
+        self.role, self.born = role, time.monotonic()
         context = multiprocessing.get_context("spawn")
-        self._process = context.Process(target=child.main, args=(role, alias, changes, supervisor), name=role)
+        memory = context.RawArray("B", Board.size(options.threads + options.prefetch))
+        self.board = Board(memory)
+        self._stacks = tempfile.NamedTemporaryFile("r", prefix="dbqueue-")  # noqa: SIM115
+        arguments = (role, alias, changes, supervisor, memory, self._stacks.name)
+        self._process = context.Process(target=child.main, args=arguments, name=role)
         self._process.start()
 
     @property
@@ -71,6 +83,15 @@ class ProcessMember:
 
     def kill(self) -> None:
         self._process.kill()
+
+    def stacks(self) -> str:
+        """Where the threads are that run tasks. It is told even if none of them lets go of the interpreter."""
+        if not child.STACKS or not self.pid:
+            return ""
+        os.kill(self.pid, child.STACKS)
+        time.sleep(0.2)
+        threads = Path(self._stacks.name).read_text(errors="replace").split("\n\n")
+        return "\n\n".join(each for each in threads if executor.__file__ in each)
 
 
 Member = ThreadMember | ProcessMember

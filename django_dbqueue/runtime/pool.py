@@ -10,23 +10,30 @@ from collections.abc import Callable, Sequence
 
 from ..models import Job, Settlement
 from ..options import Options
+from .board import Board
+from .calls import ThreadCall
 from .connection import close_connections, look_after_connections, ready_connections
 
 logger = logging.getLogger("django_dbqueue")
 
-Run = Callable[[Job], Settlement]
+Run = Callable[[ThreadCall], "Settlement | None"]
 
 
 class Pool:
-    """Runs jobs by ``run`` and passes each outcome to ``settle``; calls ``wake`` when there is room for more."""
+    """Runs jobs by ``run`` and passes each outcome to ``settle``; calls ``wake`` when there is room for more.
+
+    What waits is on the ``board``.
+    """
 
     # So much work, in seconds, is kept claimed ahead: enough to hide a claim, little enough to give back.
     AHEAD = 0.2
 
-    def __init__(self, options: Options, run: Run, settle: Callable[[Settlement], None], wake: Callable[[], None]) -> None:
-        self._options, self._run, self._settle, self._wake = options, run, settle, wake
+    def __init__(
+        self, options: Options, board: Board, run: Run, settle: Callable[[Settlement], None], wake: Callable[[], None]
+    ) -> None:
+        self._options, self._board, self._run, self._settle, self._wake = options, board, run, settle, wake
         self._waiting: deque[Job] = deque()
-        self._running: dict[int, Job] = {}
+        self._running: dict[int, ThreadCall] = {}
         self._changed = threading.Condition()
         self._mean = 1.0
         self._closed = False
@@ -37,6 +44,8 @@ class Pool:
 
     def put(self, jobs: Sequence[Job]) -> None:
         with self._changed:
+            for job in jobs:
+                self._board.hold(job.pk)
             self._waiting.extend(jobs)
             self._changed.notify(len(jobs))
 
@@ -51,7 +60,7 @@ class Pool:
         with self._changed:
             return list(self._waiting)
 
-    def running(self) -> list[Job]:
+    def running(self) -> list[ThreadCall]:
         with self._changed:
             return list(self._running.values())
 
@@ -61,6 +70,8 @@ class Pool:
             limit = time.monotonic() - older_than
             stale = [job for job in self._waiting if job.clock <= limit]
             self._waiting = deque(job for job in self._waiting if job.clock > limit)
+            for job in stale:
+                self._board.drop(job.pk)
             return stale
 
     def close(self) -> None:
@@ -73,27 +84,28 @@ class Pool:
         return min(self._options.prefetch, int(self._options.threads * self.AHEAD / max(self._mean, 1e-4)))
 
     def _work(self) -> None:
-        while job := self._next():
-            began = time.monotonic()
+        while call := self._next():
             try:
                 ready_connections()
-                self._settle(self._run(job))
+                if outcome := self._run(call):
+                    self._settle(outcome)
                 look_after_connections()
             except BaseException:
-                logger.exception("After job %s; the thread goes on.", job.pk, extra=job.log_fields)
+                logger.exception("After job %s; the thread goes on.", call.job.pk, extra=call.job.log_fields)
             finally:
-                self._done(time.monotonic() - began)
+                self._done(time.monotonic() - call.began)
         close_connections()
 
-    def _next(self) -> Job | None:
+    def _next(self) -> ThreadCall | None:
         with self._changed:
             while not self._waiting:
                 if self._closed:
                     return None
                 self._changed.wait()
             job = self._waiting.popleft()
-            self._running[threading.get_ident()] = job
-            return job
+            self._board.drop(job.pk)
+            self._running[threading.get_ident()] = call = ThreadCall(job)
+            return call
 
     def _done(self, seconds: float) -> None:
         with self._changed:

@@ -5,12 +5,23 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
 
+from django.db import transaction
+
+from ..backend import DatabaseBackend
+from ..compat import signals
 from ..errors import ErrorReport
-from ..exceptions import ProcessLost
-from ..models import Execution, Job, Process, Settlement
+from ..exceptions import ProcessLost, Stopped, TimedOut
+from ..models import Execution, Job, Process, Settlement, Stack
+from ..models.execution import Settled
 from ..models.expressions import Now
 from ..models.process import ProcessQuerySet
+from ..models.states import FINISHED, OnLost, State
+from ..wakeup import wake
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -19,35 +30,101 @@ LEAST_ATTEMPTS = 3
 BATCH = 500
 
 
-def recover(database: str, dead: ProcessQuerySet) -> int:
-    """Sign off dead processes, and settle as lost what they, or others before them, were running. Returns how many jobs."""
-    names = _bury(dead.using(database))
-    jobs = list(Job.objects.using(database).orphaned().annotate(seen_at=Now())[:BATCH])
-    if not jobs:
-        return 0
-    lost = [_lost(job, names.get(job.process_id or 0, "a process")) for job in jobs]
-    return len(Execution.objects.using(database).settle(lost).written)
+@dataclass(frozen=True, kw_only=True)
+class Death:
+    """How processes died.
+
+    how: the end of the sentence "the process …".
+    blameless: none of its jobs can be the cause, but one that should have ended before.
+    unbegun: jobs that were claimed, and surely not begun.
+    """
+
+    how: str
+    blameless: bool = False
+    unbegun: frozenset[UUID] = field(default=frozenset())
 
 
-def _bury(dead: ProcessQuerySet) -> dict[int, str]:
+def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: Death) -> int:
+    """Sign off dead processes, and settle what they, or others before them, were running. Returns how many jobs that were.
+
+    A process is signed off in the transaction that settles its jobs: nobody finds them without knowing how it died.
+    """
+    database = backend.database
+    with transaction.atomic(using=database):
+        names = _bury(dead.using(database), death)
+        left = _settle(database, _jobs(database).filter(process__in=list(names)), names, death) if names else []
+    orphans = _jobs(database).orphaned()[:BATCH]
+    left += _settle(database, orphans, {}, Death(how="is gone"))
+    for queue in {job.queue for job in left if job.state == State.READY}:
+        wake(database, queue)
+    for job in left:
+        if job.state in FINISHED:
+            signals.task_finished.send_robust(type(backend), task_result=backend.get_result(str(job.pk)))
+    return len(left)
+
+
+def _jobs(database: str) -> Any:
+    return Job.objects.using(database).running().annotate(seen_at=Now())
+
+
+def _bury(dead: ProcessQuerySet, death: Death) -> dict[int, str]:
     names = dict(dead.values_list("pk", "name"))
     if names:
         # The condition holds once more as they are deleted: one that beat meanwhile lives, and keeps its jobs.
         dead.filter(pk__in=list(names)).delete()
-        logger.warning("Taken for dead: %s.", ", ".join(names.values()))
+        still = set(Process.objects.using(dead.db).filter(pk__in=list(names)).values_list("pk", flat=True))
+        names = {pk: name for pk, name in names.items() if pk not in still}
+        logger.warning("Taken for dead: %s, which %s.", ", ".join(names.values()), death.how)
     return names
 
 
-def _lost(job: Job, name: str) -> Settlement:
-    state = Job.State.FAILED if job.failures + 1 >= max(LEAST_ATTEMPTS, job.max_attempts) else Job.State.SCHEDULED
-    seen_at, job.claimed_at = job.seen_at, job.started_at  # type: ignore[attr-defined, assignment]
+def _settle(database: str, rows: Iterable[Job], names: Mapping[int, str], death: Death) -> list[Job]:
+    jobs = list(rows)
+    unbegun = [job for job in jobs if _is_unbegun(job, death)]
+    ran = [job for job in jobs if not _is_unbegun(job, death)]
+    stacks = Stack.objects.using(database).of(ran)
+    lost = [_outcome(job, names.get(job.process_id or 0, "a process"), death, stacks.get(job.pk, "")) for job in ran]
+    Job.objects.using(database).release(unbegun)
+    for job in unbegun:
+        job.state = State.READY
+    settled = Execution.objects.using(database).settle(lost) if lost else Settled([], [], [])
+    return unbegun + [outcome.execution.job for outcome in settled.written]
+
+
+def _is_unbegun(job: Job, death: Death) -> bool:
+    return job.pk in death.unbegun or (job.on_lost == OnLost.FAIL and not job.has_begun)
+
+
+def _outcome(job: Any, name: str, death: Death, stack: str) -> Settlement:
+    seen_at, job.claimed_at = job.seen_at, job.started_at
     job.clock = time.monotonic() - (seen_at - job.claimed_at).total_seconds()
     job.process = Process(pk=job.process_id, name=name)
-    logger.warning("Job %s of %s was lost with %s; it is now %s.", job.pk, job.task, name, state.value, extra=job.log_fields)
-    message = f"{name!r} died while it ran this job."
-    error = ErrorReport(
-        type=f"{ProcessLost.__module__}.{ProcessLost.__qualname__}", message=message, traceback=message, location=job.task
+    outcome, state, error = _verdict(job, death)
+    logger.warning("Job %s of %s: %s; it is now %s.", job.pk, job.task, error, state.value, extra=job.log_fields)
+    message = str(error)
+    report = ErrorReport(
+        type=f"{type(error).__module__}.{type(error).__qualname__}",
+        message=message,
+        traceback=f"{stack}{message}",
+        location=job.task,
     )
+    job.state = state
     # Apart from each other, so that the one that killed its process does not take the same neighbours along again.
-    wait = random.uniform(0.1, 3.0) * 3 ** min(job.failures, 6)
-    return Settlement.of(job, Execution.Outcome.LOST, state, wait=wait, error=error)
+    wait = random.uniform(0.1, 3.0) * 3 ** min(job.failures, 6) if state == State.SCHEDULED else 0.0
+    return Settlement.of(job, outcome, state, wait=wait, error=report)
+
+
+def _verdict(job: Any, death: Death) -> tuple[Execution.Outcome, State, BaseException]:
+    """What the death of its process means for a job that it had begun, or may have."""
+    outcomes, states, process = Execution.Outcome, State, f"its process, {job.process.name}, {death.how}"
+    if job.stop_asked_at:
+        return outcomes.DISCARDED, states.DISCARDED, Stopped(f"It was stopped by an operator; {process}.")
+    if job.timeout and job.started_at + job.timeout < job.seen_at:
+        seconds = job.timeout.total_seconds()
+        last = job.failures + 1 >= job.max_attempts
+        error = TimedOut(f"It ran longer than its timeout of {seconds:g} s; {process}.")
+        return outcomes.TIMED_OUT, states.FAILED if last else states.SCHEDULED, error
+    if death.blameless:
+        return outcomes.INTERRUPTED, states.READY, ProcessLost(f"It was interrupted: {process}.")
+    last = job.on_lost == OnLost.FAIL or job.failures + 1 >= max(LEAST_ATTEMPTS, job.max_attempts)
+    return outcomes.LOST, states.FAILED if last else states.SCHEDULED, ProcessLost(f"It was lost: {process}.")

@@ -6,14 +6,20 @@ from typing import Any
 
 from ..backend import DatabaseBackend
 from ..compat import task_backends
+from .board import Board
 from .dispatcher import Dispatcher
 from .stop import Stop
 from .worker import Worker
 
 ROLES: dict[str, type[Worker] | type[Dispatcher]] = {"worker": Worker, "dispatcher": Dispatcher}
+# The exit code of a role whose jobs still ran when it ended; sysexits.h calls it "temporary failure".
+LEFT_JOBS = 75
 
 
-def run_role(role: str, alias: str, changes: dict[str, Any], stop: Stop, supervisor: int) -> None:
-    """Be a worker, or a dispatcher, until ``stop`` is asked for. ``changes`` are those to the backend's options."""
+def run_role(role: str, alias: str, changes: dict[str, Any], board: Board, stop: Stop, supervisor: int) -> int:
+    """Be a worker, or a dispatcher, until ``stop`` is asked for. ``changes`` are those to the backend's options.
+
+    Returns the exit code.
+    """
     backend: DatabaseBackend = task_backends[alias]  # type: ignore[assignment]
-    ROLES[role](backend, backend.config.changed(**changes)).run(stop, supervisor)
+    return 0 if ROLES[role](backend, backend.config.changed(**changes), board).run(stop, supervisor) else LEFT_JOBS

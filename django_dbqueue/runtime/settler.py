@@ -13,18 +13,19 @@ from django.db import transaction
 
 from .. import errors
 from ..models import Execution, Job, Settlement
+from ..options import Options
 from .connection import close_connections, discard, prepare
 
 logger = logging.getLogger("django_dbqueue")
 
 
 class Settler:
-    """A thread with a buffer. ``healthy`` tells whether what the process has claimed is still its own."""
+    """A thread with a buffer. ``owns`` tells whether what the process has claimed may still be its own."""
 
     LARGEST_GROUP = 500
 
-    def __init__(self, database: str, healthy: Callable[[], bool]) -> None:
-        self._database, self._healthy = database, healthy
+    def __init__(self, database: str, options: Options, owns: Callable[[], bool]) -> None:
+        self._database, self._options, self._owns = database, options, owns
         self._executions = Execution.objects.using(database)
         self._waiting: list[Settlement] = []
         self._writing: list[Settlement] = []
@@ -57,7 +58,7 @@ class Settler:
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        prepare(self._database)
+        prepare(self._database, self._options.statement_limit)
         pause = 0.0
         while group := self._take(pause):
             left = self._write(group)
@@ -95,8 +96,8 @@ class Settler:
 
     def _after_error(self, group: list[Settlement], error: Exception) -> list[Settlement]:
         """An outage is waited for. What the database refuses, though it works, is found by halves: neighbours get through."""
-        if not self._healthy():
-            logger.error("Outcomes are dropped, as this process is taken for dead (%d): %s", len(group), error)
+        if not self._owns():
+            logger.error("Outcomes are dropped, as this process was declared dead (%d): %s", len(group), error)
             return []
         if not self._would_take(_plain(group[0], error)):
             logger.warning("Outcomes could not be written, and are tried again (%d): %s", len(group), error)

@@ -44,10 +44,10 @@ def _pass_on(numbers: Iterable[int], ask: Callable[[int], None]) -> None:
         signal.signal(number, lambda number, frame: received.put(number))
 
 
-def run_beside_signals(target: Callable[[], Any]) -> Any:
-    """Run ``target`` on another thread, and return what it returns.
+def run_beside_signals(target: Callable[[], Any], pulse: Callable[[], object] = lambda: None) -> Any:
+    """Run ``target`` on another thread, and return what it returns. Meanwhile ``pulse`` is called a few times a second.
 
-    The main thread only waits, so that a signal handler never finds a lock held by the very thread it interrupts.
+    The main thread does nothing else, so that a signal handler never finds a lock held by the very thread it interrupts.
     """
     results: list[Any] = []
     errors: list[BaseException] = []
@@ -61,7 +61,8 @@ def run_beside_signals(target: Callable[[], Any]) -> Any:
     thread = threading.Thread(target=run, name="runqueue", daemon=True)
     thread.start()
     while thread.is_alive():
-        thread.join(1.0)
+        pulse()
+        thread.join(0.25)
     if errors:
         raise errors[0]
     return results[0]

@@ -25,7 +25,7 @@ class Stop:
         if self.asked:
             event.set()
 
-    def wait(self, seconds: float) -> bool:
+    def wait(self, seconds: float | None) -> bool:
         return self._asked.wait(seconds)
 
     @property

@@ -10,14 +10,18 @@ from typing import Any
 from django.db import DatabaseError, InterfaceError
 
 from ..backend import DatabaseBackend
-from ..models import Job, Process, Queue
+from ..models import Job, Process, Queue, Stack
 from ..models.expressions import Now
-from ..models.job import JobQuerySet
+from ..models.jobs import JobQuerySet
+from ..models.process import ProcessQuerySet
 from ..selector import QueueSelector
-from . import recovery
-from .connection import close_connections, discard, snapshot
+from . import host, recovery
+from .board import Board
+from .connection import close_connections, discard, prepare, snapshot
 from .heartbeat import Heartbeat
 from .members import Member, ProcessMember, ThreadMember
+from .recovery import Death
+from .roles import LEFT_JOBS
 from .stop import Stop
 
 logger = logging.getLogger("django_dbqueue")
@@ -26,35 +30,55 @@ logger = logging.getLogger("django_dbqueue")
 class Supervisor:
     """Keeps ``roles`` running for a backend. ``changes`` are those of the command line to the backend's options."""
 
-    GRACE = 10.0
+    # A member that is told to stop has so many seconds more than its jobs have.
+    GRACE = 5.0
+    # A process whose interpreter has not run for so long has a thread that does not let go of it.
+    FROZEN = 3.0
 
     def __init__(self, backend: DatabaseBackend, roles: list[str], changes: dict[str, Any], *, drain: bool = False) -> None:
         self._backend, self._roles, self._changes, self._drain = backend, roles, changes, drain
         self._options = backend.config.changed(**changes)
         self._selector = QueueSelector(self._options.queues, frozenset(backend.queues))
-        self._heartbeat = Heartbeat(Process.Kind.SUPERVISOR, backend.database, self._options, {"roles": roles})
+        self._board = Board.private()
+        self._heartbeat = Heartbeat(Process.Kind.SUPERVISOR, backend.database, self._options, self._board, {"roles": roles})
         self._members: list[Member] = []
-        self._born: dict[Member, float] = {}
-        self._crashes = 0
+        # Those that are replaced already, and when they are killed.
+        self._leaving: dict[Member, float] = {}
+        self._crashes, self._start_at = 0, 0.0
+        self._code = 0
+
+    @property
+    def longest_shutdown(self) -> float:
+        """Seconds from when it is told to stop until it has ended, at most: also if the database does not answer."""
+        return self._options.shutdown_timeout + 2 * self.GRACE
 
     def run(self, stop: Stop) -> int:
-        """Until ``stop`` is asked for, or the queues are drained. Returns the exit code: 1 if a drained job failed."""
+        """Until ``stop`` is asked for, or the queues are drained. Returns the exit code.
+
+        1 if a drained job failed, or the database was away for too long; LEFT_JOBS if a job of an embedded worker does
+        not let itself be stopped.
+        """
+        prepare(self._backend.database, self._options.statement_limit)
         self._process = self._heartbeat.start()
         self._process.refresh_from_db()
         self._say_who_runs()
+        self._recover(self._gone(), Death(how="is gone from this host"))
         try:
             self._start_missing()
-            while not stop.wait(0.1 if self._drain else 0.5):
-                self._bury_the_dead(stop)
+            while not self._code and not stop.wait(0.1):
+                self._board.turn()
+                self._look_after_members()
                 self._start_missing()
                 if self._drain and self._drained():
                     break
+                self._give_up_at_last()
         finally:
             self._stop_members(stop)
-        code = 1 if self._drain and self._any_failed() else 0
+        if self._drain and not self._code and self._any_failed():
+            self._code = 1
         self._heartbeat.stop()
         close_connections()
-        return code
+        return self._code
 
     def _say_who_runs(self) -> None:
         what = ", ".join(f"{number} {role}{'s' * (number > 1)}" for role, number in Counter(self._roles).items())
@@ -62,58 +86,133 @@ class Supervisor:
         fields = self._process.log_fields
         logger.info("%s runs %s, %s, for the queues %s.", self._process, what, how, self._selector, extra=fields)
 
+    def _give_up_at_last(self) -> None:
+        if self._heartbeat.silent_for > self._options.give_up_after:
+            logger.critical("The database has been away for %d s: giving up.", self._heartbeat.silent_for)
+            self._code = 1
+
     def _start_missing(self) -> None:
         kind = ThreadMember if self._options.embedded else ProcessMember
+        if time.monotonic() < self._start_at:
+            return
         for role in (Counter(self._roles) - Counter(member.role for member in self._members)).elements():
             try:
-                member = kind(role, self._backend.alias, self._changes, self._process.pk)
+                member = kind(role, self._backend.alias, self._options, self._changes, self._process.pk)
             except OSError as error:
                 logger.error("A %s could not be started, and is tried again: %s", role, error, extra=self._process.log_fields)
                 return
             self._members.append(member)
-            self._born[member] = time.monotonic()
 
-    def _bury_the_dead(self, stop: Stop) -> None:
-        for member in [m for m in self._members if m.exitcode is not None]:
+    def _look_after_members(self) -> None:
+        for member in [*self._members, *self._leaving]:
+            if member.exitcode is not None:
+                self._bury(member)
+            elif self._is_frozen(member):
+                self._end_frozen(member)
+            elif member.board.since_turn() > self._options.patience:
+                member.stop()
+                self._replace(member, time.monotonic() + self._options.shutdown_timeout + self.GRACE)
+            elif member.board.is_leaving:
+                self._replace(member, float("inf"))
+            if self._leaving.get(member, float("inf")) < time.monotonic():
+                self._kill(member, "made no progress", blameless=True)
+
+    def _bury(self, member: Member) -> None:
+        self._forget(member)
+        if member.exitcode == LEFT_JOBS and isinstance(member, ThreadMember):
+            logger.error("A job does not stop: this process ends, to be started again by whoever started it.")
+            self._code = LEFT_JOBS
+        elif member.exitcode == LEFT_JOBS:
+            self._recover(self._of(member), _death(member))
+        elif member.exitcode:
+            logger.error("The %s with process id %s %s.", member.role, member.pid, _death(member).how)
+            self._recover(self._of(member), _death(member))
+            # Who dies as soon as it is born is not born again at once.
+            self._crashes = self._crashes + 1 if time.monotonic() - member.born < 10 else 1
+            self._start_at = time.monotonic() + min(30.0, 0.1 * 2 ** min(self._crashes - 1, 10))
+
+    def _replace(self, member: Member, deadline: float) -> None:
+        """Have another in its place while it comes to its end."""
+        if member in self._members:
             self._members.remove(member)
-            lived = time.monotonic() - self._born.pop(member)
-            if member.exitcode:
-                logger.error("The %s with process id %s died (%s).", member.role, member.pid, _cause(member.exitcode))
-                self._recover(member)
-                # Who dies as soon as it is born is not born again at once.
-                self._crashes = self._crashes + 1 if lived < 10 else 1
-                stop.wait(min(30.0, 0.1 * 2 ** min(self._crashes - 1, 10)))
+        self._leaving[member] = min(deadline, self._leaving.get(member, deadline))
 
-    def _recover(self, member: Member) -> None:
-        dead = Process.objects.filter(supervisor=self._process.pk, pid=member.pid or 0)
-        if isinstance(member, ThreadMember):
-            dead = dead.filter(kind=member.role)
+    def _forget(self, member: Member) -> None:
+        self._leaving.pop(member, None)
+        if member in self._members:
+            self._members.remove(member)
+
+    def _is_frozen(self, member: Member) -> bool:
+        """No thread of it has run for long, and it must end: others will take it for dead, or a job's time is over."""
+        silent = member.board.since_pulse()
+        if silent < self.FROZEN:
+            return False
+        return silent > self._options.patience or bool(self._overdue(member))
+
+    def _overdue(self, member: Member) -> list[Job]:
         try:
-            recovery.recover(self._backend.database, dead)
+            rows = Job.objects.using(self._backend.database).overdue(self._options.timeout_grace)
+            return list(rows.filter(process__in=self._of(member)))
+        except (DatabaseError, InterfaceError) as error:
+            logger.warning("Whether its jobs are overdue cannot be seen: %s", error)
+            discard(self._backend.database)
+            return []
+
+    def _end_frozen(self, member: Member) -> None:
+        overdue, stacks = self._overdue(member), member.stacks()
+        try:
+            for job in overdue:
+                Stack.objects.using(self._backend.database).record(job, stacks)
+        except (DatabaseError, InterfaceError) as error:
+            logger.warning("Where its jobs were could not be stored: %s\n%s", error, stacks)
+            discard(self._backend.database)
+        self._kill(member, "did not let go of its interpreter", blameless=bool(overdue))
+
+    def _kill(self, member: Member, why: str, *, blameless: bool) -> None:
+        logger.error("The %s with process id %s %s; it is killed.", member.role, member.pid, why)
+        member.kill()
+        member.join(1.0)
+        self._forget(member)
+        unbegun = frozenset(member.board.unbegun())
+        self._recover(self._of(member), Death(how=f"{why} and was killed", blameless=blameless, unbegun=unbegun))
+
+    def _of(self, member: Member) -> ProcessQuerySet:
+        rows = Process.objects.using(self._backend.database).filter(supervisor=self._process.pk, pid=member.pid or 0)
+        return rows.filter(kind=member.role)
+
+    def _gone(self) -> ProcessQuerySet:
+        """Those that were killed together with their supervisor, on this host."""
+        rows = Process.objects.using(self._backend.database)
+        here = rows.filter(hostname=self._process.hostname).exclude(pk=self._process.pk)
+        return rows.filter(pk__in=[each.pk for each in here if host.is_gone(each.pid, each.details)])
+
+    def _recover(self, dead: ProcessQuerySet, death: Death) -> None:
+        try:
+            recovery.recover(self._backend, dead, death)
         except (DatabaseError, InterfaceError) as error:
             logger.warning("Its jobs are left to a dispatcher: %s", error)
             discard(self._backend.database)
 
     def _stop_members(self, stop: Stop) -> None:
         logger.info("%s stops its members.", self._process, extra=self._process.log_fields)
-        for member in self._members:
+        members = [*self._members, *self._leaving]
+        for member in members:
             member.stop()
         deadline = time.monotonic() + self._options.shutdown_timeout + self.GRACE
         hurried = False
-        while any(m.exitcode is None for m in self._members) and time.monotonic() < deadline:
+        while any(m.exitcode is None for m in members) and time.monotonic() < deadline:
+            self._board.turn()
             if stop.now and not hurried:
                 hurried = True
-                for member in self._members:
+                for member in members:
                     member.stop(now=True)
-            for member in self._members:
+            for member in members:
                 member.join(0.02)
-        for member in self._members:
+        for member in members:
             if member.exitcode is None:
-                logger.error("The %s with process id %s does not end; it is killed.", member.role, member.pid)
-                member.kill()
-                member.join(1.0)
-            if member.exitcode:
-                self._recover(member)
+                self._kill(member, "did not end", blameless=True)
+            elif member.exitcode:
+                self._recover(self._of(member), _death(member))
 
     def _drained(self) -> bool:
         """Nothing is due in the served queues, and nothing runs here."""
@@ -142,5 +241,9 @@ class Supervisor:
         return any(self._selector.rank(queue) is not None for queue in failed.values_list("queue", flat=True).distinct())
 
 
-def _cause(exitcode: int) -> str:
-    return f"signal {-exitcode}" if exitcode < 0 else f"exit code {exitcode}"
+def _death(member: Member) -> Death:
+    """How a member died that has an exit code."""
+    code, unbegun = member.exitcode or 0, frozenset(member.board.unbegun())
+    if code == LEFT_JOBS:
+        return Death(how="was told to end", blameless=True, unbegun=unbegun)
+    return Death(how=f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}", unbegun=unbegun)

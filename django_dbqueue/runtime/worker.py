@@ -6,16 +6,21 @@ import logging
 import random
 import threading
 import time
+from collections.abc import Callable, Iterable
 from inspect import iscoroutinefunction
 
 from django.db import DatabaseError, InterfaceError
 
 from ..backend import DatabaseBackend
-from ..models import Execution, Job, Process, Settlement
+from ..exceptions import Interrupted, Interruption, JobLost, Stopped
+from ..models import Job, Process, Settlement, Stack
+from ..models.jobs import JobQuerySet
 from ..options import Options
 from ..selector import QueueSelector
-from ..tasks import load
+from ..tasks import discover, load
 from . import executor
+from .board import Board
+from .calls import Call, CoroutineCall, ThreadCall
 from .claimer import Claimer
 from .connection import close_connections, discard, prepare
 from .coroutines import Coroutines
@@ -24,6 +29,7 @@ from .listener import Listener
 from .pool import Pool
 from .settler import Settler
 from .stop import Stop
+from .watch import Watch
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -33,41 +39,54 @@ class Worker:
 
     # A claimed job that has not been started for so long is given back.
     STALE = 2.0
+    # A job that has run for so long may be one that an operator wants to stop.
+    STOPPABLE = 1.0
+    # How long interrupted jobs have for their last words, and outcomes to be written at the end.
+    LAST = 0.3
 
-    def __init__(self, backend: DatabaseBackend, options: Options) -> None:
-        self._backend, self._options = backend, options
+    def __init__(self, backend: DatabaseBackend, options: Options, board: Board) -> None:
+        self._backend, self._options, self._board = backend, options, board
+        self._jobs = Job.objects.using(backend.database)
         self._selector = QueueSelector(options.queues, frozenset(backend.queues))
         self._wake = threading.Event()
         self._claimed = 0
         self._in_doubt = False
+        self._looked_at = 0.0
         details = {"queues": str(self._selector), "threads": options.threads}
-        self._heartbeat = Heartbeat(Process.Kind.WORKER, backend.database, options, details)
-        self._settler = Settler(backend.database, lambda: self._heartbeat.healthy)
-        self._pool = Pool(options, lambda job: executor.run(job, backend), self._settler.put, self._wake.set)
-        self._coroutines = Coroutines(
-            options.coroutines, lambda job: executor.run_async(job, backend), self._settler.put, self._wake.set
-        )
+        self._heartbeat = Heartbeat(Process.Kind.WORKER, backend.database, options, board, details)
+        self._settler = Settler(backend.database, options, lambda: not self._heartbeat.declared_dead)
+        self._watch = Watch(backend, options.timeout_grace, self._running, self._wake.set)
+        self._pool = Pool(options, board, self._run_call, self._settler.put, self._wake.set)
+        self._coroutines = Coroutines(options.coroutines, self._await_call, self._settler.put, self._wake.set)
 
-    def run(self, stop: Stop, supervisor: int | None = None) -> None:
-        """Work until ``stop`` is asked for, then end in order: give back, wait, settle, sign off."""
+    def run(self, stop: Stop, supervisor: int | None = None) -> bool:
+        """Work until ``stop`` is asked for, then end in order: give back, wait, settle, sign off.
+
+        Returns False if jobs still run, which do not let themselves be stopped: they end with their process, and whoever
+        sees to that recovers them.
+        """
         self._start(stop, supervisor)
         pause = 0.0
-        while not stop.asked and self._healthy() and not self._worn_out():
-            found = self._claim()
+        while not stop.asked and self._fit() and not self._worn_out():
+            self._board.turn()
+            found = self._work()
             # Looks often after work, then less and less; a busy pool says itself when it has room.
             pause = 0.0 if found else min(self._options.poll_interval, pause * 1.5 or 0.01)
             if not found:
                 self._wake.wait(pause * random.uniform(0.8, 1.0))
                 self._wake.clear()
-        self._end(stop)
+        return self._end(stop)
 
     def _start(self, stop: Stop, supervisor: int | None) -> None:
-        prepare(self._backend.database)
+        prepare(self._backend.database, self._options.statement_limit)
+        discover(self._options.task_modules)
         process = self._heartbeat.start(supervisor)
         self._claimer = Claimer(self._backend.database, process, self._selector)
         stop.wakes(self._wake)
+        self._ended = Stop()
         Listener(self._backend.database, stop, self._heard).start()
         self._settler.start()
+        self._watch.start(self._ended)
         self._pool.start()
         logger.info("%s serves %s with %d threads.", process, self._selector, self._options.threads, extra=process.log_fields)
 
@@ -75,31 +94,53 @@ class Worker:
         if self._selector.rank(queue) is not None:
             self._wake.set()
 
-    def _claim(self) -> int:
+    def _work(self) -> int:
+        """One round. Returns how many jobs were claimed."""
         try:
             if self._in_doubt:
                 self._give_back_unknown()
             if stale := self._pool.take_back(self.STALE):
-                self._release(stale)
-            room = 0 if self._coroutines.full() else self._pool.room()
-            jobs = self._claimer.claim(room) if room > 0 else []
+                self._jobs.release(stale)
+            self._look_after_running()
+            return self._claim()
         except (DatabaseError, InterfaceError) as error:
             logger.warning("Jobs could not be claimed: %s", error)
             discard(self._backend.database)
             self._in_doubt = True
             return 0
+
+    def _claim(self) -> int:
+        room = 0 if self._coroutines.full() or not self._heartbeat.healthy else self._pool.room()
+        jobs = self._claimer.claim(room) if room > 0 else []
         self._pool.put([job for job in jobs if not self._is_for_the_loop(job)])
         self._claimed += len(jobs)
         return len(jobs)
 
     def _give_back_unknown(self) -> None:
         """A claim that broke may still have been committed: such jobs are this process's, but never came here."""
-        owned = list(Job.objects.using(self._backend.database).running().filter(process=self._heartbeat.process))
+        owned = list(self._owned())
         # In the order in which a job passes them, so that none slips by.
-        here = {(job.pk, job.attempt) for job in [*self._pool.waiting(), *self._running()]}
+        here = {(job.pk, job.attempt) for job in [*self._pool.waiting(), *(call.job for call in self._running())]}
         here.update(outcome.fence for outcome in self._settler.unsettled())
-        self._release([job for job in owned if (job.pk, job.attempt) not in here])
+        self._jobs.release([job for job in owned if (job.pk, job.attempt) not in here])
         self._in_doubt = False
+
+    def _look_after_running(self) -> None:
+        """Store the stacks of those that hang, and stop those that an operator wants stopped."""
+        self._store_stacks()
+        now = time.monotonic()
+        calls = [call for call in self._running() if now - call.began > self.STOPPABLE]
+        if calls and now - self._looked_at > self.STOPPABLE:
+            self._looked_at = now
+            asked = set(self._owned().asked_to_stop().values_list("pk", "attempt"))
+            _interrupt([call for call in calls if (call.job.pk, call.job.attempt) in asked], Stopped)
+
+    def _store_stacks(self) -> None:
+        for job, stack in self._watch.stacks():
+            Stack.objects.using(self._backend.database).record(job, stack)
+
+    def _owned(self) -> JobQuerySet:
+        return self._jobs.running().filter(process=self._heartbeat.process)
 
     def _is_for_the_loop(self, job: Job) -> bool:
         """Start the job of an ``async def`` task. What cannot be loaded fails on a thread, as anything else there."""
@@ -111,41 +152,71 @@ class Worker:
         self._coroutines.put(job)
         return True
 
-    def _healthy(self) -> bool:
-        return self._heartbeat.healthy and self._settler.alive
+    def _run_call(self, call: ThreadCall) -> Settlement | None:
+        outcome = executor.run(call, self._backend)
+        self._watch.learn(call)
+        return outcome
+
+    async def _await_call(self, call: CoroutineCall) -> Settlement:
+        outcome = await executor.run_async(call, self._backend)
+        self._watch.learn(call)
+        return outcome
+
+    def _fit(self) -> bool:
+        """Whether it can be trusted with more jobs."""
+        return not self._heartbeat.declared_dead and self._settler.alive and not self._watch.stuck
 
     def _worn_out(self) -> bool:
         return self._options.max_jobs is not None and self._claimed >= self._options.max_jobs
 
-    def _release(self, jobs: list[Job]) -> None:
-        Job.objects.using(self._backend.database).release(jobs)
-
-    def _running(self) -> list[Job]:
+    def _running(self) -> list[Call]:
         return [*self._pool.running(), *self._coroutines.running()]
 
-    def _end(self, stop: Stop) -> None:
+    def _end(self, stop: Stop) -> bool:
+        self._board.leave()
         process = self._heartbeat.process
         logger.info("%s claims no more; jobs still running: %d.", process, len(self._running()), extra=process.log_fields)
-        try:
-            self._release(self._pool.take_back())
-        except (DatabaseError, InterfaceError) as error:
-            logger.warning("Jobs could not be given back, and will be recovered: %s", error)
-            discard(self._backend.database)
+        self._try_to(lambda: self._jobs.release(self._pool.take_back()))
         self._wait_for_running(stop)
-        for job in self._running():
-            logger.warning("Job %s of %s is interrupted and given back.", job.pk, job.task, extra=job.log_fields)
-            self._settler.put(Settlement.of(job, Execution.Outcome.INTERRUPTED, Job.State.READY))
+        _interrupt(self._running(), JobLost if self._heartbeat.declared_dead else Interrupted)
+        self._wait(time.monotonic() + self.LAST)
+        self._try_to(self._store_stacks)
+        left = self._running()
+        for call in left:
+            logger.warning("Job %s of %s ends with its process.", call.job.pk, call.job.task, extra=call.job.log_fields)
         self._pool.close()
         self._coroutines.close()
         self._settler.close(timeout=5.0)
-        self._heartbeat.stop()
+        self._heartbeat.stop(sign_off=not left)
+        self._ended.ask()
         close_connections()
         logger.info("%s has ended.", process, extra=process.log_fields)
+        return not left
+
+    def _try_to(self, step: Callable[[], object]) -> None:
+        try:
+            step()
+        except (DatabaseError, InterfaceError) as error:
+            logger.warning("At the end, the database was not to be had: %s", error)
+            discard(self._backend.database)
 
     def _wait_for_running(self, stop: Stop) -> None:
-        """As long as they take, if the worker is only worn out; ``shutdown_timeout`` from when it is told to stop."""
-        end = None
-        while self._running() and not stop.now and (end is None or time.monotonic() < end):
-            if end is None and (stop.asked or not self._healthy()):
-                end = time.monotonic() + self._options.shutdown_timeout
+        """As long as they take, if the worker is only worn out; else ``shutdown_timeout`` from when it must end."""
+        while not stop.asked and self._fit() and self._running():
+            self._board.turn()
+            stop.wait(0.02)
+        for call in self._running():
+            call.should_stop = True
+        if not self._heartbeat.declared_dead:
+            self._wait(time.monotonic() + self._options.shutdown_timeout, stop)
+
+    def _wait(self, end: float, stop: Stop | None = None) -> None:
+        """For all that may still come to an end."""
+        while time.monotonic() < end and not (stop and stop.now) and not self._watch.stuck.issuperset(self._running()):
+            self._board.turn()
             time.sleep(0.02)
+
+
+def _interrupt(calls: Iterable[Call], reason: type[Interruption]) -> None:
+    for call in calls:
+        call.ask(reason)

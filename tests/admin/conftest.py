@@ -16,7 +16,7 @@ from django_dbqueue.models import Execution, Failure, Job, Queue
 from tests.conftest import a_process
 
 VIEW = ["view_job", "view_failure", "view_queue", "view_process"]
-OPERATE = ["retry_job", "discard_job", "pause_queue", "triage_failure"]
+OPERATE = ["retry_job", "discard_job", "stop_job", "pause_queue", "triage_failure"]
 
 
 def a_client(name: str, permissions: list[str], **values: Any) -> Client:

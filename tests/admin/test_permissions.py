@@ -8,6 +8,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission
 from django.test import Client
+from django.db.models.functions import Now
 from django.urls import reverse
 
 from django_dbqueue.models import Failure, Job, Queue
@@ -18,6 +19,7 @@ PAGES = ["job", "hangedjob", "failure", "queue", "process"]
 NEEDED = {
     ("job", "retry"): "retry_job",
     ("job", "discard"): "discard_job",
+    ("job", "stop"): "stop_job",
     ("failure", "retry"): "retry_job",
     ("failure", "discard"): "discard_job",
     ("failure", "mute"): "triage_failure",
@@ -35,7 +37,7 @@ def url(page: str, name: str = "changelist", *args: Any) -> str:
 
 def snapshot() -> list[Any]:
     return [
-        list(Job.objects.values_list("pk", "state")),
+        list(Job.objects.values_list("pk", "state", "stop_asked_at")),
         list(Queue.objects.values_list("pk", "paused_at")),
         list(Failure.objects.values_list("pk", "state")),
         LogEntry.objects.count(),
@@ -49,6 +51,8 @@ def act(client: Client, page: str, verb: str, pk: Any, across: str = "0") -> Any
 
 def prepare(rows: dict[str, Any], verb: str) -> None:
     """Have a row that the verb would change."""
+    if verb == "stop":
+        Job.objects.update(state="running", process=rows["process"], started_at=Now(), finished_at=None)
     if verb == "resume":
         Queue.objects.pause()
     if verb == "reopen":

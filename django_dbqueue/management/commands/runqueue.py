@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import threading
 from argparse import ArgumentParser
+from collections.abc import Callable
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -50,9 +52,14 @@ class Command(BaseCommand):
             return
         stop = Stop()
         supervisor = _supervisor(options)
-        if threading.current_thread() is threading.main_thread():
+        is_own_process = threading.current_thread() is threading.main_thread()
+        if is_own_process:
             obey_signals(stop)
+            _end_after(stop, supervisor.longest_shutdown)
         code = run_beside_signals(lambda: supervisor.run(stop))
+        if is_own_process:
+            # A thread that a task has left behind must not hold up the end.
+            _in(2.0, lambda: os._exit(code))
         if code:
             sys.exit(code)
 
@@ -66,6 +73,22 @@ class Command(BaseCommand):
             ended.set()
 
         autoreload.run_with_reloader(run)
+
+
+def _end_after(stop: Stop, seconds: float) -> None:
+    """End the process so long after it was told to, whatever the state of the database is."""
+
+    def end() -> None:
+        stop.wait(None)
+        _in(seconds, lambda: os._exit(1))
+
+    threading.Thread(target=end, name="end", daemon=True).start()
+
+
+def _in(seconds: float, act: Callable[[], object]) -> None:
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()
 
 
 def _look_at(database: str) -> None:

@@ -1,0 +1,165 @@
+"""What can be done to jobs, and how they are found: every verb filters by state first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from django.db import models, transaction
+from django.db.models import Exists, F, OuterRef, Q
+
+from .expressions import Now, after, lock
+from .process import Process
+from .states import UNSUCCESSFUL, WAITING, Lane, State
+
+if TYPE_CHECKING:
+    from .job import Job
+
+
+class JobQuerySet(models.QuerySet["Job"]):
+    def ready(self) -> JobQuerySet:
+        return self.filter(state=State.READY)
+
+    def running(self) -> JobQuerySet:
+        return self.filter(state=State.RUNNING)
+
+    def failed(self) -> JobQuerySet:
+        return self.filter(state=State.FAILED)
+
+    def due(self) -> JobQuerySet:
+        return self.filter(state=State.SCHEDULED, run_after__lte=Now())
+
+    def orphaned(self) -> JobQuerySet:
+        """Running, for a process that is gone."""
+        return self.running().filter(~Exists(Process.objects.using(self.db).filter(pk=OuterRef("process_id"))))
+
+    def overdue(self, grace: float = 0.0) -> JobQuerySet:
+        """Running for longer than they may, by that many seconds at least."""
+        end = models.ExpressionWrapper(F("started_at") + F("timeout"), output_field=models.DateTimeField())
+        return self.running().filter(timeout__isnull=False).annotate(end=end).filter(end__lt=after(-grace))
+
+    def asked_to_stop(self) -> JobQuerySet:
+        return self.running().filter(stop_asked_at__isnull=False)
+
+    def owned(self, job: Job) -> JobQuerySet:
+        """The job, if it still belongs to whoever claimed it: (id, attempt) is the fence."""
+        return self.running().filter(pk=job.pk, attempt=job.attempt)
+
+    def begin(self, job: Job) -> bool:
+        """Note that a claimed job begins, for one that must not run twice. False if it is another process's now."""
+        return bool(self.owned(job).update(has_begun=True))
+
+    def save_metadata(self, job: Job) -> bool:
+        """Store what its attempt has noted with it. False if the job is another process's now."""
+        return bool(self.owned(job).update(metadata=job.metadata))
+
+    def lanes(self, queues: Iterable[str] | None = None) -> list[Lane]:
+        """The lanes that have ready jobs, of these queues or of all. Each step is one look into the lane index."""
+        found = []
+        for queue in self._ready_queues() if queues is None else queues:
+            rows = self.ready().filter(queue=queue).order_by("priority").values_list("priority", flat=True)
+            priority = rows.first()
+            while priority is not None:
+                found.append(Lane(queue, priority))
+                priority = rows.filter(priority__gt=priority).first()
+        return found
+
+    def _ready_queues(self) -> Iterable[str]:
+        rows = self.ready().order_by("queue").values_list("queue", flat=True)
+        queue = rows.first()
+        while queue is not None:
+            yield queue
+            queue = rows.filter(queue__gt=queue).first()
+
+    def claim(self, lane: Lane, process: Process, limit: int) -> list[Job]:
+        """Make up to ``limit`` of the lane's jobs the process's own, oldest first."""
+        with transaction.atomic(using=self.db):
+            waiting = self.ready().filter(queue=lane.queue, priority=lane.priority).order_by("run_after", "id")
+            jobs = list(lock(waiting).annotate(db_now=Now())[:limit])
+            if jobs:
+                now = jobs[0].db_now  # type: ignore[attr-defined]
+                self.ready().filter(pk__in=[job.pk for job in jobs]).update(
+                    state=State.RUNNING,
+                    process=process,
+                    attempt=F("attempt") + 1,
+                    started_at=now,
+                    has_begun=False,
+                    stop_asked_at=None,
+                )
+        clock = time.monotonic()
+        for job in jobs:
+            job.state, job.process, job.started_at = State.RUNNING, process, now
+            job.claimed_at, job.clock = now, clock
+            job.attempt += 1
+        return jobs
+
+    def release(self, jobs: Iterable[Job]) -> int:
+        """Give back claimed jobs that were not started: they count no attempt, and nothing is recorded of them."""
+        released = 0
+        for attempt, group in groupby(sorted(jobs, key=lambda job: job.attempt), key=lambda job: job.attempt):
+            owned = self.running().filter(attempt=attempt, pk__in=[job.pk for job in group])
+            released += owned.update(state=State.READY, process=None, started_at=None)
+        return released
+
+    def dispatch(self, limit: int = 1000) -> list[str]:
+        """Make jobs ready whose time has come. Returns the queue of each."""
+        with transaction.atomic(using=self.db):
+            due = dict(lock(self.due().order_by("run_after")).values_list("pk", "queue")[:limit])
+            self.filter(pk__in=list(due), state=State.SCHEDULED).update(state=State.READY)
+        return list(due.values())
+
+    def next_due_in(self) -> float | None:
+        """Seconds until the next scheduled job is due; None if there is none."""
+        first = self.filter(state=State.SCHEDULED).order_by("run_after").values_list("run_after", Now()).first()
+        return first and max(0.01, (first[0] - first[1]).total_seconds())
+
+    def retriable(self) -> JobQuerySet:
+        return self.filter(state__in=UNSUCCESSFUL)
+
+    def retry(self) -> int:
+        """Make failed and discarded jobs ready again, with all their attempts before them. Returns how many."""
+        return self.retriable().update(state=State.READY, run_after=Now(), failures=0, started_at=None, finished_at=None)
+
+    def discardable(self) -> JobQuerySet:
+        return self.filter(state__in=[*WAITING, State.FAILED])
+
+    def discard(self) -> int:
+        """Call off jobs that wait or have failed; what runs or has ended stays as it is. Returns how many."""
+        return self.discardable().update(state=State.DISCARDED, finished_at=Now())
+
+    def ahead_of(self, job: Job) -> JobQuerySet:
+        """The ready jobs of a job's queue that are claimed before it."""
+        sooner = Q(run_after__lt=job.run_after) | Q(run_after=job.run_after, pk__lt=job.pk)
+        ahead = Q(priority__gt=job.priority) | Q(sooner, priority=job.priority)
+        return self.ready().filter(ahead, queue=job.queue).exclude(pk=job.pk)
+
+    def stoppable(self) -> JobQuerySet:
+        return self.running().filter(stop_asked_at__isnull=True)
+
+    def stop(self) -> int:
+        """Ask the processes that run them to stop them; they are DISCARDED then. Returns how many are asked for now."""
+        return self.stoppable().update(stop_asked_at=Now())
+
+    def prune(self, states: Sequence[str], older_than: float, limit: int) -> int:
+        """Delete finished jobs that ended so many seconds ago, with all that is kept of them. Returns how many."""
+        with transaction.atomic(using=self.db):
+            old = self.filter(state__in=states, finished_at__lt=after(-older_than)).order_by("finished_at")
+            return self.erase(list(lock(old).values_list("pk", flat=True)[:limit]))
+
+    def erase(self, ids: list[Any]) -> int:
+        """Delete jobs with their attempts. One statement for each table: nothing is loaded to be deleted."""
+        for each in self.model._meta.related_objects:
+            if each.related_model._meta.app_label == self.model._meta.app_label:
+                rows = each.related_model._base_manager.using(self.db)
+                rows.filter(**{f"{each.field.name}__in": ids})._raw_delete(self.db)
+        return self.filter(pk__in=ids)._raw_delete(self.db)
+
+    def count_running(self) -> dict[int, int]:
+        """How many jobs each process runs, or holds to run next."""
+        return dict(self.running().values_list("process").annotate(number=models.Count("pk")))
+
+    def recent_tasks(self, sample: int = 2000) -> list[str]:
+        """The tasks of the newest jobs: all that is cheap to know of a large table, whose ids are in order of time."""
+        return sorted(set(self.order_by("-pk").values_list("task", flat=True)[:sample]))

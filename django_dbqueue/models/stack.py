@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from .expressions import Now
+from .job import Job
+
+
+class StackQuerySet(models.QuerySet["Stack"]):
+    def record(self, job: Job, text: str) -> None:
+        """Keep the newest of a job's attempt."""
+        self.update_or_create(job=job, defaults={"attempt": job.attempt, "text": text, "taken_at": Now()})
+
+    def of(self, jobs: Iterable[Job]) -> dict[Any, str]:
+        """The stacks of the attempts that jobs are in, by job."""
+        attempts = {job.pk: job.attempt for job in jobs}
+        rows = self.filter(job__in=list(attempts)).values_list("job", "attempt", "text") if attempts else ()
+        return {pk: text for pk, attempt, text in rows if attempts[pk] == attempt}
+
+
+class Stack(models.Model):
+    """Where the code of a hanged job was when its worker last looked."""
+
+    job = models.OneToOneField(
+        Job, verbose_name=_("job"), on_delete=models.CASCADE, db_constraint=False, primary_key=True, related_name="stack"
+    )
+    attempt = models.PositiveIntegerField(_("attempt"))
+    taken_at = models.DateTimeField(_("taken at"), db_default=Now())
+    text = models.TextField(_("stack"))
+
+    objects = StackQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("stack")
+        verbose_name_plural = _("stacks")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.job_id} #{self.attempt}"

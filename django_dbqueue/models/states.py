@@ -1,0 +1,44 @@
+"""The words that a job's row may have, and what they have in common."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+
+class Lane(NamedTuple):
+    """The ready jobs of one queue and one priority: what one claim reads, in the order of one index."""
+
+    queue: str
+    priority: int
+
+
+class State(models.TextChoices):
+    # Waits for its time.
+    SCHEDULED = "scheduled", _("Scheduled")
+    # Waits for a slot of its concurrency key.
+    BLOCKED = "blocked", _("Blocked")
+    # May be claimed.
+    READY = "ready", _("Ready")
+    # Is owned by a process.
+    RUNNING = "running", _("Running")
+    # Came to its end.
+    SUCCESSFUL = "successful", _("Successful")
+    # Will not be tried again by itself.
+    FAILED = "failed", _("Failed")
+    # Was called off.
+    DISCARDED = "discarded", _("Discarded")
+
+
+class OnLost(models.TextChoices):
+    """What becomes of a job whose process died while it ran."""
+
+    RETRY = "retry", _("Try again")
+    FAIL = "fail", _("Fail")
+
+
+WAITING = [State.SCHEDULED, State.BLOCKED, State.READY]
+FINISHED = [State.SUCCESSFUL, State.FAILED, State.DISCARDED]
+UNSUCCESSFUL = [State.FAILED, State.DISCARDED]

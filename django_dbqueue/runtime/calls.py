@@ -1,0 +1,127 @@
+"""The call of a task, as seen from beside it: how long it has run, where it is, and how it is ended from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Coroutine
+from types import FrameType
+from typing import Any
+
+from ..exceptions import Interruption
+from ..models import Job
+
+
+class Call:
+    """One attempt's call of a task. ``reason`` is why it is to end, once it is."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.began = job, time.monotonic()
+        self.should_stop = False
+        self.reason: type[Interruption] | None = None
+        self.asked_at = float("inf")
+        self._lock = threading.Lock()
+
+    def ask(self, reason: type[Interruption]) -> None:
+        """Have ``reason`` raised in the task, if its own code still runs. Only the first reason counts."""
+        with self._lock:
+            if self.reason is None:
+                self.should_stop, self.reason, self.asked_at = True, reason, time.monotonic()
+                self._interrupt(reason)
+
+    def stack(self) -> str:
+        """Where it is now; empty if it is over."""
+        raise NotImplementedError
+
+    def _interrupt(self, reason: type[Interruption]) -> None:
+        raise NotImplementedError
+
+
+class ThreadCall(Call):
+    """On a thread. What is raised in it reaches it between two of its own instructions: not while it waits in C code."""
+
+    _thread: int | None = None
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        try:
+            with self._lock:
+                self._thread = threading.get_ident()
+                if self.reason:
+                    raise self.reason
+            return function()
+        finally:
+            self._end()
+
+    def stack(self) -> str:
+        frame = sys._current_frames().get(self._thread or 0)
+        return _formatted(frame) if frame else ""
+
+    def _interrupt(self, reason: type[Interruption]) -> None:
+        if self._thread is not None:
+            _raise_in(self._thread, reason)
+
+    def _end(self) -> None:
+        """From here on nothing is raised any more, and what was on its way is called back."""
+        while self._thread is not None:
+            try:
+                with self._lock:
+                    if self.reason:
+                        _raise_in(threading.get_ident(), None)
+                    self._thread = None
+            except Interruption:
+                continue
+
+
+class CoroutineCall(Call):
+    """On an event loop. It is cancelled, which reaches it where it awaits something."""
+
+    _task: asyncio.Task[Any] | None = None
+    _coroutine: Any = None
+
+    async def run(self, function: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        with self._lock:
+            if self.reason:
+                raise self.reason
+            self._coroutine, self._task = function(), asyncio.current_task()
+        try:
+            return await self._coroutine
+        except asyncio.CancelledError as error:
+            if self.reason is None:
+                raise
+            raise self.reason().with_traceback(error.__traceback__) from None
+        finally:
+            self._task = None
+
+    def stack(self) -> str:
+        coroutine, frames = self._coroutine, []
+        while frame := getattr(coroutine, "cr_frame", None):
+            if coroutine.cr_running:
+                return _formatted(sys._current_frames()[self._thread])
+            frames.append(traceback.FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            coroutine = coroutine.cr_await
+        return "".join(traceback.format_list(frames))
+
+    def _interrupt(self, reason: type[Interruption]) -> None:
+        if self._task is not None:
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+def _formatted(frame: FrameType) -> str:
+    """The stack from the task's function on."""
+    frames = list(traceback.extract_stack(frame))
+    ours = max((place for place, each in enumerate(frames) if each.filename == __file__), default=-1)
+    return "".join(traceback.format_list(frames[ours + 1 :]))
+
+
+def _raise_in(thread: int, reason: type[Interruption] | None) -> None:
+    """Have an exception raised in another thread; None calls back one that it has not seen yet."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(reason) if reason else None)

@@ -1,0 +1,87 @@
+"""Looks at the jobs that a worker runs: ends those whose time is over, and notes where those are that take too long."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from ..backend import DatabaseBackend
+from ..exceptions import TimedOut
+from ..models import Job
+from .calls import Call
+from .stop import Stop
+
+logger = logging.getLogger("django_dbqueue")
+
+
+class Watch:
+    """A thread that uses no database: the stacks that it takes are for the worker to store.
+
+    ``wake`` is called when there is something for the worker to do.
+    """
+
+    LOOK = 0.2
+    # A job hangs that runs so many times as long as its task usually does, and for so many seconds at least.
+    TIMES, LEAST = 20.0, 60.0
+    # A hanging job's stack is taken again after so many seconds.
+    AGAIN = 60.0
+
+    def __init__(
+        self, backend: DatabaseBackend, grace: float, running: Callable[[], Sequence[Call]], wake: Callable[[], None]
+    ) -> None:
+        self._backend, self._grace, self._running, self._wake = backend, grace, running, wake
+        self._usual: dict[str, float] = {}
+        self._looked: dict[Call, float] = {}
+        self._stacks: deque[tuple[Job, str]] = deque()
+        self.stuck: set[Call] = set()
+
+    def start(self, ended: Stop) -> None:
+        threading.Thread(target=self._run, args=(ended,), name="watch", daemon=True).start()
+
+    def learn(self, call: Call) -> None:
+        """How long the task's jobs take."""
+        seconds = time.monotonic() - call.began
+        usual = self._usual.setdefault(call.job.task, seconds)
+        self._usual[call.job.task] = usual + (seconds - usual) * 0.05
+
+    def stacks(self) -> Iterator[tuple[Job, str]]:
+        """Those that were taken since the last time."""
+        while self._stacks:
+            yield self._stacks.popleft()
+
+    def _run(self, ended: Stop) -> None:
+        while not ended.wait(self.LOOK):
+            calls = self._running()
+            self._forget(calls)
+            for call in calls:
+                self._look(call, time.monotonic())
+
+    def _look(self, call: Call, now: float) -> None:
+        job = call.job
+        if job.timeout and now - call.began > job.timeout.total_seconds():
+            call.ask(TimedOut)
+        if now - call.asked_at > self._grace and call not in self.stuck:
+            logger.error("Job %s of %s does not stop; its worker is replaced.", job.pk, job.task, extra=job.log_fields)
+            self._take_stack(call, now)
+            self.stuck.add(call)
+        elif now - call.began > self._longest(job) and now - self._looked.get(call, float("-inf")) > self.AGAIN:
+            logger.warning("Job %s of %s hangs.", job.pk, job.task, extra=job.log_fields)
+            self._take_stack(call, now)
+
+    def _longest(self, job: Job) -> float:
+        usual = self._usual.get(job.task)
+        longest = self._backend.options_of(job.queue).hanged_after
+        return longest if usual is None else min(longest, max(self.LEAST, usual * self.TIMES))
+
+    def _take_stack(self, call: Call, now: float) -> None:
+        self._looked[call] = now
+        self._stacks.append((call.job, call.stack()))
+        self._wake()
+
+    def _forget(self, calls: Iterable[Call]) -> None:
+        for over in self._looked.keys() - set(calls):
+            del self._looked[over]
+        self.stuck.intersection_update(calls)

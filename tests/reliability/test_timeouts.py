@@ -1,0 +1,99 @@
+"""Jobs that run too long are stopped, whatever they do, and their neighbours do not notice."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from django.db import connections
+
+from django_dbqueue.models import Execution, Job
+
+from .. import tasks
+from ..conftest import log_of, until
+from ..models import Run
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
+only_with_processes = pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="On SQLite it runs as one process.")
+
+
+def outcomes(result):
+    return list(Execution.objects.filter(job=result.id).order_by("attempt").values_list("outcome", flat=True))
+
+
+def test_a_loop_is_interrupted_and_clears_up(runqueue):
+    result = tasks.loop_too_long.enqueue()
+    child = runqueue("--embedded")
+
+    until(lambda: outcomes(result) == ["timed_out"])
+
+    execution = Execution.objects.get()
+    assert 1.9 < (execution.finished_at - execution.started_at).total_seconds() < 3.5
+    assert "while True" in execution.traceback or "time.sleep(0.01)" in execution.traceback
+    assert Run.objects.filter(job="cleared up").exists()
+    assert Job.objects.get().state == "failed"
+    assert "does not stop" not in log_of(child)
+    assert tasks.add.enqueue(1).wait(20).return_value == 1
+
+
+def test_a_coroutine_is_cancelled_and_clears_up(runqueue):
+    result = tasks.wait_too_long.enqueue()
+    neighbour = tasks.echo.enqueue("x", wait=4)
+    runqueue("--embedded")
+
+    until(lambda: outcomes(result) == ["timed_out"])
+
+    assert "asyncio.sleep(3600)" in Execution.objects.get(job=result.id).traceback
+    assert Run.objects.filter(job="cleared up").exists()
+    assert neighbour.wait(20).return_value == "x"
+
+
+@only_with_processes
+@pytest.mark.parametrize(
+    ("stuck", "place"),
+    [
+        (lambda: tasks.sleep_too_long.enqueue(3600), "time.sleep(seconds)"),
+        (lambda: tasks.block_too_long.enqueue(), "time.sleep(3600)"),
+        (lambda: tasks.count_too_long.enqueue(), "in count_too_long"),
+    ],
+    ids=["sleeps in C", "blocks the event loop", "does not let go of the interpreter"],
+)
+def test_what_cannot_be_interrupted_is_ended_with_its_process_and_its_neighbours_finish(runqueue, stuck, place):
+    neighbours = tasks.sleep.enqueue_many([(4,)] * 7)
+    result = stuck()
+    child = runqueue(DBQUEUE_OPTIONS='{"timeout_grace": 1}')
+    began = time.monotonic()
+
+    until(lambda: outcomes(result) == ["timed_out"], 30)
+
+    assert time.monotonic() - began < 12, log_of(child)
+    assert Job.objects.get(pk=result.id).state == "failed"
+    assert place in Execution.objects.get(job=result.id).traceback
+    for neighbour in neighbours:
+        neighbour.wait(30)
+        assert outcomes(neighbour)[-1] == "successful"
+        assert set(outcomes(neighbour)[:-1]) <= {"interrupted"}
+    assert not Job.objects.exclude(failures=0).exclude(pk=result.id).exists()
+    assert tasks.add.enqueue(1).wait(20).return_value == 1
+
+
+@only_with_processes
+def test_while_a_worker_with_a_stuck_job_ends_another_one_works(runqueue):
+    stuck = tasks.sleep_too_long.enqueue(3600)
+    neighbour = tasks.sleep.enqueue(10)
+    runqueue(DBQUEUE_OPTIONS='{"timeout_grace": 1}')
+    until(lambda: Job.objects.running().count() == 2)
+    time.sleep(4)
+
+    assert tasks.add.enqueue(1).wait(10).return_value == 1
+
+    assert outcomes(neighbour) == outcomes(stuck) == []
+    until(lambda: outcomes(neighbour) == ["successful"] and outcomes(stuck) == ["timed_out"], 30)
+
+
+def test_an_embedded_worker_with_a_stuck_job_ends_its_process(runqueue):
+    result = tasks.sleep_too_long.enqueue(3600)
+    child = runqueue("--embedded", DBQUEUE_OPTIONS='{"timeout_grace": 1}')
+
+    assert child.wait(30) == 75
+    assert outcomes(result) == ["timed_out"]
