@@ -118,15 +118,15 @@ class Supervisor:
                 self._kill(member, "made no progress", blameless=True)
 
     def _bury(self, member: Member) -> None:
-        self._forget(member)
         if member.exitcode == LEFT_JOBS and isinstance(member, ThreadMember):
             logger.error("A job does not stop: this process ends, to be started again by whoever started it.")
             self._code = LEFT_JOBS
-        elif member.exitcode == LEFT_JOBS:
-            self._recover(self._of(member), _death(member))
-        elif member.exitcode:
+            return
+        self._forget(member)
+        if member.exitcode:
             logger.error("The %s with process id %s %s.", member.role, member.pid, _death(member).how)
             self._recover(self._of(member), _death(member))
+        if member.exitcode not in (0, LEFT_JOBS):
             # Who dies as soon as it is born is not born again at once.
             self._crashes = self._crashes + 1 if time.monotonic() - member.born < 10 else 1
             self._start_at = time.monotonic() + min(30.0, 0.1 * 2 ** min(self._crashes - 1, 10))

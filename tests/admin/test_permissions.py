@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission
-from django.test import Client
 from django.db.models.functions import Now
+from django.test import Client
 from django.urls import reverse
 
 from django_dbqueue.models import Failure, Job, Queue
