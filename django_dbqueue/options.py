@@ -89,6 +89,11 @@ class Options:
         return self.dead_after * 2 / 3
 
     @property
+    def longest_shutdown(self) -> float:
+        """How long a process may take to end once it is told to, whatever the state of its jobs and of the database."""
+        return self.shutdown_timeout + 10.0
+
+    @property
     def statement_limit(self) -> float:
         """How long one of the queue's own statements may take."""
         return self.dead_after / 3

@@ -28,7 +28,9 @@ def database(suffix: str) -> dict:
     config["NAME"] += suffix
     config["TEST"] = {"NAME": f"{config['NAME']}_test"}
     if env.bool("DBQUEUE_IN_TEST_DATABASE", default=False):
-        config["NAME"] = config["TEST"]["NAME"]  # A process that a test has started works on the test's own data.
+        # A process that a test has started works on the test's own data. Tests that run beside each other have their own.
+        beside = env.str("PYTEST_XDIST_WORKER", "")
+        config["NAME"] = f"{config['TEST']['NAME']}_{beside}" if beside else config["TEST"]["NAME"]
     if config["ENGINE"] == "django.db.backends.sqlite3":
         config["OPTIONS"] = {
             "transaction_mode": "IMMEDIATE",

@@ -10,7 +10,7 @@ import time
 
 from django.db import connection, transaction
 
-from django_dbqueue import Constant, task
+from django_dbqueue import Constant, Interrupted, task
 
 from .models import Run
 
@@ -238,3 +238,58 @@ def die(how="kill"):
     if how == "exit":
         os._exit(7)
     ctypes.string_at(0)
+
+
+@task(takes_context=True)
+def count_to(context, end):
+    """Goes on where its last attempt has saved that it was."""
+    for number in range(context.metadata.get("done", 0), end):
+        Run.objects.create(job=f"{context.task_result.id} {number}")
+        context.metadata["done"] = number + 1
+        context.save_metadata()
+        if context.should_stop:
+            raise Interrupted
+        time.sleep(0.05)
+    return end
+
+
+@task
+def loop():
+    Run.objects.create(job="begun in a loop")
+    try:
+        while True:
+            time.sleep(0.01)
+    finally:
+        Run.objects.create(job="cleared up after the loop")
+
+
+@task
+async def wait():
+    await Run.objects.acreate(job="begun to wait")
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        await Run.objects.acreate(job="cleared up after the wait")
+
+
+@task(on_lost="fail")
+def transfer(name):
+    """Must not run twice."""
+    Run.objects.create(job=f"transfer {name}")
+    time.sleep(0.7)
+
+
+@task
+def hang_the_claim_loop(seconds):
+    from django_dbqueue.runtime.claimer import Claimer
+
+    Claimer.claim = lambda self, limit: time.sleep(3600)
+    time.sleep(seconds)
+
+
+@task(atomic=True)
+def atomic_row(name, fail=False, result=None):
+    Run.objects.create(job=name)
+    if fail:
+        raise ValueError("after the row")
+    return float("nan") if result == "not JSON" else f"done: {name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from ..models import Execution, Job
+from ..models import Execution, Job, Stack
 from . import looks
 
 SHOWN = 50
@@ -34,6 +34,13 @@ class Attempt:
     @property
     def ended(self) -> str:
         return looks.moment(self.execution.finished_at)
+
+
+def stack_of(job: Job) -> Stack | None:
+    """Where it was when its worker last looked, if it hangs."""
+    if job.state != Job.State.RUNNING:
+        return None
+    return Stack.objects.filter(job=job, attempt=job.attempt).first()
 
 
 def attempts_of(job: Job) -> list[Attempt]:

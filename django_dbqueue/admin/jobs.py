@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from ..models import Execution, Job
 from ..models.expressions import Now
 from . import columns, looks
-from .attempts import attempts_of
+from .attempts import attempts_of, stack_of
 from .filters import FailureFilter, JobStateFilter, ProcessFilter, QueueFilter, TaskFilter
 from .operating import OperatingAdmin
 from .verbs import DISCARD, RETRY, STOP
@@ -64,7 +64,13 @@ class JobAdmin(OperatingAdmin):
 
     def beside(self, request: HttpRequest, one: Job) -> dict[str, Any]:
         may = request.user.has_perm("dbqueue.view_failure")
-        shown = {"why": why_waiting(one), "attempts": attempts_of(one), "data": _data(one), "may_view_failures": may}
+        shown = {
+            "why": why_waiting(one),
+            "stack": stack_of(one),
+            "attempts": attempts_of(one),
+            "data": _data(one),
+            "may_view_failures": may,
+        }
         return {**super().beside(request, one), **shown}
 
     @admin.action(description=_("Retry selected jobs"), permissions=["retry"])

@@ -26,7 +26,8 @@ logger = logging.getLogger("django_dbqueue")
 class Heartbeat:
     """The registration of one running role, from ``start`` to ``stop``.
 
-    It vouches for progress: while the role's main loop does not come round, as its ``board`` says, it does not beat.
+    It vouches for progress: a role whose main loop does not come round, as its ``board`` says, is ended by its supervisor,
+    which lets its jobs come to their end before; one that is still there after that does not beat any more.
     """
 
     def __init__(self, kind: Process.Kind, database: str, options: Options, board: Board, details: dict[str, Any]) -> None:
@@ -89,7 +90,7 @@ class Heartbeat:
     def _run(self) -> None:
         prepare(self._processes.db, self._options.statement_limit)
         while not self._ended.wait(self._options.beat_interval * random.uniform(0.8, 1.0)) and not self.declared_dead:
-            if self._board.since_turn() < self._options.patience:
+            if self._board.since_turn() < self._options.patience + self._options.longest_shutdown:
                 self._beat()
             else:
                 logger.error("%s makes no progress, and does not beat.", self.process, extra=self.process.log_fields)

@@ -37,20 +37,15 @@ class Supervisor:
 
     def __init__(self, backend: DatabaseBackend, roles: list[str], changes: dict[str, Any], *, drain: bool = False) -> None:
         self._backend, self._roles, self._changes, self._drain = backend, roles, changes, drain
-        self._options = backend.config.changed(**changes)
-        self._selector = QueueSelector(self._options.queues, frozenset(backend.queues))
+        self.options = backend.config.changed(**changes)
+        self._selector = QueueSelector(self.options.queues, frozenset(backend.queues))
         self._board = Board.private()
-        self._heartbeat = Heartbeat(Process.Kind.SUPERVISOR, backend.database, self._options, self._board, {"roles": roles})
+        self._heartbeat = Heartbeat(Process.Kind.SUPERVISOR, backend.database, self.options, self._board, {"roles": roles})
         self._members: list[Member] = []
         # Those that are replaced already, and when they are killed.
         self._leaving: dict[Member, float] = {}
         self._crashes, self._start_at = 0, 0.0
         self._code = 0
-
-    @property
-    def longest_shutdown(self) -> float:
-        """Seconds from when it is told to stop until it has ended, at most: also if the database does not answer."""
-        return self._options.shutdown_timeout + 2 * self.GRACE
 
     def run(self, stop: Stop) -> int:
         """Until ``stop`` is asked for, or the queues are drained. Returns the exit code.
@@ -58,7 +53,7 @@ class Supervisor:
         1 if a drained job failed, or the database was away for too long; LEFT_JOBS if a job of an embedded worker does
         not let itself be stopped.
         """
-        prepare(self._backend.database, self._options.statement_limit)
+        prepare(self._backend.database, self.options.statement_limit)
         self._process = self._heartbeat.start()
         self._process.refresh_from_db()
         self._say_who_runs()
@@ -82,22 +77,22 @@ class Supervisor:
 
     def _say_who_runs(self) -> None:
         what = ", ".join(f"{number} {role}{'s' * (number > 1)}" for role, number in Counter(self._roles).items())
-        how = "in this process" if self._options.embedded else "each in a process of its own"
+        how = "in this process" if self.options.embedded else "each in a process of its own"
         fields = self._process.log_fields
         logger.info("%s runs %s, %s, for the queues %s.", self._process, what, how, self._selector, extra=fields)
 
     def _give_up_at_last(self) -> None:
-        if self._heartbeat.silent_for > self._options.give_up_after:
+        if self._heartbeat.silent_for > self.options.give_up_after:
             logger.critical("The database has been away for %d s: giving up.", self._heartbeat.silent_for)
             self._code = 1
 
     def _start_missing(self) -> None:
-        kind = ThreadMember if self._options.embedded else ProcessMember
+        kind = ThreadMember if self.options.embedded else ProcessMember
         if time.monotonic() < self._start_at:
             return
         for role in (Counter(self._roles) - Counter(member.role for member in self._members)).elements():
             try:
-                member = kind(role, self._backend.alias, self._options, self._changes, self._process.pk)
+                member = kind(role, self._backend.alias, self.options, self._changes, self._process.pk)
             except OSError as error:
                 logger.error("A %s could not be started, and is tried again: %s", role, error, extra=self._process.log_fields)
                 return
@@ -109,13 +104,15 @@ class Supervisor:
                 self._bury(member)
             elif self._is_frozen(member):
                 self._end_frozen(member)
-            elif member.board.since_turn() > self._options.patience:
+            elif member.board.since_turn() > self.options.patience:
                 member.stop()
-                self._replace(member, time.monotonic() + self._options.shutdown_timeout + self.GRACE)
+                self._replace(member, time.monotonic() + self.options.shutdown_timeout + self.GRACE)
             elif member.board.is_leaving:
                 self._replace(member, float("inf"))
             if self._leaving.get(member, float("inf")) < time.monotonic():
                 self._kill(member, "made no progress", blameless=True)
+                # A thread is still there; it ends with its process.
+                self._code = self._code or LEFT_JOBS * isinstance(member, ThreadMember)
 
     def _bury(self, member: Member) -> None:
         if member.exitcode == LEFT_JOBS and isinstance(member, ThreadMember):
@@ -147,11 +144,11 @@ class Supervisor:
         silent = member.board.since_pulse()
         if silent < self.FROZEN:
             return False
-        return silent > self._options.patience or bool(self._overdue(member))
+        return silent > self.options.patience or bool(self._overdue(member))
 
     def _overdue(self, member: Member) -> list[Job]:
         try:
-            rows = Job.objects.using(self._backend.database).overdue(self._options.timeout_grace)
+            rows = Job.objects.using(self._backend.database).overdue(self.options.timeout_grace)
             return list(rows.filter(process__in=self._of(member)))
         except (DatabaseError, InterfaceError) as error:
             logger.warning("Whether its jobs are overdue cannot be seen: %s", error)
@@ -198,7 +195,7 @@ class Supervisor:
         members = [*self._members, *self._leaving]
         for member in members:
             member.stop()
-        deadline = time.monotonic() + self._options.shutdown_timeout + self.GRACE
+        deadline = time.monotonic() + self.options.shutdown_timeout + self.GRACE
         hurried = False
         while any(m.exitcode is None for m in members) and time.monotonic() < deadline:
             self._board.turn()

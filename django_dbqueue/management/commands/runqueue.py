@@ -55,7 +55,7 @@ class Command(BaseCommand):
         is_own_process = threading.current_thread() is threading.main_thread()
         if is_own_process:
             obey_signals(stop)
-            _end_after(stop, supervisor.longest_shutdown)
+            _end_after(stop, supervisor.options.longest_shutdown)
         code = run_beside_signals(lambda: supervisor.run(stop))
         if is_own_process:
             # A thread that a task has left behind must not hold up the end.

@@ -1,0 +1,93 @@
+"""A TCP proxy in front of a database, whose line can be cut or go silent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from urllib.parse import urlsplit, urlunsplit
+
+
+class Proxy:
+    """Listens on a port of its own. ``cut``: connections are closed, and refused. ``silent``: nothing gets through any more."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = host, port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._open = threading.Event()
+        self._open.set()
+        self._refusing = False
+        self._sockets: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        self._refusing = True
+        self._close_all()
+
+    def silence(self) -> None:
+        self._open.clear()
+
+    def heal(self) -> None:
+        """What was silent stays so: a half-open connection does not come to life again."""
+        self._refusing = False
+        if not self._open.is_set():
+            self._close_all()
+        self._open.set()
+
+    def close(self) -> None:
+        self._listener.close()
+        self.cut()
+        self._open.set()
+
+    def _close_all(self) -> None:
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        self._sockets.clear()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            if self._refusing:
+                client.close()
+                continue
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        self._sockets.append(client)
+        self._open.wait()
+        try:
+            server = socket.create_connection(self._target)
+        except OSError:
+            client.close()
+            return
+        self._sockets.append(server)
+        threading.Thread(target=self._pump, args=(server, client), daemon=True).start()
+        self._pump(client, server)
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while data := source.recv(65536):
+                self._open.wait()
+                target.sendall(data)
+        for each in (source, target):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+
+def in_front_of(url: str) -> tuple[Proxy, str]:
+    """A proxy in front of the database at a URL, and the URL through it."""
+    parts = urlsplit(url)
+    proxy = Proxy(parts.hostname or "127.0.0.1", parts.port or (5432 if parts.scheme.startswith("postgres") else 3306))
+    user = parts.netloc.rpartition("@")[0]
+    return proxy, urlunsplit(parts._replace(netloc=f"{user}@127.0.0.1:{proxy.port}" if user else f"127.0.0.1:{proxy.port}"))
+
+
+def to_the_test_database() -> tuple[Proxy, str]:
+    return in_front_of(os.environ["DATABASE_URL"])

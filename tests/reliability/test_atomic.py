@@ -1,0 +1,101 @@
+"""``@task(atomic=True)``: what it did to the database, and that it did it, are committed together or not at all."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connections
+
+from django_dbqueue import task, testing
+from django_dbqueue.compat import InvalidTask
+from django_dbqueue.models import Execution, Job
+from django_dbqueue.runtime import executor
+from django_dbqueue.runtime.calls import ThreadCall
+
+from .. import tasks
+from ..conftest import a_process
+from ..models import Run
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def run(job, backend):
+    return executor.run(ThreadCall(job), backend)
+
+
+def test_its_effects_and_its_end_are_one_commit(backend, claim):
+    tasks.atomic_row.enqueue("once")
+    (job,) = claim()
+
+    assert run(job, backend) is None
+
+    assert Run.objects.get().job == "once"
+    assert (Job.objects.get().state, Job.objects.get().result) == ("successful", "done: once")
+    assert Execution.objects.get().outcome == "successful"
+
+
+def test_if_it_fails_its_effects_are_undone(backend):
+    result = tasks.atomic_row.enqueue("once", fail=True)
+    testing.drain()
+
+    assert not Run.objects.exists()
+    assert backend.get_result(result.id).status == "FAILED"
+
+
+def test_if_its_job_was_lost_its_effects_are_undone(backend, claim):
+    tasks.atomic_row.enqueue("once")
+    (late,) = claim()
+    Job.objects.release([late])
+    (owner,) = claim(a_process("another"))
+
+    outcome = run(late, backend)
+
+    assert not Run.objects.exists()
+    assert Execution.objects.settle([outcome]).lost
+    assert run(owner, backend) is None
+    assert Run.objects.count() == 1
+    assert Job.objects.get().state == "successful"
+
+
+def test_if_its_result_cannot_be_stored_its_effects_are_undone(backend, claim):
+    tasks.atomic_row.enqueue("once", result="not JSON")
+    (job,) = claim()
+
+    outcome = run(job, backend)
+
+    assert not Run.objects.exists()
+    assert outcome.state == "failed"
+
+
+@pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="SQLite's writers wait for each other.")
+def test_who_holds_the_row_for_a_moment_is_waited_for(backend, claim):
+    import threading
+
+    from django.db import transaction
+
+    tasks.atomic_row.enqueue("once")
+    (job,) = claim()
+    holding, done = threading.Event(), threading.Event()
+
+    def hold():
+        with transaction.atomic():
+            Job.objects.select_for_update().get()
+            holding.set()
+            done.wait(20)
+        connections.close_all()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    holding.wait(20)
+    threading.Timer(0.3, done.set).start()
+
+    assert run(job, backend) is None
+    holder.join()
+    assert Job.objects.get().state == "successful"
+
+
+def test_a_coroutine_cannot_be_atomic():
+    async def coroutine(): ...
+
+    coroutine.__module__, coroutine.__qualname__ = "tests.tasks", "coroutine"
+    with pytest.raises(InvalidTask, match="needs a plain function"):
+        task(atomic=True)(coroutine)

@@ -1,0 +1,185 @@
+"""Who is dead is found out in seconds, who is alive keeps its jobs, and who is cut off stops by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from datetime import timedelta
+
+import pytest
+from django.db import connections
+
+from django_dbqueue.models import Execution, Job, Process
+
+from .. import tasks
+from ..conftest import log_of, until
+from ..models import Run
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="On SQLite it runs as one process."),
+]
+QUICK = json.dumps({"beat_interval": 0.5, "dead_after": 3, "shutdown_timeout": 2})
+
+
+def pids(kind):
+    return set(Process.objects.filter(kind=kind).values_list("pid", flat=True))
+
+
+def the_worker():
+    return until(lambda: pids("worker")).pop()
+
+
+def outcomes(result):
+    return list(Execution.objects.filter(job=result.id).order_by("attempt").values_list("outcome", flat=True))
+
+
+def test_jobs_of_a_killed_worker_run_again_within_a_second(runqueue):
+    long = tasks.sleep.enqueue(3)
+    runqueue()
+    until(lambda: Job.objects.running().exists())
+
+    began = time.monotonic()
+    os.kill(the_worker(), signal.SIGKILL)
+
+    until(lambda: outcomes(long) == ["lost"])
+    assert time.monotonic() - began < 1
+    job = until(lambda: Job.objects.running().first())
+    wait = (job.started_at - job.run_after).total_seconds()
+    assert wait < 1
+    execution = Execution.objects.get()
+    assert execution.message.startswith("It was lost: its process, worker@")
+    assert execution.message.endswith(", was killed by signal 9.")
+    until(lambda: outcomes(long) == ["lost", "successful"])
+
+
+def test_jobs_that_a_killed_worker_had_not_begun_cost_no_attempt(runqueue):
+    tasks.nothing.enqueue_many([()] * 300)
+    runqueue("--threads", "2")
+    until(lambda: not Job.objects.exclude(state="successful").exists())
+    Execution.objects.all().delete()
+    tasks.sleep.enqueue_many([(1,)] * 20)
+    until(lambda: Job.objects.running().count() > 5)
+
+    os.kill(the_worker(), signal.SIGKILL)
+
+    until(lambda: not Job.objects.exclude(state="successful").exists(), 60)
+    assert Execution.objects.filter(outcome="lost").count() <= 2
+    assert Execution.objects.filter(outcome="successful").count() == 20
+
+
+def test_what_must_not_run_twice_fails_if_it_had_begun_and_runs_if_it_had_not(runqueue):
+    tasks.nothing.enqueue_many([()] * 300)
+    runqueue("--threads", "1")
+    until(lambda: not Job.objects.exclude(state="successful").exists())
+    tasks.transfer.enqueue_many([(name,) for name in "abcdef"])
+    until(lambda: Run.objects.exists() and Job.objects.running().count() > 1)
+
+    os.kill(the_worker(), signal.SIGKILL)
+
+    until(lambda: Job.objects.filter(task="tests.tasks.transfer", state="failed").exists())
+    until(lambda: Job.objects.filter(task="tests.tasks.transfer", state="successful").count() == 5)
+    assert Run.objects.filter(job__startswith="transfer").count() == 6
+    assert Execution.objects.get(outcome="lost").job.args == ["a"]
+
+
+def test_a_restart_recovers_at_once_what_was_killed_with_its_supervisor(runqueue):
+    long = tasks.sleep.enqueue(2)
+    killed = runqueue()
+    until(lambda: Job.objects.running().exists())
+    os.killpg(killed.pid, signal.SIGKILL)
+    for pid in pids("worker") | pids("dispatcher"):
+        os.kill(pid, signal.SIGKILL)
+    killed.wait()
+
+    runqueue()
+
+    until(lambda: outcomes(long) == ["lost"], 10)
+    assert "is gone from this host" in Execution.objects.get().message
+    until(lambda: outcomes(long) == ["lost", "successful"])
+    assert Process.objects.count() == 3
+
+
+def test_another_host_recovers_what_a_dead_host_ran(runqueue):
+    long = tasks.sleep.enqueue(1)
+    tasks.sleep.enqueue_many([(0.5,)] * 3)
+    killed = runqueue("--only", "workers", DBQUEUE_OPTIONS=QUICK)
+    until(lambda: Job.objects.running().exists())
+    victims = pids("worker")
+    runqueue("--queues", "elsewhere", DBQUEUE_OPTIONS=QUICK)
+    until(lambda: Process.objects.filter(kind="dispatcher").exists())
+
+    os.kill(killed.pid, signal.SIGKILL)
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+
+    until(lambda: outcomes(long) == ["lost"], 10)
+    assert time.monotonic() - began < 3 + 2
+    assert "was silent for too long" in Execution.objects.filter(outcome="lost").first().message
+
+
+@pytest.mark.parametrize("kind", ["worker", "dispatcher"])
+def test_a_frozen_process_is_replaced(runqueue, kind):
+    child = runqueue(DBQUEUE_OPTIONS=QUICK)
+    long = tasks.sleep.enqueue(1)
+    until(lambda: Job.objects.running().exists())
+    (frozen,) = pids(kind)
+
+    os.kill(frozen, signal.SIGSTOP)
+
+    until(lambda: pids(kind) and frozen not in pids(kind), 20)
+    later = tasks.add.using(run_after=timedelta(seconds=0.1)).enqueue(1)
+    until(lambda: later.refresh() or later.is_finished)
+    until(lambda: outcomes(long)[-1:] == ["successful"])
+    assert "did not let go of its interpreter; it is killed" in log_of(child)
+
+
+def test_a_worker_whose_claim_loop_hangs_is_replaced_and_its_jobs_end(runqueue):
+    runqueue(DBQUEUE_OPTIONS=json.dumps({**json.loads(QUICK), "shutdown_timeout": 10}))
+    hanging = the_worker()
+    long = tasks.hang_the_claim_loop.enqueue(6)
+    until(lambda: Job.objects.running().exists())
+
+    until(lambda: pids("worker") - {hanging}, 20)
+
+    assert tasks.add.enqueue(1).wait(20).return_value == 1
+    until(lambda: hanging not in pids("worker"), 30)
+    until(lambda: outcomes(long)[-1:] == ["successful"])
+
+
+def test_who_is_cut_off_loses_its_jobs_and_its_late_result_is_refused(runqueue, proxy):
+    cut = runqueue("--only", "workers", DATABASE_URL=proxy.url, DBQUEUE_OPTIONS=QUICK)
+    until(lambda: pids("worker"))
+    long = tasks.sleep.enqueue(7)
+    until(lambda: Job.objects.running().exists())
+    runqueue(DBQUEUE_OPTIONS=QUICK)
+    until(lambda: len(pids("worker")) == 2)
+
+    proxy.silence()
+
+    until(lambda: outcomes(long) == ["lost"], 10)
+    until(lambda: Job.objects.running().exists(), 10)
+    owner = Job.objects.get().process
+    proxy.heal()
+    until(lambda: "was declared dead by others" in log_of(cut), 30)
+    until(lambda: outcomes(long) == ["lost", "successful"], 30)
+    assert Execution.objects.get(outcome="successful").process == owner.name
+    assert tasks.add.enqueue(1).wait(20).return_value == 1
+
+
+def test_who_cannot_beat_claims_nothing_until_it_can(runqueue, proxy):
+    child = runqueue("--embedded", DATABASE_URL=proxy.url, DBQUEUE_OPTIONS=QUICK)
+    assert tasks.add.enqueue(1).wait(20).return_value == 1
+
+    proxy.cut()
+    result = tasks.add.enqueue(2)
+    until(lambda: log_of(child).count("could not beat") > 4)
+    assert Job.objects.get(pk=result.id).state == "ready"
+    proxy.heal()
+
+    assert result.wait(20).return_value == 2
+    assert child.poll() is None

@@ -1,0 +1,139 @@
+"""The database goes away in every way that it can, and comes back or does not."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+from django.db import connection, connections, transaction
+
+from django_dbqueue.models import Execution, Job
+from django_dbqueue.runtime.connection import discard, keep_connections, prepare
+
+from .. import tasks
+from ..conftest import log_of, until
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
+QUICK = json.dumps({"beat_interval": 0.5, "dead_after": 3})
+
+
+@pytest.mark.parametrize("how", ["cut", "silence"])
+@pytest.mark.parametrize("embedded", [True, False])
+def test_outcomes_of_an_outage_are_settled_after_it(runqueue, proxy, how, embedded):
+    results = tasks.sleep.enqueue_many([(4,)] * 6)
+    child = runqueue(*(["--embedded"] if embedded else []), DATABASE_URL=proxy.url, DBQUEUE_OPTIONS=QUICK)
+    until(lambda: Job.objects.running().count() == 6)
+
+    getattr(proxy, how)()
+    until(lambda: "could not beat" in log_of(child), 30)
+    time.sleep(5)  # The jobs end meanwhile, and the process is silent for longer than others would believe it alive.
+    assert Job.objects.running().count() == 6
+    proxy.heal()
+
+    until(lambda: Job.objects.filter(state="successful").count() == 6, 30)
+    assert set(Execution.objects.values_list("outcome", "attempt")) == {("successful", 1)}
+    assert len(results) == Execution.objects.count()
+    assert tasks.add.enqueue(1).wait(20).return_value == 1
+    assert child.poll() is None
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+def test_it_gives_up_a_database_that_does_not_come_back(runqueue, proxy, embedded):
+    child = runqueue(
+        *(["--embedded"] if embedded else []),
+        DATABASE_URL=proxy.url,
+        DBQUEUE_OPTIONS=json.dumps({**json.loads(QUICK), "give_up_after": 3, "shutdown_timeout": 1}),
+    )
+    assert tasks.add.enqueue(1).wait(20).return_value == 1
+
+    proxy.cut()
+
+    assert child.wait(20) == 1
+    assert "The database has been away for" in log_of(child)
+
+
+def test_a_lock_on_its_tables_holds_it_up_and_no_longer(runqueue):
+    if connection.vendor != "postgresql":
+        pytest.skip("LOCK TABLE is the same thing elsewhere, but ends the transaction.")
+    child = runqueue(DBQUEUE_OPTIONS=QUICK)
+    assert tasks.add.enqueue(1).wait(20).return_value == 1
+
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("LOCK TABLE dbqueue_job, dbqueue_process IN ACCESS EXCLUSIVE MODE")
+        until(lambda: "could not beat: canceling statement due to" in log_of(child))
+        until(lambda: "Jobs could not be claimed: canceling statement due to" in log_of(child))
+
+    assert tasks.add.enqueue(2).wait(20).return_value == 2
+
+
+class TestConnections:
+    """What the runtime's own connections are set to."""
+
+    @pytest.fixture
+    def asked(self, monkeypatch):
+        """Ask the database something on a prepared thread."""
+        if connection.vendor == "sqlite":
+            pytest.skip("SQLite has none of this.")
+
+        def asked(sql):
+            found = []
+
+            def ask():
+                keep_connections()
+                prepare("default", 10)
+                with connections["default"].cursor() as cursor:
+                    cursor.execute(sql)
+                    found.extend(cursor.fetchone())
+                connections.close_all()
+
+            thread = threading.Thread(target=ask)
+            thread.start()
+            thread.join()
+            return found[0]
+
+        for key in ("OPTIONS", "CONN_MAX_AGE"):
+            monkeypatch.setitem(connections.settings["default"], key, connections.settings["default"].get(key))
+        return asked
+
+    def test_no_statement_is_without_end(self, asked):
+        if connection.vendor == "postgresql":
+            assert asked("SHOW statement_timeout") == asked("SHOW lock_timeout") == "10s"
+            assert asked("SHOW idle_in_transaction_session_timeout") == "10s"
+        else:
+            assert asked("SELECT @@max_statement_time") == 11.0
+            assert asked("SELECT @@innodb_lock_wait_timeout") == 11
+
+    def test_isolation_is_read_committed_whatever_the_projects_is(self, asked, monkeypatch):
+        level = 4 if connection.vendor == "postgresql" else "serializable"
+        options = {**connections.settings["default"]["OPTIONS"], "isolation_level": level}
+        monkeypatch.setitem(connections.settings["default"], "OPTIONS", options)
+        if connection.vendor == "postgresql":
+            assert asked("SHOW transaction_isolation") == "read committed"
+        else:
+            assert asked("SELECT @@tx_isolation") == "READ-COMMITTED"
+
+    def test_a_pool_by_transactions_is_left_as_it_is(self, asked, monkeypatch):
+        if connection.vendor != "postgresql":
+            pytest.skip("Only PostgreSQL is pooled by transactions.")
+        monkeypatch.setitem(connections.settings["default"], "DISABLE_SERVER_SIDE_CURSORS", True)
+        assert asked("SHOW statement_timeout") == "0"
+
+    def test_a_new_connection_is_as_the_old_one_was(self):
+        found = []
+
+        def replace():
+            prepare("default", 10)
+            discard("default")
+            found.append(connections["default"].settings_dict["OPTIONS"])
+            found.append(getattr(connections["default"], "transaction_mode", None))
+
+        thread = threading.Thread(target=replace)
+        thread.start()
+        thread.join()
+        match connection.vendor:
+            case "sqlite":
+                assert found[1] == "IMMEDIATE"
+            case "mysql":
+                assert found[0]["read_timeout"] == 11

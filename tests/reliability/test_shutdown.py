@@ -1,0 +1,85 @@
+"""A shutdown is bounded, whatever runs and whatever the database does; a deploy costs no attempt."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from django.db import connections
+
+from django_dbqueue.models import Execution, Job, Process
+
+from .. import tasks
+from ..conftest import log_of, until
+from ..models import Run
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
+
+ONE = ["--embedded"] if connections["default"].vendor == "sqlite" else []
+
+
+def test_fifty_running_jobs_are_given_back_in_time(runqueue):
+    plain = tasks.sleep.enqueue_many([(1 + 2 * number,) for number in range(30)])
+    tasks.echo.enqueue_many([("x", 1.0 + 3 * number) for number in range(20)])
+    child = runqueue("--threads", "30", "--shutdown-timeout", "5", *ONE)
+    until(lambda: Job.objects.running().count() == 50)
+
+    began = time.monotonic()
+    child.send_signal(signal.SIGTERM)
+
+    assert child.wait(20) == 0
+    assert time.monotonic() - began < 6, log_of(child)
+    assert set(Job.objects.values_list("state", flat=True)) == {"successful", "ready"}
+    assert Job.objects.get(pk=plain[0].id).state == "successful"
+    assert not Job.objects.exclude(failures=0).exists()
+    assert set(Execution.objects.values_list("outcome", flat=True)) == {"successful", "interrupted"}
+    assert Execution.objects.count() == 50
+    assert not Process.objects.exists()
+
+
+def test_a_long_task_saves_how_far_it_is_and_goes_on_there(runqueue):
+    result = tasks.count_to.enqueue(40)
+    child = runqueue("--shutdown-timeout", "20", *ONE)
+    until(lambda: Job.objects.get().metadata.get("done", 0) >= 3)
+
+    began = time.monotonic()
+    child.send_signal(signal.SIGTERM)
+
+    assert child.wait(20) == 0
+    assert time.monotonic() - began < 5
+    job = Job.objects.get()
+    assert (job.state, job.failures, Execution.objects.get().outcome) == ("ready", 0, "interrupted")
+
+    assert runqueue("--drain", *ONE).wait(60) == 0
+    assert result.wait(1).return_value == 40
+    assert Run.objects.count() == 40
+
+
+def test_a_task_that_is_interrupted_clears_up(runqueue):
+    tasks.loop.enqueue()
+    tasks.wait.enqueue()
+    child = runqueue("--shutdown-timeout", "0.5", *ONE)
+    until(lambda: Run.objects.filter(job__startswith="begun").count() == 2)
+
+    child.send_signal(signal.SIGTERM)
+
+    assert child.wait(20) == 0
+    assert Run.objects.filter(job__startswith="cleared up").count() == 2
+    assert set(Execution.objects.values_list("outcome", flat=True)) == {"interrupted"}
+    assert "ends with its process" not in log_of(child)
+
+
+@pytest.mark.parametrize("how", ["cut", "silence"])
+@pytest.mark.parametrize("embedded", [True, False])
+def test_the_end_is_bounded_though_the_database_is_away(runqueue, proxy, how, embedded):
+    tasks.sleep.enqueue_many([(1.0,), (60.0,)])
+    child = runqueue("--shutdown-timeout", "2", *(["--embedded"] if embedded else []), DATABASE_URL=proxy.url)
+    until(lambda: Job.objects.running().count() == 2)
+
+    getattr(proxy, how)()
+    began = time.monotonic()
+    child.send_signal(signal.SIGTERM)
+
+    child.wait(20)
+    assert time.monotonic() - began < 2 + 10.5, log_of(child)

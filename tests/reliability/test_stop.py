@@ -1,0 +1,95 @@
+"""An operator has a running job stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+from django.db import connections
+
+from django_dbqueue.models import Execution, Failure, Job, Process
+
+from .. import tasks
+from ..conftest import log_of, until
+from ..models import Run
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
+ONE = ["--embedded"] if connections["default"].vendor == "sqlite" else []
+only_with_processes = pytest.mark.skipif(bool(ONE), reason="On SQLite it runs as one process.")
+
+
+def stopped(result):
+    job = Job.objects.get(pk=result.id)
+    return job.state == "discarded" and job.executions.get().outcome == "discarded"
+
+
+@pytest.mark.parametrize("task", [tasks.loop, tasks.wait])
+def test_it_is_interrupted_and_discarded(runqueue, task):
+    result = task.enqueue()
+    child = runqueue(*ONE)
+    until(lambda: Run.objects.filter(job__startswith="begun"))
+
+    assert Job.objects.all().stop() == 1
+    assert Job.objects.all().stop() == 0
+
+    until(lambda: stopped(result))
+    assert Execution.objects.get().error_type == "django_dbqueue.exceptions.Stopped"
+    assert Run.objects.filter(job__startswith="cleared up").exists()
+    assert not Failure.objects.exists()
+    assert child.poll() is None
+    assert tasks.add.enqueue(1).wait(20).return_value == 1
+
+
+@only_with_processes
+def test_one_that_cannot_be_interrupted_is_ended_with_its_process(runqueue):
+    result = tasks.sleep.enqueue(3600)
+    neighbour = tasks.sleep.enqueue(5)
+    runqueue(DBQUEUE_OPTIONS=json.dumps({"timeout_grace": 1}))
+    until(lambda: Job.objects.running().count() == 2)
+
+    Job.objects.filter(pk=result.id).stop()
+
+    until(lambda: stopped(result), 30)
+    assert neighbour.wait(20).status == "SUCCESSFUL"
+    assert Execution.objects.get(job=neighbour.id).attempt == 1
+    assert "time.sleep(seconds)" in Execution.objects.get(job=result.id).traceback
+
+
+@only_with_processes
+def test_one_whose_process_dies_is_not_tried_again(runqueue):
+    result = tasks.sleep.enqueue(3600)
+    runqueue()
+    until(lambda: Job.objects.running().exists())
+    Job.objects.all().stop()
+
+    os.kill(Process.objects.get(kind="worker").pid, signal.SIGKILL)
+
+    until(lambda: stopped(result))
+
+
+def test_what_has_ended_meanwhile_has_ended(runqueue):
+    result = tasks.add.enqueue(1)
+    Job.objects.update(state="successful", finished_at="2026-01-01T00:00:00Z", stop_asked_at="2026-01-01T00:00:00Z")
+    Job.objects.update(state="failed")
+    Job.objects.all().retry()
+
+    assert runqueue("--drain", *ONE).wait(60) == 0
+    assert result.wait(1).return_value == 1
+
+
+@only_with_processes
+def test_a_job_that_hangs_is_shown_with_its_stack(runqueue, admin_client):
+    result = tasks.sleep.enqueue(3600)
+    child = runqueue(DBQUEUE_OPTIONS=json.dumps({"per_queue": {"default": {"hanged_after": 1}}}))
+
+    until(lambda: "hangs" in log_of(child))
+    job = until(lambda: Job.objects.filter(stack__isnull=False).first())
+
+    assert "time.sleep(seconds)" in job.stack.text
+    page = admin_client.get("/admin/dbqueue/hangedjob/").content.decode()
+    assert str(result.id) in page
+    page = admin_client.get(f"/admin/dbqueue/job/{result.id}/change/").content.decode()
+    assert "time.sleep(seconds)" in page
+    Job.objects.all().stop()
