@@ -98,6 +98,11 @@ class Options:
         """How long one of the queue's own statements may take."""
         return self.dead_after / 3
 
+    @property
+    def answer_limit(self) -> float:
+        """How long what belongs together of these statements may take."""
+        return self.dead_after / 2
+
     @classmethod
     def from_settings(cls, given: Mapping[str, Any]) -> Options:
         """Raises InvalidOption for a key that there is not, naming the nearest one, and for a value that cannot be."""

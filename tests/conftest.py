@@ -22,6 +22,14 @@ from django_dbqueue.models.expressions import after
 BOTH = ["default", "other"]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[Any]:
+    """What a test logged may hold text that one test process cannot send to another."""
+    report = yield
+    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+    return report
+
+
 @pytest.fixture
 def backend() -> Any:
     return task_backends["default"]

@@ -31,10 +31,20 @@ FLOORS = [
     ],
     ["tasks", "results", "retry", "wakeup", "backend", "routers", ""],
     [
-        *["runtime", "runtime.stop", "runtime.connection", "runtime.log", "runtime.signals", "runtime.host", "runtime.board"],
+        *[
+            "runtime",
+            "runtime.stop",
+            "runtime.deadline",
+            "runtime.connection",
+            "runtime.log",
+            "runtime.signals",
+            "runtime.host",
+            "runtime.board",
+        ],
         *["runtime.heartbeat", "runtime.listener", "runtime.calls", "runtime.executor", "runtime.claimer", "runtime.settler"],
-        *["runtime.pool", "runtime.coroutines", "runtime.watch", "runtime.worker", "runtime.recovery", "runtime.dispatcher"],
-        *["runtime.roles", "runtime.child", "runtime.members", "runtime.supervisor"],
+        *["runtime.pool", "runtime.coroutines", "runtime.watch", "runtime.worker", "runtime.recovery", "runtime.witness"],
+        *["runtime.dispatcher"],
+        *["runtime.roles", "runtime.child", "runtime.members", "runtime.drain", "runtime.supervisor"],
     ],
     ["checks", "apps", "testing", "management", "management.commands", "management.commands.runqueue"],
 ]

@@ -12,9 +12,11 @@ from django_dbqueue.models.jobs import JobQuerySet
 from django_dbqueue.runtime import supervisor as module
 from django_dbqueue.runtime.board import Board
 from django_dbqueue.runtime.connection import keep_connections
+from django_dbqueue.runtime.drain import Drain
 from django_dbqueue.runtime.heartbeat import Heartbeat
 from django_dbqueue.runtime.stop import Stop
 from django_dbqueue.runtime.supervisor import Supervisor
+from django_dbqueue.selector import QueueSelector
 
 from . import tasks
 from .conftest import a_process, until
@@ -54,10 +56,10 @@ def test_a_member_that_cannot_be_started_is_tried_again(backend, monkeypatch):
 def test_a_job_that_moves_while_a_drain_looks_is_not_overlooked(backend, claim, monkeypatch):
     if connection.vendor == "sqlite":
         pytest.skip("Nobody writes while somebody reads.")
-    supervisor = Supervisor(backend, [], {}, drain=True)
-    supervisor._process = a_process("supervisor", kind="supervisor")
+    supervisor = a_process("supervisor", kind="supervisor")
+    drain = Drain("default", QueueSelector(("*",)), backend.config, supervisor)
     tasks.add.enqueue(1)
-    (job,) = claim(a_process("worker", supervisor=supervisor._process))
+    (job,) = claim(a_process("worker", supervisor=supervisor))
     lanes = JobQuerySet.lanes
 
     def slowly(self, queues=None):
@@ -67,7 +69,7 @@ def test_a_job_that_moves_while_a_drain_looks_is_not_overlooked(backend, claim, 
 
     monkeypatch.setattr(JobQuerySet, "lanes", slowly)
 
-    assert not supervisor._drained()
+    assert not drain.is_over()
     assert Job.objects.get().state == "ready"
 
 

@@ -27,6 +27,8 @@ def main(role: str, alias: str, changes: dict[str, Any], supervisor: int, memory
     django.setup()
     if STACKS:
         faulthandler.register(STACKS, file=open(stacks, "w"), all_threads=True)  # noqa: SIM115
+    from django.db import DatabaseError, InterfaceError
+
     # Models, and what imports them, are to be had from here on.
     from .board import Board
     from .connection import keep_connections
@@ -43,6 +45,9 @@ def main(role: str, alias: str, changes: dict[str, Any], supervisor: int, memory
     code = 0
     try:
         code = run_beside_signals(lambda: run_role(role, alias, changes, board, stop, supervisor), board.pulse)
+    except (DatabaseError, InterfaceError) as error:
+        logging.getLogger("django_dbqueue").error("The %s cannot work: %s", role, error)
+        code = 1
     except Exception:
         logging.getLogger("django_dbqueue").exception("The %s ended by an error.", role)
         code = 1

@@ -12,16 +12,10 @@ from django.db import connections, reset_queries, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
+from .deadline import note_line
+
 # A connection that was idle for so many seconds is checked before it is used again.
 IDLE = 1.0
-# Of libpq: how soon a connection is given up whose other end does not answer any more.
-TCP = {
-    "connect_timeout": 10,
-    "keepalives_idle": 5,
-    "keepalives_interval": 3,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 15_000,
-}
 _SET = {
     "postgresql": [
         "SET statement_timeout = {milliseconds}; SET lock_timeout = {milliseconds}; "
@@ -52,7 +46,19 @@ def keep_connections() -> None:
         options = connections.settings[alias]["OPTIONS"]
         options.pop("pool", None)
         if connections[alias].vendor == "postgresql":
-            connections.settings[alias]["OPTIONS"] = {**TCP, **options}
+            connections.settings[alias]["OPTIONS"] = {**_patience(15.0), **options}
+
+
+def _patience(seconds: float) -> dict[str, int]:
+    """For libpq: how long an end of a connection is waited for that does not answer any more."""
+    third = max(1, int(seconds / 3))
+    return {
+        "connect_timeout": max(2, int(seconds)),
+        "keepalives_idle": third,
+        "keepalives_interval": third,
+        "keepalives_count": 2,
+        "tcp_user_timeout": int(seconds * 1000),
+    }
 
 
 def prepare(database: str, limit: float) -> None:
@@ -70,6 +76,8 @@ def _prepare_unconnected(connection: Any, limit: float) -> None:
         # A claim reads and then writes: begun as a reader, it would fail whenever another writer was quicker.
         connection.transaction_mode = "IMMEDIATE"
     options = {key: value for key, value in connection.settings_dict["OPTIONS"].items() if key != "isolation_level"}
+    if connection.vendor == "postgresql":
+        options |= _patience(limit)
     if connection.vendor == "mysql":
         options |= {"connect_timeout": int(limit) + 1, "read_timeout": int(limit) + 1, "write_timeout": int(limit) + 1}
     connection.settings_dict = {**connection.settings_dict, "OPTIONS": options}
@@ -78,6 +86,8 @@ def _prepare_unconnected(connection: Any, limit: float) -> None:
 def _prepare_connected(connection: Any, **kwargs: Any) -> None:
     """Told by Django of each new connection."""
     database, limit = getattr(_thread, "prepared", (None, 0.0))
+    if connection.alias == database and connection.vendor == "postgresql":
+        note_line(connection.connection)
     # Behind a pool by transactions, what is set here would stay with a connection that others are given.
     if connection.alias == database and not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
         with connection.cursor() as cursor:

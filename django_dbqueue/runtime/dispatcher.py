@@ -16,8 +16,10 @@ from ..wakeup import wake
 from . import recovery
 from .board import Board
 from .connection import close_connections, discard, prepare
+from .deadline import answered_within
 from .heartbeat import Heartbeat
 from .stop import Stop
+from .witness import Witness
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -33,6 +35,7 @@ class Dispatcher:
         self._backend, self._database, self._options, self._board = backend, backend.database, options, board
         self._jobs = Job.objects.using(backend.database)
         self._heartbeat = Heartbeat(Process.Kind.DISPATCHER, backend.database, options, board, {})
+        self._witness = Witness(options.patience)
         self._prune_at = time.monotonic()
 
     def run(self, stop: Stop, supervisor: int | None = None) -> bool:
@@ -42,7 +45,9 @@ class Dispatcher:
         logger.info("%s looks for due jobs every %g s.", process, self._options.poll_interval, extra=process.log_fields)
         while not stop.asked and not self._heartbeat.declared_dead:
             self._board.turn()
-            stop.wait(self._work())
+            with answered_within(self._options.answer_limit):
+                pause = self._work()
+            stop.wait(pause)
         self._heartbeat.stop()
         close_connections()
         return True
@@ -54,14 +59,21 @@ class Dispatcher:
             queues = self._jobs.dispatch(self.BATCH)
             for queue in set(queues):
                 wake(self._database, queue)
-            recovery.recover(self._backend, Process.objects.silent(), recovery.Death(how="was silent for too long"))
+            self._recover()
             if len(queues) == self.BATCH or self._prune():
                 return 0.0
             return min(pause, self._jobs.next_due_in() or pause)
         except (DatabaseError, InterfaceError) as error:
             logger.warning("Due jobs could not be made ready: %s", error)
             discard(self._database)
+            self._witness.miss()
             return pause
+
+    def _recover(self) -> None:
+        processes = Process.objects.using(self._database)
+        self._witness.look(processes.now())
+        silent = processes.silent() if self._witness.may_judge else processes.none()
+        recovery.recover(self._backend, silent, recovery.Death(how="was silent for too long"))
 
     def _prune(self) -> bool:
         """Delete some of what is old enough. Returns whether there may be more."""

@@ -19,6 +19,7 @@ from ..options import Options
 from . import host
 from .board import Board
 from .connection import close_connections, discard, prepare
+from .deadline import answered_within
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -62,7 +63,8 @@ class Heartbeat:
             return
         discard(self._processes.db)  # It may have been lost since this thread used it.
         try:
-            self._processes.filter(pk=self.process.pk).delete()
+            with answered_within(self._options.answer_limit):
+                self._processes.filter(pk=self.process.pk).delete()
         except (DatabaseError, InterfaceError) as error:
             logger.warning("%s could not sign off, and will be taken for dead: %s", self.process, error)
 
@@ -91,7 +93,8 @@ class Heartbeat:
         prepare(self._processes.db, self._options.statement_limit)
         while not self._ended.wait(self._options.beat_interval * random.uniform(0.8, 1.0)) and not self.declared_dead:
             if self._board.since_turn() < self._options.patience + self._options.longest_shutdown:
-                self._beat()
+                with answered_within(self._options.answer_limit):
+                    self._beat()
             else:
                 logger.error("%s makes no progress, and does not beat.", self.process, extra=self.process.log_fields)
         close_connections()

@@ -45,6 +45,9 @@ class ThreadMember:
     def stacks(self) -> str:
         return ""
 
+    def close(self) -> None:
+        """There is nothing to clear away."""
+
     def _run(self, alias: str, changes: dict[str, Any], supervisor: int) -> None:
         try:
             self.exitcode = run_role(self.role, alias, changes, self.board, self._stop, supervisor)
@@ -92,6 +95,9 @@ class ProcessMember:
         time.sleep(0.2)
         threads = Path(self._stacks.name).read_text(errors="replace").split("\n\n")
         return "\n\n".join(each for each in threads if executor.__file__ in each)
+
+    def close(self) -> None:
+        self._stacks.close()
 
 
 Member = ThreadMember | ProcessMember

@@ -15,6 +15,7 @@ from .. import errors
 from ..models import Execution, Job, Settlement
 from ..options import Options
 from .connection import close_connections, discard, prepare
+from .deadline import answered_within
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -61,7 +62,8 @@ class Settler:
         prepare(self._database, self._options.statement_limit)
         pause = 0.0
         while group := self._take(pause):
-            left = self._write(group)
+            with answered_within(self._options.answer_limit):
+                left = self._write(group)
             pause = min(2.0, pause * 2 or 0.02) * random.uniform(0.5, 1.0) if left else 0.0
             self._put_back(left)
         close_connections()

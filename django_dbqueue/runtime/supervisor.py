@@ -10,14 +10,14 @@ from typing import Any
 from django.db import DatabaseError, InterfaceError
 
 from ..backend import DatabaseBackend
-from ..models import Job, Process, Queue, Stack
-from ..models.expressions import Now
-from ..models.jobs import JobQuerySet
+from ..models import Job, Process, Stack
 from ..models.process import ProcessQuerySet
 from ..selector import QueueSelector
 from . import host, recovery
 from .board import Board
-from .connection import close_connections, discard, prepare, snapshot
+from .connection import close_connections, discard, prepare
+from .deadline import answered_within
+from .drain import Drain
 from .heartbeat import Heartbeat
 from .members import Member, ProcessMember, ThreadMember
 from .recovery import Death
@@ -36,11 +36,12 @@ class Supervisor:
     FROZEN = 3.0
 
     def __init__(self, backend: DatabaseBackend, roles: list[str], changes: dict[str, Any], *, drain: bool = False) -> None:
-        self._backend, self._roles, self._changes, self._drain = backend, roles, changes, drain
+        self._backend, self._roles, self._changes = backend, roles, changes
         self.options = backend.config.changed(**changes)
         self._selector = QueueSelector(self.options.queues, frozenset(backend.queues))
         self._board = Board.private()
         self._heartbeat = Heartbeat(Process.Kind.SUPERVISOR, backend.database, self.options, self._board, {"roles": roles})
+        self._drain = Drain(backend.database, self._selector, self.options, self._heartbeat.process) if drain else None
         self._members: list[Member] = []
         # Those that are replaced already, and when they are killed.
         self._leaving: dict[Member, float] = {}
@@ -64,12 +65,12 @@ class Supervisor:
                 self._board.turn()
                 self._look_after_members()
                 self._start_missing()
-                if self._drain and self._drained():
+                if self._drain and self._drain.is_over():
                     break
                 self._give_up_at_last()
         finally:
             self._stop_members(stop)
-        if self._drain and not self._code and self._any_failed():
+        if self._drain and not self._code and self._drain.any_failed():
             self._code = 1
         self._heartbeat.stop()
         close_connections()
@@ -121,7 +122,8 @@ class Supervisor:
             return
         self._forget(member)
         if member.exitcode:
-            logger.error("The %s with process id %s %s.", member.role, member.pid, _death(member).how)
+            level = logging.INFO if member.exitcode == LEFT_JOBS else logging.ERROR
+            logger.log(level, "The %s with process id %s %s.", member.role, member.pid, _death(member).how)
             self._recover(self._of(member), _death(member))
         if member.exitcode not in (0, LEFT_JOBS):
             # Who dies as soon as it is born is not born again at once.
@@ -135,6 +137,7 @@ class Supervisor:
         self._leaving[member] = min(deadline, self._leaving.get(member, deadline))
 
     def _forget(self, member: Member) -> None:
+        member.close()
         self._leaving.pop(member, None)
         if member in self._members:
             self._members.remove(member)
@@ -148,8 +151,9 @@ class Supervisor:
 
     def _overdue(self, member: Member) -> list[Job]:
         try:
-            rows = Job.objects.using(self._backend.database).overdue(self.options.timeout_grace)
-            return list(rows.filter(process__in=self._of(member)))
+            with answered_within(self.options.answer_limit):
+                rows = Job.objects.using(self._backend.database).overdue(self.options.timeout_grace)
+                return list(rows.filter(process__in=self._of(member)))
         except (DatabaseError, InterfaceError) as error:
             logger.warning("Whether its jobs are overdue cannot be seen: %s", error)
             discard(self._backend.database)
@@ -185,7 +189,8 @@ class Supervisor:
 
     def _recover(self, dead: ProcessQuerySet, death: Death) -> None:
         try:
-            recovery.recover(self._backend, dead, death)
+            with answered_within(self.options.answer_limit):
+                recovery.recover(self._backend, dead, death)
         except (DatabaseError, InterfaceError) as error:
             logger.warning("Its jobs are left to a dispatcher: %s", error)
             discard(self._backend.database)
@@ -210,32 +215,7 @@ class Supervisor:
                 self._kill(member, "did not end", blameless=True)
             elif member.exitcode:
                 self._recover(self._of(member), _death(member))
-
-    def _drained(self) -> bool:
-        """Nothing is due in the served queues, and nothing runs here."""
-        jobs = Job.objects.using(self._backend.database)
-        try:
-            with snapshot(jobs.db):
-                return not self._any_left(jobs)
-        except (DatabaseError, InterfaceError) as error:
-            logger.warning("Whether there is more to do cannot be seen: %s", error)
-            discard(jobs.db)
-            return False
-
-    def _any_left(self, jobs: JobQuerySet) -> bool:
-        paused = set(Queue.objects.using(jobs.db).paused().values_list("name", flat=True))
-        due = {lane.queue for lane in jobs.lanes(self._selector.names())}
-        due.update(jobs.due().values_list("queue", flat=True).distinct())
-        if any(self._selector.rank(queue) is not None for queue in due - paused):
-            return True
-        others = Process.objects.using(jobs.db).alive().exclude(supervisor=self._process.pk)
-        return jobs.running().exclude(process__in=others).exists()  # Ours, or lost.
-
-    def _any_failed(self) -> bool:
-        failed = Job.objects.using(self._backend.database).filter(
-            state=Job.State.FAILED, finished_at__gte=self._process.started_at, finished_at__lte=Now()
-        )
-        return any(self._selector.rank(queue) is not None for queue in failed.values_list("queue", flat=True).distinct())
+            member.close()
 
 
 def _death(member: Member) -> Death:

@@ -24,6 +24,7 @@ from .calls import Call, CoroutineCall, ThreadCall
 from .claimer import Claimer
 from .connection import close_connections, discard, prepare
 from .coroutines import Coroutines
+from .deadline import answered_within
 from .heartbeat import Heartbeat
 from .listener import Listener
 from .pool import Pool
@@ -69,7 +70,8 @@ class Worker:
         pause = 0.0
         while not stop.asked and self._fit() and not self._worn_out():
             self._board.turn()
-            found = self._work()
+            with answered_within(self._options.answer_limit):
+                found = self._work()
             # Looks often after work, then less and less; a busy pool says itself when it has room.
             pause = 0.0 if found else min(self._options.poll_interval, pause * 1.5 or 0.01)
             if not found:
@@ -195,7 +197,8 @@ class Worker:
 
     def _try_to(self, step: Callable[[], object]) -> None:
         try:
-            step()
+            with answered_within(self._options.answer_limit):
+                step()
         except (DatabaseError, InterfaceError) as error:
             logger.warning("At the end, the database was not to be had: %s", error)
             discard(self._backend.database)

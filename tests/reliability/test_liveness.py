@@ -104,8 +104,7 @@ def test_a_restart_recovers_at_once_what_was_killed_with_its_supervisor(runqueue
 
 
 def test_another_host_recovers_what_a_dead_host_ran(runqueue):
-    long = tasks.sleep.enqueue(1)
-    tasks.sleep.enqueue_many([(0.5,)] * 3)
+    long = tasks.sleep.enqueue(30)
     killed = runqueue("--only", "workers", DBQUEUE_OPTIONS=QUICK)
     until(lambda: Job.objects.running().exists())
     victims = pids("worker")
@@ -152,16 +151,17 @@ def test_a_worker_whose_claim_loop_hangs_is_replaced_and_its_jobs_end(runqueue):
 
 
 def test_who_is_cut_off_loses_its_jobs_and_its_late_result_is_refused(runqueue, proxy):
-    cut = runqueue("--only", "workers", DATABASE_URL=proxy.url, DBQUEUE_OPTIONS=QUICK)
+    options = json.dumps({"beat_interval": 1, "dead_after": 6})
+    cut = runqueue("--only", "workers", DATABASE_URL=proxy.url, DBQUEUE_OPTIONS=options)
     until(lambda: pids("worker"))
-    long = tasks.sleep.enqueue(7)
+    long = tasks.sleep.enqueue(15)
     until(lambda: Job.objects.running().exists())
-    runqueue(DBQUEUE_OPTIONS=QUICK)
+    runqueue(DBQUEUE_OPTIONS=options)
     until(lambda: len(pids("worker")) == 2)
 
     proxy.silence()
 
-    until(lambda: outcomes(long) == ["lost"], 10)
+    until(lambda: outcomes(long) == ["lost"], 15)
     until(lambda: Job.objects.running().exists(), 10)
     owner = Job.objects.get().process
     proxy.heal()

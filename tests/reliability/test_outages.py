@@ -16,19 +16,19 @@ from .. import tasks
 from ..conftest import log_of, until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
-QUICK = json.dumps({"beat_interval": 0.5, "dead_after": 3})
+QUICK = json.dumps({"beat_interval": 1, "dead_after": 6})
 
 
 @pytest.mark.parametrize("how", ["cut", "silence"])
 @pytest.mark.parametrize("embedded", [True, False])
 def test_outcomes_of_an_outage_are_settled_after_it(runqueue, proxy, how, embedded):
-    results = tasks.sleep.enqueue_many([(4,)] * 6)
+    results = tasks.sleep.enqueue_many([(6,)] * 6)
     child = runqueue(*(["--embedded"] if embedded else []), DATABASE_URL=proxy.url, DBQUEUE_OPTIONS=QUICK)
     until(lambda: Job.objects.running().count() == 6)
 
     getattr(proxy, how)()
     until(lambda: "could not beat" in log_of(child), 30)
-    time.sleep(5)  # The jobs end meanwhile, and the process is silent for longer than others would believe it alive.
+    time.sleep(8)  # The jobs end meanwhile, and the process is silent for longer than others would believe it alive.
     assert Job.objects.running().count() == 6
     proxy.heal()
 
