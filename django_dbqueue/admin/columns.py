@@ -68,6 +68,11 @@ def running_for(job: Any) -> str:
     return looks.duration(job.seen_at - job.started_at) if job.started_at else "–"
 
 
+@admin.display(description=gettext_lazy("timeout"))
+def timeout(job: Job) -> str:
+    return looks.duration(job.timeout) if job.timeout else "–"
+
+
 @admin.display(description=gettext_lazy("process"))
 def owner(job: Any) -> str:
     """Who runs it, and whether it still lives; a process may be gone before its jobs are recovered."""

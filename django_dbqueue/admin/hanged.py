@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy
 
 from ..models import HangedJob
 from ..models.expressions import Now
+from ..models.states import OnLost
 from . import columns
 from .config import options
 from .filters import QueueFilter
@@ -21,8 +22,12 @@ from .reading import ReadingAdmin
 
 @admin.display(description=gettext_lazy("what will happen"))
 def prospect(job: Any) -> str:
+    if job.stop_asked_at:
+        return _("It is being stopped, as an operator has asked for.")
     if job.process and job.process.is_alive(job.seen_at):
-        return _("Its process is alive: it runs on until it ends, or until its process is stopped.")
+        return _("Its process is alive: it runs on until it ends, or until it is stopped. Its page shows where it is.")
+    if job.on_lost == OnLost.FAIL:
+        return _("Its process is dead: a dispatcher records it as lost, and it fails, since it must not run twice.")
     return _("Its process is dead: a dispatcher records it as lost, and it runs again.")
 
 
@@ -43,7 +48,10 @@ class HangedJobAdmin(ReadingAdmin):
         return rows.defer("args", "kwargs", "result", "metadata")
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        hint = _("Jobs that have been running for more than {}, or whose process no longer says that it is alive.")
+        hint = _(
+            "Jobs that have been running for more than {} or for many times as long as usual, "
+            "or whose process no longer says that it is alive."
+        )
         context = {"hint": hint.format(duration(timedelta(seconds=options().hanged_after))), **(extra_context or {})}
         return super().changelist_view(request, context)
 

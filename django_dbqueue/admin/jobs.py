@@ -14,6 +14,7 @@ from . import columns, looks
 from .attempts import attempts_of, stack_of
 from .filters import FailureFilter, JobStateFilter, ProcessFilter, QueueFilter, TaskFilter
 from .operating import OperatingAdmin
+from .secrets import arguments_without_secrets, without_secrets
 from .verbs import DISCARD, RETRY, STOP
 from .waiting import why_waiting
 
@@ -45,6 +46,7 @@ class JobAdmin(OperatingAdmin):
                     ("task", columns.linked_queue, "priority"),
                     (columns.time("enqueued_at", _("enqueued")), columns.time("run_after", _("run after"))),
                     (columns.time("started_at", _("last started")), columns.time("finished_at", _("finished"))),
+                    ("max_attempts", columns.timeout, "on_lost"),
                 )
             },
         ),
@@ -98,10 +100,10 @@ class JobAdmin(OperatingAdmin):
 def _data(job: Job) -> list[tuple[Any, str]]:
     """What it was given and what it gave, as far as there is anything."""
     named = (
-        (_("arguments"), job.args),
-        (_("keyword arguments"), job.kwargs),
-        (_("result"), job.result),
-        (_("metadata"), job.metadata),
+        (_("arguments"), arguments_without_secrets(job)),
+        (_("keyword arguments"), without_secrets(job.kwargs)),
+        (_("result"), without_secrets(job.result)),
+        (_("metadata"), without_secrets(job.metadata)),
     )
     return [(name, looks.pretty(value)) for name, value in named if value not in (None, [], {})]
 

@@ -28,6 +28,7 @@ LOOKS = {
     Failure.State.OPEN: ("●", "bad"),
     Failure.State.MUTED: ("◌", "quiet"),
     Failure.State.RESOLVED: ("✓", "good"),
+    Execution.Outcome.TIMED_OUT: ("◔", "bad"),
     Execution.Outcome.LOST: ("✕", "bad"),
     Execution.Outcome.INTERRUPTED: ("↺", "waits"),
 }

@@ -110,7 +110,7 @@ def _outcome(job: Any, name: str, death: Death, stack: str) -> Settlement:
     )
     job.state = state
     # Apart from each other, so that the one that killed its process does not take the same neighbours along again.
-    wait = random.uniform(0.1, 3.0) * 3 ** min(job.failures, 6) if state == State.SCHEDULED else 0.0
+    wait = random.uniform(1.0, 3.0) * 3 ** min(job.failures, 6) if state == State.SCHEDULED else 0.0
     return Settlement.of(job, outcome, state, wait=wait, error=report)
 
 

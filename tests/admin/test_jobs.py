@@ -257,3 +257,39 @@ def test_very_many_attempts_are_shown_in_part(viewer: Client, db: Any) -> None:
     text = viewer.get(page(job)).text
 
     assert "#120 " in text and "#71 " in text and "#70 " not in text
+
+
+def test_secrets_are_hidden_by_their_names(viewer: Client) -> None:
+    job = a_job(
+        task="tests.tasks.sign_in",
+        args=["ada", "s3cret", {"API_KEY": "k3y", "plain": "shown"}],
+        kwargs={"token": "t0ken"},
+        metadata={"by": {"db_password": "hunter2"}},
+        state=Job.State.SUCCESSFUL,
+        result={"access_token": "acc3ss", "n": [1, "two"]},
+    )
+
+    text = viewer.get(page(job)).text
+
+    assert not [secret for secret in ("s3cret", "k3y", "t0ken", "hunter2", "acc3ss") if secret in text]
+    assert all(shown in text for shown in ("ada", "shown", "two", "••••••"))
+
+
+def test_a_job_of_an_unknown_task_hides_what_has_a_name(viewer: Client) -> None:
+    job = a_job(task="shop.gone.sign_in", args=["ada"], kwargs={"password": "s3cret"})
+
+    text = viewer.get(page(job)).text
+
+    assert "ada" in text and "s3cret" not in text
+
+
+def test_a_running_job_that_an_operator_stops_says_so(operator: Client, db: Any) -> None:
+    job = a_job(state=Job.State.RUNNING, process=a_process("worker@here:1:abc"))
+    assert "/stop/" in operator.get(page(job)).text
+
+    asked = operator.post(reverse("admin:dbqueue_job_stop", args=[job.pk]))
+    assert "A running job is interrupted, and is then discarded." in asked.text
+    operator.post(reverse("admin:dbqueue_job_stop", args=[job.pk]), {"confirmed": "yes"})
+
+    text = operator.get(page(job)).text
+    assert "It is being stopped." in text and "/stop/" not in text
