@@ -18,6 +18,10 @@ demo: $(VENV)/demo ## Index Python's standard library by jobs, and show it (ARGS
 test: $(VENV)/test ## Run the tests on SQLite, PostgreSQL and, where MARIADB_URL names one, MariaDB
 	@$(BIN)/python -m tests $(ARGS)
 
+.PHONY: chaos
+chaos: $(VENV)/chaos ## Kill everything under load, and count what is lost (ARGS="--database postgresql --seconds 30")
+	@$(BIN)/python -m tests.chaos $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/lint ## Check style, types and migrations
 	$(BIN)/ruff check .

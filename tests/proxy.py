@@ -12,8 +12,8 @@ from urllib.parse import urlsplit, urlunsplit
 class Proxy:
     """Listens on a port of its own. ``cut``: connections are closed, and refused. ``silent``: nothing gets through any more."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._target = host, port
+    def __init__(self, target: tuple[str, int] | str) -> None:
+        self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._open = threading.Event()
@@ -63,13 +63,21 @@ class Proxy:
         self._sockets.append(client)
         self._open.wait()
         try:
-            server = socket.create_connection(self._target)
+            server = self._reach()
         except OSError:
             client.close()
             return
         self._sockets.append(server)
         threading.Thread(target=self._pump, args=(server, client), daemon=True).start()
         self._pump(client, server)
+
+    def _reach(self) -> socket.socket:
+        """A host and port, or the path of a socket."""
+        if not isinstance(self._target, str):
+            return socket.create_connection(self._target)
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(self._target)
+        return server
 
     def _pump(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -84,7 +92,7 @@ class Proxy:
 def in_front_of(url: str) -> tuple[Proxy, str]:
     """A proxy in front of the database at a URL, and the URL through it."""
     parts = urlsplit(url)
-    proxy = Proxy(parts.hostname or "127.0.0.1", parts.port or (5432 if parts.scheme.startswith("postgres") else 3306))
+    proxy = Proxy((parts.hostname or "127.0.0.1", parts.port or (5432 if parts.scheme.startswith("postgres") else 3306)))
     user = parts.netloc.rpartition("@")[0]
     return proxy, urlunsplit(parts._replace(netloc=f"{user}@127.0.0.1:{proxy.port}" if user else f"127.0.0.1:{proxy.port}"))
 

@@ -35,7 +35,7 @@ class Dispatcher:
         self._backend, self._database, self._options, self._board = backend, backend.database, options, board
         self._jobs = Job.objects.using(backend.database)
         self._heartbeat = Heartbeat(Process.Kind.DISPATCHER, backend.database, options, board, {})
-        self._witness = Witness(options.patience)
+        self._witness = Witness(options.patience, options.statement_limit)
         self._prune_at = time.monotonic()
 
     def run(self, stop: Stop, supervisor: int | None = None) -> bool:
@@ -66,7 +66,6 @@ class Dispatcher:
         except (DatabaseError, InterfaceError) as error:
             logger.warning("Due jobs could not be made ready: %s", error)
             discard(self._database)
-            self._witness.miss()
             return pause
 
     def _recover(self) -> None:

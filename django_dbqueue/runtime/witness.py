@@ -7,31 +7,25 @@ from datetime import datetime
 
 
 class Witness:
-    """Has watched the database without a gap, by a clock that did not jump, or has not.
+    """Has watched the database for ``long_enough`` seconds without a ``gap`` of so many, by a clock that did not jump.
 
     After an outage, and after a step of the database's clock, all processes look silent until their next beat: whoever
     judged by that moment would take the jobs of all that live.
     """
 
-    # By so many seconds the two clocks may differ between two looks.
-    TOLERANCE = 1.0
-
-    def __init__(self, long_enough: float) -> None:
-        self._long_enough = long_enough
+    def __init__(self, long_enough: float, gap: float) -> None:
+        self._long_enough, self._gap = long_enough, gap
         self._since = self._looked_at = time.monotonic()
         self._seen: datetime | None = None
 
     def look(self, seen: datetime) -> None:
         """The database has told its time."""
         now = time.monotonic()
-        passed = (seen - self._seen).total_seconds() if self._seen else 0.0
-        if abs(passed - (now - self._looked_at)) > self.TOLERANCE:
+        here = now - self._looked_at
+        there = (seen - self._seen).total_seconds() if self._seen else here
+        if here > self._gap or abs(there - here) > self._gap:
             self._since = now
         self._seen, self._looked_at = seen, now
-
-    def miss(self) -> None:
-        """The database was not to be had."""
-        self._since = time.monotonic()
 
     @property
     def may_judge(self) -> bool:

@@ -1,0 +1,86 @@
+"""``python -m tests.chaos``: a queue under load while everything is killed. See ``--help``.
+
+Needs Linux. It starts database servers of its own, and exits with 1 if a job is lost, or ran again without a reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from .servers import SERVERS
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--database", choices=[*SERVERS, "both"], default="both")
+    parser.add_argument("--seconds", type=float, default=180, help="How long harm is done on each database.")
+    parser.add_argument("--rate", type=float, default=40, help="Jobs a second.")
+    parser.add_argument("--dead-after", type=float, default=30, help="As the option; the interval of beats is a sixth of it.")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    given = parser.parse_args()
+    if given.database == "both":
+        # Each in a process of its own, since a process has one DATABASE_URL.
+        commands = [[sys.executable, "-m", "tests.chaos", *sys.argv[1:], "--database", each] for each in SERVERS]
+        return max(os.spawnv(os.P_WAIT, sys.executable, command) for command in commands)
+    return run(given)
+
+
+def run(given: argparse.Namespace) -> int:
+    print(f"Chaos on {given.database} for {given.seconds:g} s (--seed {given.seed})", flush=True)
+    random.seed(given.seed)
+    server = SERVERS[given.database]()
+    line, cut_url = server.proxy()
+    beat = {"beat_interval": given.dead_after / 6, "dead_after": given.dead_after, "timeout_grace": 1}
+    env = {
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "DBQUEUE_OPTIONS": json.dumps({**beat, "task_modules": ["tests.chaos.tasks"]}),
+        # Of jobs that are killed in their hundreds, nobody wants to read each traceback.
+        "PYTHONWARNINGS": "ignore",
+    }
+    os.environ |= {**env, "DATABASE_URL": server.url}
+    import django
+
+    django.setup()
+    from django.core.management import call_command
+
+    from .hosts import Host
+    from .load import Load
+    from .monkey import Monkey
+    from .report import report
+
+    call_command("migrate", run_syncdb=True, verbosity=0)
+    folder = Path(tempfile.mkdtemp(prefix="dbqueue-chaos-log-"))
+    hosts = [Host("a", server.url, None, env, folder / "a.log"), Host("b", cut_url, line, env, folder / "b.log")]
+    monkey, load = Monkey(hosts, server, given.dead_after * 1.2), Load(given.rate)
+    try:
+        load.start()
+        end = time.monotonic() + given.seconds
+        while time.monotonic() < end:
+            time.sleep(random.uniform(0.5, 2.5))
+            for host in hosts:
+                host.keep_alive()
+            monkey.act()
+        load.stop()
+        monkey.calm_down()
+        through = load.wait(given.dead_after * 2 + 120)
+        codes = [host.close() for host in hosts]
+        found = report(load.confirmed, monkey.killed_at)
+    finally:
+        for host in hosts:
+            host.power_off()
+        server.close()
+        line.close()
+    print("\n".join(["", *(f"{number:4} × {name}" for name, number in sorted(monkey.done.items())), "", *found.lines()]))
+    print(f"exit codes at the end      {codes}\nlogs                       {folder}\n", flush=True)
+    return 0 if found.is_clean and through and codes == [0, 0] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

