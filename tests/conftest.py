@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from django.conf import settings
+from django.db import connection
 
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Job, Process
@@ -101,6 +102,21 @@ def runqueue(transactional_db: Any, tmp_path: Any) -> Iterator[Callable[..., sub
         child.log.seek(0)  # type: ignore[attr-defined]
         sys.stderr.write(child.log.read())  # type: ignore[attr-defined]
         child.log.close()  # type: ignore[attr-defined]
+
+
+def until_somebody_waits_for_a_lock() -> None:
+    """Races are staged: one side holds a lock, and goes on once the other waits for it."""
+    sql = {
+        "postgresql": "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()",
+        "mysql": "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+    }[connection.vendor]
+
+    def waits() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute(sql)
+            return cursor.fetchone() is not None
+
+    until(waits)
 
 
 def log_of(child: subprocess.Popen[str]) -> str:

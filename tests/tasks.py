@@ -6,8 +6,10 @@ import asyncio
 import ctypes
 import os
 import signal
+import threading
 import time
 
+from django.core.exceptions import SuspiciousOperation
 from django.db import connection, transaction
 
 from django_dbqueue import Constant, Interrupted, task
@@ -304,3 +306,27 @@ def atomic_row(name, fail=False, result=None):
 def leave_no_trace(fail=False):
     if fail:
         raise ValueError("of this, all is kept")
+
+
+@task
+def compute(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(1000))
+
+
+@task
+def wrong_clock(seconds):
+    """The clock of the worker's host is wrong from now on."""
+    right = time.time
+    time.time = lambda: right() + seconds
+
+
+@task
+def say(length):
+    return "x" * length
+
+
+@task
+def fail_unpicklably():
+    raise SuspiciousOperation("it holds a lock", threading.Lock())

@@ -150,6 +150,8 @@ class JobQuerySet(models.QuerySet["Job"]):
 
     def erase(self, ids: list[Any]) -> int:
         """Delete jobs with their attempts. One statement for each table: nothing is loaded to be deleted."""
+        if not ids:
+            return 0
         for each in self.model._meta.related_objects:
             if each.related_model._meta.app_label == self.model._meta.app_label:
                 rows = each.related_model._base_manager.using(self.db)

@@ -11,8 +11,10 @@ import threading
 import time
 from typing import Any
 
+from django import get_version
 from django.db import DatabaseError, InterfaceError
 
+from .. import __version__
 from ..models import Process
 from ..models.expressions import Now, after
 from ..options import Options
@@ -44,7 +46,7 @@ class Heartbeat:
             kind=kind,
             hostname=hostname,
             pid=os.getpid(),
-            details={**details, **host.identity()},
+            details={**details, "version": __version__, "django": get_version(), **host.identity()},
         )
         self._thread = threading.Thread(target=self._run, name=f"{kind.value}-heartbeat", daemon=True)
 

@@ -53,7 +53,13 @@ class MariaDB:
         if not shutil.which("mariadbd"):
             raise SystemExit("There is no mariadbd on the PATH. Install MariaDB's server; it need not run.")
         self._folder = tempfile.mkdtemp(prefix="dbqueue-chaos-")
-        install = ["mariadb-install-db", f"--datadir={self._folder}", "--auth-root-authentication-method=normal", *self._user()]
+        install = [
+            "mariadb-install-db",
+            "--no-defaults",
+            f"--datadir={self._folder}",
+            "--auth-root-authentication-method=normal",
+            *self._user(),
+        ]
         subprocess.run([*install, "--skip-test-db"], check=True, capture_output=True)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port = free.getsockname()[1]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
 from django.db import connections
 
@@ -15,3 +17,27 @@ def proxy(transactional_db):
     line.url = url
     yield line
     line.close()
+
+
+class Elsewhere:
+    """Something that is done on another thread, and so on another connection."""
+
+    def __init__(self, action):
+        self._action, self._value, self._error = action, None, None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def result(self):
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        if self._error:
+            raise self._error
+        return self._value
+
+    def _run(self):
+        try:
+            self._value = self._action()
+        except BaseException as error:
+            self._error = error
+        finally:
+            connections.close_all()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 
 from django_dbqueue import task, testing
 from django_dbqueue.compat import InvalidTask
@@ -12,8 +14,9 @@ from django_dbqueue.runtime import executor
 from django_dbqueue.runtime.calls import ThreadCall
 
 from .. import tasks
-from ..conftest import a_process
+from ..conftest import a_process, until_somebody_waits_for_a_lock
 from ..models import Run
+from .conftest import Elsewhere
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -68,10 +71,6 @@ def test_if_its_result_cannot_be_stored_its_effects_are_undone(backend, claim):
 
 @pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="SQLite's writers wait for each other.")
 def test_who_holds_the_row_for_a_moment_is_waited_for(backend, claim):
-    import threading
-
-    from django.db import transaction
-
     tasks.atomic_row.enqueue("once")
     (job,) = claim()
     holding, done = threading.Event(), threading.Event()
@@ -86,9 +85,12 @@ def test_who_holds_the_row_for_a_moment_is_waited_for(backend, claim):
     holder = threading.Thread(target=hold)
     holder.start()
     holding.wait(20)
-    threading.Timer(0.3, done.set).start()
+    runner = Elsewhere(lambda: run(job, backend))
+    until_somebody_waits_for_a_lock()
+    assert not Run.objects.exists()
+    done.set()
 
-    assert run(job, backend) is None
+    assert runner.result() is None
     holder.join()
     assert Job.objects.get().state == "successful"
 

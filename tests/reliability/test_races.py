@@ -1,0 +1,213 @@
+"""Two sides at the same row, staged: one holds it at the worst moment while the other comes."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+
+import pytest
+from django.db import connections, transaction
+
+from django_dbqueue.compat import signals, task_backends
+from django_dbqueue.exceptions import JobLost
+from django_dbqueue.models import Execution, Job, Process, Settlement
+from django_dbqueue.results import JobContext
+from django_dbqueue.runtime import host, recovery
+
+from .. import tasks
+from ..conftest import a_process, until_somebody_waits_for_a_lock
+from .conftest import Elsewhere
+
+pytestmark = pytest.mark.django_db(transaction=True)
+locks_rows = pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="SQLite locks as a whole.")
+
+
+def succeed(job, result=None):
+    return Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result=result)
+
+
+def recover(dead, how="was killed by signal 9", **values):
+    return recovery.recover(task_backends["default"], dead, recovery.Death(how=how, **values))
+
+
+@contextmanager
+def held_open(action):
+    """Do something in a transaction elsewhere, and leave it open inside."""
+    done, go_on = threading.Event(), threading.Event()
+
+    def act():
+        with transaction.atomic():
+            action()
+            done.set()
+            assert go_on.wait(30)
+
+    other = Elsewhere(act)
+    assert done.wait(30)
+    yield
+    go_on.set()
+    other.result()
+
+
+@locks_rows
+def test_who_recovers_does_not_overwrite_an_outcome_that_is_being_written(claim, process):
+    tasks.add.enqueue(1)
+    (job,) = claim()
+
+    with held_open(lambda: Execution.objects.settle([succeed(job, "right")])):
+        assert recover(Process.objects.filter(pk=process.pk)) == 0
+
+    assert recover(Process.objects.none()) == 0
+    assert (Job.objects.get().state, Job.objects.get().result) == ("successful", "right")
+    assert Execution.objects.get().outcome == "successful"
+
+
+@locks_rows
+def test_an_outcome_that_comes_while_its_job_is_recovered_is_kept_until_that_is_over_and_dropped(claim, process):
+    tasks.add.enqueue(1)
+    (job,) = claim()
+
+    with held_open(lambda: recover(Process.objects.filter(pk=process.pk))):
+        held = Execution.objects.settle([succeed(job)]).held
+        assert [o.fence for o in held] == [(job.pk, 1)]
+
+    assert Execution.objects.settle(held).lost
+    assert Execution.objects.get().outcome == "lost"
+
+
+@locks_rows
+def test_two_who_recover_the_same_process_recover_its_jobs_once(claim, process):
+    tasks.add.enqueue_many([(n,) for n in range(20)])
+    claim()
+    dead = Process.objects.filter(pk=process.pk)
+
+    with held_open(lambda: recover(dead)):
+        second = Elsewhere(lambda: recover(dead))
+        until_somebody_waits_for_a_lock()
+
+    assert second.result() == 0
+    assert Execution.objects.filter(outcome="lost").count() == 20
+    assert set(Job.objects.values_list("failures", flat=True)) == {1}
+
+
+@locks_rows
+def test_a_beat_that_comes_first_saves_the_process(claim, process):
+    tasks.add.enqueue(1)
+    claim()
+    Process.objects.update(expires_at="2020-01-01T00:00:00Z")
+
+    with held_open(lambda: Process.objects.filter(pk=process.pk).beat(30)):
+        judge = Elsewhere(lambda: recover(Process.objects.silent(), "was silent"))
+        until_somebody_waits_for_a_lock()
+
+    assert judge.result() == 0
+    assert Job.objects.get().state == "running"
+    assert Process.objects.filter(pk=process.pk).exists()
+
+
+@locks_rows
+def test_a_beat_that_comes_late_is_told_so(process):
+    Process.objects.update(expires_at="2020-01-01T00:00:00Z")
+
+    with held_open(lambda: recover(Process.objects.silent(), "was silent")):
+        late = Elsewhere(lambda: Process.objects.filter(pk=process.pk).beat(30))
+        until_somebody_waits_for_a_lock()
+
+    assert late.result() is False
+
+
+@locks_rows
+def test_a_job_that_is_retried_while_it_is_pruned_is_kept(claim):
+    tasks.add.enqueue(1)
+    (job,) = claim()
+    Execution.objects.settle([Settlement.of(job, Execution.Outcome.FAILED, Job.State.FAILED)])
+    Job.objects.update(finished_at="2020-01-01T00:00:00Z")
+
+    with held_open(lambda: Job.objects.all().retry()):
+        assert Job.objects.prune(["failed"], 3600, 10) == 0
+
+    assert Job.objects.get().state == "ready"
+
+
+def test_what_a_lost_attempt_notes_is_refused(claim, backend):
+    tasks.add.enqueue(1)
+    (late,) = claim()
+    Job.objects.release([late])
+    claim(a_process("another"))
+    late.metadata = {"done": 17}
+    context = JobContext(task_result=backend.get_result(str(late.pk)), job=late, call=None)
+
+    with pytest.raises(JobLost):
+        context.save_metadata()
+
+    assert Job.objects.get().metadata == {}
+
+
+def test_what_must_not_run_twice_is_not_begun_by_who_has_lost_it(claim):
+    tasks.transfer.enqueue("x")
+    (late,) = claim()
+    Job.objects.release([late])
+    (owner,) = claim(a_process("another"))
+
+    assert not Job.objects.begin(late)
+    assert not Job.objects.get().has_begun
+    assert Job.objects.begin(owner)
+
+
+def test_who_listens_hears_of_a_job_that_died_with_its_process(claim, process):
+    heard = []
+
+    def listen(task_result, **kwargs):
+        heard.append((task_result.id, task_result.status))
+
+    result = tasks.transfer.enqueue("x")
+    (job,) = claim()
+    Job.objects.begin(job)
+    signals.task_finished.connect(listen)
+    try:
+        recover(Process.objects.filter(pk=process.pk))
+    finally:
+        signals.task_finished.disconnect(listen)
+
+    assert heard == [(result.id, "FAILED")]
+
+
+def test_recovery_imports_nothing(claim, process):
+    import sys
+
+    tasks.transfer.enqueue("x")
+    Job.objects.update(task="tests.explosive.task")
+    (job,) = claim()
+    Job.objects.begin(job)
+
+    recover(Process.objects.filter(pk=process.pk))
+
+    assert Job.objects.get().state == "failed"
+    assert "tests.explosive" not in sys.modules
+
+
+class TestOfThisHost:
+    """Whether a process is gone is said only where it can be known."""
+
+    def test_a_process_that_runs_is_not_gone(self):
+        import os
+
+        assert not host.is_gone(os.getpid(), host.identity())
+        assert not host.is_gone(1, {**host.identity(), "born": host._born(1)})
+
+    def test_one_that_ended_is_gone_and_so_is_one_whose_id_another_has(self):
+        import os
+        import subprocess
+
+        child = subprocess.Popen(["sleep", "60"])
+        noted = {**host.identity(), "born": host._born(child.pid)}
+        assert not host.is_gone(child.pid, noted)
+        child.kill()
+        child.wait()
+
+        assert host.is_gone(child.pid, noted)
+        assert host.is_gone(os.getpid(), {**host.identity(), "born": -1})
+
+    @pytest.mark.parametrize("other", [{"boot": "another"}, {"space": "pid:[1]"}])
+    def test_of_another_hosts_processes_nothing_is_said(self, other):
+        assert not host.is_gone(10**7, {**host.identity(), **other})
+        assert not host.is_gone(10**7, {})
