@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
         for name, url in _databases(stack):
             print(f"\n=== {name} ===", flush=True)
             # Most tests wait for processes that they have started: four of them at a time keep two cores busy.
-            command = [sys.executable, "-m", "pytest", "-q", "-n", "4", *arguments]
+            command = [sys.executable, "-m", "pytest", "-q", "-n", "4", "--dist", "worksteal", *arguments]
             if subprocess.run(command, env={**os.environ, "DATABASE_URL": url}).returncode:
                 failed.append(name)
     print(f"\nFailed on {', '.join(failed)}." if failed else "\nPassed on every database named above.")

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +75,10 @@ def runqueue(transactional_db: Any, tmp_path: Any) -> Iterator[Callable[..., sub
     """Start ``runqueue`` as a user would, on the test's own database; ended with the test."""
     started = []
 
-    def start(*arguments: str, **env: str) -> subprocess.Popen[str]:
+    def start(*arguments: str, inside: Sequence[str] = (), **env: str) -> subprocess.Popen[str]:
         log = (tmp_path / f"runqueue-{len(started)}.log").open("w+")
         child = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "django", "runqueue", *arguments],
+            [*inside, sys.executable, "-W", "error", "-m", "django", "runqueue", *arguments],
             env={**os.environ, **_address_of_the_test_database(), **env},
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -112,6 +112,7 @@ def until_somebody_waits_for_a_lock() -> None:
     }[connection.vendor]
 
     def waits() -> bool:
+        time.sleep(0.12)  # MariaDB does not look again while it is asked more often.
         with connection.cursor() as cursor:
             cursor.execute(sql)
             return cursor.fetchone() is not None

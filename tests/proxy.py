@@ -12,9 +12,9 @@ from urllib.parse import urlsplit, urlunsplit
 class Proxy:
     """Listens on a port of its own. ``cut``: connections are closed, and refused. ``silent``: nothing gets through any more."""
 
-    def __init__(self, target: tuple[str, int] | str) -> None:
+    def __init__(self, target: tuple[str, int] | str, address: str = "127.0.0.1") -> None:
         self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server((address, 0))
         self.port = self._listener.getsockname()[1]
         self._open = threading.Event()
         self._open.set()
@@ -42,10 +42,10 @@ class Proxy:
         self._open.set()
 
     def _close_all(self) -> None:
+        """Who pumps closes what was shut down."""
         for each in self._sockets:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-            each.close()
         self._sockets.clear()
 
     def _accept(self) -> None:
@@ -68,8 +68,12 @@ class Proxy:
             client.close()
             return
         self._sockets.append(server)
-        threading.Thread(target=self._pump, args=(server, client), daemon=True).start()
+        back = threading.Thread(target=self._pump, args=(server, client), daemon=True)
+        back.start()
         self._pump(client, server)
+        back.join()
+        client.close()
+        server.close()
 
     def _reach(self) -> socket.socket:
         """A host and port, or the path of a socket."""
@@ -89,13 +93,13 @@ class Proxy:
                 each.shutdown(socket.SHUT_RDWR)
 
 
-def in_front_of(url: str) -> tuple[Proxy, str]:
+def in_front_of(url: str, address: str = "127.0.0.1") -> tuple[Proxy, str]:
     """A proxy in front of the database at a URL, and the URL through it."""
     parts = urlsplit(url)
-    proxy = Proxy((parts.hostname or "127.0.0.1", parts.port or (5432 if parts.scheme.startswith("postgres") else 3306)))
+    proxy = Proxy((parts.hostname or "127.0.0.1", parts.port or (5432 if parts.scheme.startswith("postgres") else 3306)), address)
     user = parts.netloc.rpartition("@")[0]
-    return proxy, urlunsplit(parts._replace(netloc=f"{user}@127.0.0.1:{proxy.port}" if user else f"127.0.0.1:{proxy.port}"))
+    return proxy, urlunsplit(parts._replace(netloc=f"{user}@{address}:{proxy.port}" if user else f"{address}:{proxy.port}"))
 
 
-def to_the_test_database() -> tuple[Proxy, str]:
-    return in_front_of(os.environ["DATABASE_URL"])
+def to_the_test_database(address: str = "127.0.0.1") -> tuple[Proxy, str]:
+    return in_front_of(os.environ["DATABASE_URL"], address)

@@ -330,3 +330,9 @@ def say(length):
 @task
 def fail_unpicklably():
     raise SuspiciousOperation("it holds a lock", threading.Lock())
+
+
+@task
+def begin_and_sleep(name, seconds):
+    Run.objects.create(job=name)
+    time.sleep(seconds)

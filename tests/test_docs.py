@@ -320,3 +320,9 @@ def test_every_page_is_reachable_from_the_index():
 def test_there_is_no_debris_of_a_database_in_the_settings():
     """The settings blocks above must not leave a connection behind."""
     assert set(connections) == set(settings.DATABASES)
+
+
+def test_each_test_that_the_docs_name_is_there():
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs/reliability.md").read_text())
+    assert len(named) > 30
+    assert [f"{file}::{name}" for file, name in named if f"def {name}(" not in (ROOT / "tests" / file).read_text()] == []

@@ -14,6 +14,7 @@ from django_dbqueue.runtime.connection import discard, keep_connections, prepare
 
 from .. import tasks
 from ..conftest import log_of, until
+from ..models import Run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
 QUICK = json.dumps({"beat_interval": 1, "dead_after": 6})
@@ -22,9 +23,9 @@ QUICK = json.dumps({"beat_interval": 1, "dead_after": 6})
 @pytest.mark.parametrize("how", ["cut", "silence"])
 @pytest.mark.parametrize("embedded", [True, False])
 def test_outcomes_of_an_outage_are_settled_after_it(runqueue, proxy, how, embedded):
-    results = tasks.sleep.enqueue_many([(6,)] * 6)
+    results = tasks.begin_and_sleep.enqueue_many([(f"{number}", 6) for number in range(6)])
     child = runqueue(*(["--embedded"] if embedded else []), DATABASE_URL=proxy.url, DBQUEUE_OPTIONS=QUICK)
-    until(lambda: Job.objects.running().count() == 6)
+    until(lambda: Run.objects.count() == 6)
 
     getattr(proxy, how)()
     until(lambda: "could not beat" in log_of(child), 30)
