@@ -18,6 +18,7 @@ from .board import Board
 from .connection import close_connections, discard, prepare
 from .deadline import answered_within
 from .heartbeat import Heartbeat
+from .log import Trouble
 from .stop import Stop
 from .witness import Witness
 
@@ -37,6 +38,7 @@ class Dispatcher:
         self._heartbeat = Heartbeat(Process.Kind.DISPATCHER, backend.database, options, board, {})
         self._witness = Witness(options.patience, options.statement_limit)
         self._prune_at = time.monotonic()
+        self._trouble = Trouble("Due jobs could not be made ready")
 
     def run(self, stop: Stop, supervisor: int | None = None) -> bool:
         """Work until ``stop`` is asked for. Returns True: it leaves nothing behind."""
@@ -60,11 +62,12 @@ class Dispatcher:
             for queue in set(queues):
                 wake(self._database, queue)
             self._recover()
+            self._trouble.over()
             if len(queues) == self.BATCH or self._prune():
                 return 0.0
             return min(pause, self._jobs.next_due_in() or pause)
         except (DatabaseError, InterfaceError) as error:
-            logger.warning("Due jobs could not be made ready: %s", error)
+            self._trouble.report(error)
             discard(self._database)
             return pause
 

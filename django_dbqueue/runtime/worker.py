@@ -27,6 +27,7 @@ from .coroutines import Coroutines
 from .deadline import answered_within
 from .heartbeat import Heartbeat
 from .listener import Listener
+from .log import Trouble
 from .pool import Pool
 from .settler import Settler
 from .stop import Stop
@@ -53,6 +54,7 @@ class Worker:
         self._claimed = 0
         self._in_doubt = False
         self._looked_at = 0.0
+        self._trouble = Trouble("Jobs could not be claimed")
         details = {"queues": str(self._selector), "threads": options.threads}
         self._heartbeat = Heartbeat(Process.Kind.WORKER, backend.database, options, board, details)
         self._settler = Settler(backend.database, options, lambda: not self._heartbeat.declared_dead)
@@ -104,9 +106,11 @@ class Worker:
             if stale := self._pool.take_back(self.STALE):
                 self._jobs.release(stale)
             self._look_after_running()
-            return self._claim()
+            found = self._claim()
+            self._trouble.over()
+            return found
         except (DatabaseError, InterfaceError) as error:
-            logger.warning("Jobs could not be claimed: %s", error)
+            self._trouble.report(error)
             discard(self._backend.database)
             self._in_doubt = True
             return 0
