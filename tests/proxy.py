@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import threading
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 
 class Proxy:
@@ -96,9 +96,11 @@ class Proxy:
 def in_front_of(url: str, address: str = "127.0.0.1") -> tuple[Proxy, str]:
     """A proxy in front of the database at a URL, and the URL through it."""
     parts = urlsplit(url)
-    proxy = Proxy((parts.hostname or "127.0.0.1", parts.port or (5432 if parts.scheme.startswith("postgres") else 3306)), address)
-    user = parts.netloc.rpartition("@")[0]
-    return proxy, urlunsplit(parts._replace(netloc=f"{user}@{address}:{proxy.port}" if user else f"{address}:{proxy.port}"))
+    port = parts.port or (5432 if parts.scheme.startswith("postgres") else 3306)
+    folder = parse_qs(parts.query).get("host")
+    proxy = Proxy(f"{folder[0]}/.s.PGSQL.{port}" if folder else (parts.hostname or "127.0.0.1", port), address)
+    user, at, _ = parts.netloc.rpartition("@")
+    return proxy, urlunsplit(parts._replace(netloc=f"{user}{at}{address}:{proxy.port}", query=""))
 
 
 def to_the_test_database(address: str = "127.0.0.1") -> tuple[Proxy, str]:

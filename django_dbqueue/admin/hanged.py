@@ -23,12 +23,12 @@ from .reading import ReadingAdmin
 @admin.display(description=gettext_lazy("what will happen"))
 def prospect(job: Any) -> str:
     if job.stop_asked_at:
-        return _("It is being stopped, as an operator has asked for.")
+        return _("It is being stopped.")
     if job.process and job.process.is_alive(job.seen_at):
-        return _("Its process is alive: it runs on until it ends, or until it is stopped. Its page shows where it is.")
+        return _("It runs on until it ends, or is stopped. Its page shows where it is.")
     if job.on_lost == OnLost.FAIL:
-        return _("Its process is dead: a dispatcher records it as lost, and it fails, since it must not run twice.")
-    return _("Its process is dead: a dispatcher records it as lost, and it runs again.")
+        return _("Its process is dead: it is recorded as lost, and fails, as it must not run twice.")
+    return _("Its process is dead: it is recorded as lost, and runs again.")
 
 
 @admin.register(HangedJob)
@@ -49,7 +49,7 @@ class HangedJobAdmin(ReadingAdmin):
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         hint = _(
-            "Jobs that have been running for more than {} or for many times as long as usual, "
+            "Jobs that have been running for more than {} (or what their queue allows), or for many times as long as usual, "
             "or whose process no longer says that it is alive."
         )
         context = {"hint": hint.format(duration(timedelta(seconds=options().hanged_after))), **(extra_context or {})}

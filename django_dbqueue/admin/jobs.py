@@ -66,9 +66,11 @@ class JobAdmin(OperatingAdmin):
 
     def beside(self, request: HttpRequest, one: Job) -> dict[str, Any]:
         may = request.user.has_perm("dbqueue.view_failure")
+        stack = stack_of(one)
         shown = {
             "why": why_waiting(one),
-            "stack": stack_of(one),
+            "stack": stack,
+            "stack_seen": stack and looks.ago(stack.taken_at),
             "attempts": attempts_of(one),
             "data": _data(one),
             "may_view_failures": may,

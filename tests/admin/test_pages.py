@@ -121,7 +121,7 @@ class TestHangedJobs:
             assert reverse("admin:dbqueue_job_change", args=[job.pk]) in text
         assert "more than 1 h" in text
         assert "3 h</td>" in text and "Silent" in text and "Gone" in text
-        assert text.count("records it as lost") == 2 and text.count("it runs on") == 1
+        assert text.count("recorded as lost") == 2 and text.count("It runs on") == 1
 
     def test_its_page_is_the_jobs_page(self, viewer: Client, db: Any) -> None:
         job = a_job()

