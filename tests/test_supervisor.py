@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 from django.db import connection, connections
 
 from django_dbqueue.models import Job, Process
 from django_dbqueue.models.jobs import JobQuerySet
+from django_dbqueue.runtime import members
 from django_dbqueue.runtime import supervisor as module
 from django_dbqueue.runtime.board import Board
 from django_dbqueue.runtime.connection import keep_connections
@@ -105,3 +107,26 @@ def test_connections_that_are_kept_are_not_pooled(monkeypatch):
     assert connections.settings["default"]["OPTIONS"].items() >= {"timeout": 5}.items()
     assert "pool" not in connections.settings["default"]["OPTIONS"]
     assert connections.settings["default"]["CONN_MAX_AGE"] is None
+
+
+def test_a_member_that_never_starts_is_replaced(backend, monkeypatch):
+    monkeypatch.setattr(members, "START", 0.1)
+    started = []
+
+    def hang(role, *args):
+        started.append(role)
+        while len(started) < 3:
+            time.sleep(0.01)
+        return 0
+
+    monkeypatch.setattr(members, "run_role", hang)
+    options = {"embedded": True, "beat_interval": 0.1, "dead_after": 0.6, "shutdown_timeout": 5.0}
+    supervisor, stop = Supervisor(backend, ["worker"], options), Stop()
+
+    runner = threading.Thread(target=lambda: (supervisor.run(stop), connections.close_all()))
+    runner.start()
+    until(lambda: len(started) >= 3)
+    stop.ask()
+    runner.join(20)
+
+    assert not runner.is_alive()

@@ -40,8 +40,9 @@ class Board:
     def pulse(self) -> None:
         _TIME.pack_into(self._memory, _PULSE, time.monotonic())
 
-    def turn(self) -> None:
-        _TIME.pack_into(self._memory, _TURN, time.monotonic())
+    def turn(self, ahead: float = 0.0) -> None:
+        """The next one may come so many seconds later than usual."""
+        _TIME.pack_into(self._memory, _TURN, time.monotonic() + ahead)
 
     def leave(self) -> None:
         self._memory[_LEAVING] = 1

@@ -73,7 +73,8 @@ class Dispatcher:
 
     def _recover(self) -> None:
         processes = Process.objects.using(self._database)
-        self._witness.look(processes.now())
+        if now := processes.now():
+            self._witness.look(now)
         silent = processes.silent() if self._witness.may_judge else processes.none()
         recovery.recover(self._backend, silent, recovery.Death(how="was silent for too long"))
 

@@ -21,6 +21,10 @@ from .stop import Stop
 logger = logging.getLogger("django_dbqueue")
 
 
+# How long a role may take to start, in seconds.
+START = 60.0
+
+
 class ThreadMember:
     """A role on a thread of this process."""
 
@@ -29,6 +33,7 @@ class ThreadMember:
     def __init__(self, role: str, alias: str, options: Options, changes: dict[str, Any], supervisor: int) -> None:
         self.role, self.pid, self.born = role, os.getpid(), time.monotonic()
         self.board = Board.private()
+        self.board.turn(ahead=START)
         self._stop = Stop()
         self._thread = threading.Thread(target=self._run, args=(alias, changes, supervisor), name=role, daemon=True)
         self._thread.start()
@@ -64,6 +69,7 @@ class ProcessMember:
         context = multiprocessing.get_context("spawn")
         memory = context.RawArray("B", Board.size(options.threads + options.prefetch))
         self.board = Board(memory)
+        self.board.turn(ahead=START)
         self._stacks = tempfile.NamedTemporaryFile("r", prefix="dbqueue-")  # noqa: SIM115
         arguments = (role, alias, changes, supervisor, memory, self._stacks.name)
         self._process = context.Process(target=child.main, args=arguments, name=role)
