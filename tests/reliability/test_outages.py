@@ -40,6 +40,20 @@ def test_outcomes_of_an_outage_are_settled_after_it(runqueue, proxy, how, embedd
     assert child.poll() is None
 
 
+def test_a_drain_goes_on_after_the_server_was_away(runqueue, proxy):
+    tasks.sleep.enqueue_many([(0.05,)] * 400)
+    child = runqueue("--drain", "--processes", "2", DATABASE_URL=proxy.url)
+    until(lambda: Job.objects.filter(state="successful").count() > 40)
+
+    proxy.cut()
+    until(lambda: "could not be claimed" in log_of(child))
+    proxy.heal()
+
+    assert child.wait(60) == 0, log_of(child)
+    assert set(Job.objects.values_list("state", flat=True)) == {"successful"}
+    assert Execution.objects.filter(outcome="successful").count() == 400
+
+
 @pytest.mark.parametrize("embedded", [True, False])
 def test_it_gives_up_a_database_that_does_not_come_back(runqueue, proxy, embedded):
     child = runqueue(
