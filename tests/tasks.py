@@ -336,3 +336,16 @@ def fail_unpicklably():
 def begin_and_sleep(name, seconds):
     Run.objects.create(job=name)
     time.sleep(seconds)
+
+
+@task(on_lost="fail")
+def transfer_slowly():
+    Run.objects.create(job="begun")
+    time.sleep(60)
+
+
+@task(on_lost="fail", max_attempts=5)
+def transfer_in_a_loop():
+    Run.objects.create(job="begun")
+    while True:
+        time.sleep(0.01)

@@ -126,8 +126,7 @@ class Attempt:
     def _decide(self, error: BaseException) -> Settlement:
         report = errors.report(error, _frames_of_the_task(error))
         if isinstance(error, (Interrupted, JobLost)):
-            self._warn("is interrupted and given back")
-            return self._settle(Execution.Outcome.INTERRUPTED, State.READY)
+            return self._interrupt(report)
         if self._result is None:
             return self._decide_unbegun(error, report)
         self._result.errors.append(TaskError(exception_class_path=report.type, traceback=report.traceback))
@@ -139,6 +138,13 @@ class Attempt:
             return self._give_up(outcome, State.FAILED, report)
         self._warn("is tried again in %.3g s: %s", wait, report.headline)
         return self._settle(outcome, State.SCHEDULED if wait else State.READY, wait=wait, error=report)
+
+    def _interrupt(self, report: errors.ErrorReport) -> Settlement:
+        """Give the job back; but not one that must not run twice, if it was not its own wish to be interrupted."""
+        if self._result and self._job.on_lost == OnLost.FAIL and self._call.reason is Interrupted:
+            return self._give_up(Execution.Outcome.LOST, State.FAILED, report)
+        self._warn("is interrupted and given back")
+        return self._settle(Execution.Outcome.INTERRUPTED, State.READY)
 
     def _decide_unbegun(self, error: BaseException, report: errors.ErrorReport) -> Settlement:
         """Of a job whose task could not be found, or whose earlier attempts could not be read."""

@@ -49,10 +49,11 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: Death) -> in
 
     A process is signed off in the transaction that settles its jobs: nobody finds them without knowing how it died.
     """
-    database = backend.database
-    with transaction.atomic(using=database):
-        names = _bury(dead.using(database), death)
-        left = _settle(database, _jobs(database).filter(process__in=list(names)), names, death) if names else []
+    database, left = backend.database, []
+    if dead.using(database).exists():
+        with transaction.atomic(using=database):
+            names = _bury(dead.using(database), death)
+            left = _settle(database, _jobs(database).filter(process__in=list(names)), names, death)
     orphans = _jobs(database).orphaned()[:BATCH]
     left += _settle(database, orphans, {}, Death(how="is gone"))
     for queue in {job.queue for job in left if job.state == State.READY}:
@@ -69,13 +70,13 @@ def _jobs(database: str) -> Any:
 
 def _bury(dead: ProcessQuerySet, death: Death) -> dict[int, str]:
     names = dict(dead.values_list("pk", "name"))
-    if names:
-        # The condition holds once more as they are deleted: one that beat meanwhile lives, and keeps its jobs.
-        dead.filter(pk__in=list(names)).delete()
-        still = set(Process.objects.using(dead.db).filter(pk__in=list(names)).values_list("pk", flat=True))
-        names = {pk: name for pk, name in names.items() if pk not in still}
-        logger.warning("Taken for dead: %s, which %s.", ", ".join(names.values()), death.how)
-    return names
+    # The condition holds once more as they are deleted: one that beat meanwhile lives, and keeps its jobs.
+    dead.filter(pk__in=list(names)).delete()
+    still = set(Process.objects.using(dead.db).filter(pk__in=list(names)).values_list("pk", flat=True))
+    buried = {pk: name for pk, name in names.items() if pk not in still}
+    if buried:
+        logger.warning("Taken for dead: %s, which %s.", ", ".join(buried.values()), death.how)
+    return buried
 
 
 def _settle(database: str, rows: Iterable[Job], names: Mapping[int, str], death: Death) -> list[Job]:
@@ -124,7 +125,7 @@ def _verdict(job: Any, death: Death) -> tuple[Execution.Outcome, State, BaseExce
         last = job.failures + 1 >= job.max_attempts
         error = TimedOut(f"It ran longer than its timeout of {seconds:g} s; {process}.")
         return outcomes.TIMED_OUT, states.FAILED if last else states.SCHEDULED, error
-    if death.blameless:
+    if death.blameless and job.on_lost == OnLost.RETRY:
         return outcomes.INTERRUPTED, states.READY, ProcessLost(f"It was interrupted: {process}.")
     last = job.on_lost == OnLost.FAIL or job.failures + 1 >= max(LEAST_ATTEMPTS, job.max_attempts)
     return outcomes.LOST, states.FAILED if last else states.SCHEDULED, ProcessLost(f"It was lost: {process}.")

@@ -71,6 +71,19 @@ def test_a_task_that_is_interrupted_clears_up(runqueue):
     assert "ends with its process" not in log_of(child)
 
 
+@pytest.mark.parametrize("task", [tasks.transfer_slowly, tasks.transfer_in_a_loop])
+def test_what_must_not_run_twice_is_not_given_back_half_done(runqueue, task):
+    result = task.enqueue()
+    child = runqueue("--shutdown-timeout", "0.5", *ONE)
+    until(Run.objects.exists)
+
+    child.send_signal(signal.SIGTERM)
+
+    assert child.wait(20) == 0
+    assert Job.objects.get(pk=result.id).state == "failed"
+    assert Execution.objects.get().outcome == "lost"
+
+
 @measures_seconds
 @pytest.mark.parametrize("how", ["cut", "silence"])
 @pytest.mark.parametrize("embedded", [True, False])
