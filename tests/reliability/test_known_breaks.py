@@ -11,11 +11,13 @@ from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 
+import django
 import pytest
 from django.core.exceptions import SuspiciousOperation
 from django.db import connections, migrations
 from django.utils import timezone
 
+import django_dbqueue
 from django_dbqueue import testing
 from django_dbqueue.backend import DatabaseBackend
 from django_dbqueue.compat import TaskResultDoesNotExist, task_backends
@@ -78,14 +80,13 @@ def test_a_workers_clock_may_be_wrong(runqueue, hours):
     assert "declared dead" not in log_of(child)
 
 
-def test_a_module_of_tasks_that_cannot_be_imported_costs_no_other(monkeypatch, caplog):
-    Path("tests/broken_tasks.py").write_text("raise RuntimeError('at import')\n")
-    try:
-        discover(["tests.broken_tasks", "tests.nowhere"])
-    finally:
-        Path("tests/broken_tasks.py").unlink()
+def test_a_module_of_tasks_that_cannot_be_imported_costs_no_other(monkeypatch, caplog, tmp_path):
+    (tmp_path / "broken_tasks.py").write_text("raise RuntimeError('at import')\n")
+    monkeypatch.syspath_prepend(tmp_path)
 
-    assert "tests.broken_tasks cannot be imported" in caplog.text
+    discover(["broken_tasks", "tests.nowhere"])
+
+    assert "broken_tasks cannot be imported" in caplog.text
     assert "tests.nowhere cannot be imported" in caplog.text
     assert "tests.tasks" in sys.modules
 
@@ -154,7 +155,7 @@ def test_old_and_new_workers_run_beside_each_other(runqueue):
 
 def test_migrations_only_add():
     """So that workers of the release before run on."""
-    folder = Path("django_dbqueue/migrations")
+    folder = Path(django_dbqueue.__file__).parent / "migrations"
     for path in sorted(folder.glob("0*.py"))[1:]:
         for operation in import_module(f"django_dbqueue.migrations.{path.stem}").Migration.operations:
             assert isinstance(
@@ -173,10 +174,6 @@ def test_migrations_only_add():
 
 @pytest.mark.skipif(bool(ONE), reason="On SQLite it runs as one process.")
 def test_a_process_says_what_it_runs(runqueue):
-    import django
-
-    import django_dbqueue
-
     runqueue()
     worker = until(lambda: Process.objects.filter(kind="worker").first())
 
