@@ -24,6 +24,7 @@ class Host:
         self.start()
 
     def start(self) -> None:
+        self._started_at = time.monotonic()
         command = [sys.executable, "-m", "django", "runqueue", "--processes", "2", "--threads", "4", "--shutdown-timeout", "3"]
         self._process = subprocess.Popen(
             command, env=self._env, cwd=ROOT, stdout=self._log, stderr=self._log, start_new_session=True
@@ -58,6 +59,8 @@ class Host:
                 os.kill(pid, signal.SIGKILL)
 
     def close(self) -> int:
+        # Before it listens to signals, SIGTERM would simply end it.
+        time.sleep(max(0.0, self._started_at + 5.0 - time.monotonic()))
         self.kill(signal.SIGTERM)
         began = time.monotonic()
         while self._process.poll() is None and time.monotonic() - began < 30:
