@@ -21,8 +21,6 @@ from django_dbqueue.models import Job, Process
 from django_dbqueue.models.expressions import after
 
 BOTH = ["default", "other"]
-# The machine may be busy with something else at that moment: such a test has a second chance.
-measures_seconds = pytest.mark.flaky(reruns=1)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -22,8 +22,12 @@ class Proxy:
         self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def cut(self) -> None:
+    def refuse(self) -> None:
+        """As a server that has no connection left: those that are open stay so."""
         self._refusing = True
+
+    def cut(self) -> None:
+        self.refuse()
         self._close_all()
 
     def silence(self) -> None:

@@ -349,3 +349,8 @@ def transfer_in_a_loop():
     Run.objects.create(job="begun")
     while True:
         time.sleep(0.01)
+
+
+@task
+def count_rows():
+    return Run.objects.count()

@@ -10,8 +10,11 @@ from django.test import override_settings
 from django_dbqueue import Exponential
 from django_dbqueue.compat import task_backends
 from django_dbqueue.exceptions import InvalidOption
+from django_dbqueue.models import Job
 from django_dbqueue.options import Options
 from django_dbqueue.selector import QueueSelector
+
+from . import tasks
 
 OURS = "django_dbqueue.backend.DatabaseBackend"
 
@@ -38,12 +41,39 @@ pytestmark = pytest.mark.django_db(databases=["default", "other"])
         ({"queues": 5}, r"queues=5 is not a list of names"),
         ({"queues": [1]}, r"queues=\(1,\) is not a list of names"),
         ({"backoff": 3}, r"backoff=3 cannot be called"),
+        ({"timeout": 0}, r"timeout=0 is not a number of seconds above 0"),
+        ({"timeout": True}, r"timeout=True is not a number of seconds"),
+        ({"keep_failed": "90 days"}, r"keep_failed='90 days' is not a number of seconds"),
+        ({"delete_on_success": 1}, r"delete_on_success=1 is not True or False"),
+        ({"hidden": 5}, r"hidden=5 is not a list of names"),
+        ({"per_queue": ["mail"]}, r"per_queue=\['mail'\] is not a dict"),
+        ({"per_queue": {"mail": 30}}, r"per_queue\['mail'\]: 30 is not a dict"),
+        ({"per_queue": {"mail": {"timeouts": 3}}}, r"per_queue\['mail'\]: 'timeouts' is not an option. Did you mean 'timeout'\?"),
+        ({"per_queue": {"mail": {"timeout": -3}}}, r"per_queue\['mail'\]: timeout=-3 is not a number of seconds above 0"),
+        ({"per_queue": {"mail": {"threads": 3}}}, r"per_queue\['mail'\]: 'threads' is not an option. There are max_attempts"),
         ({"beat_interval": 20}, r"dead_after=30.0 is under three times beat_interval=20"),
     ],
 )
 def test_an_option_that_cannot_be_is_named_with_its_remedy(given, message):
     with pytest.raises(InvalidOption, match=message):
         Options.from_settings(given)
+
+
+def test_a_queue_has_options_of_its_own():
+    options = Options.from_settings({"timeout": 600, "max_attempts": 3, "per_queue": {"mail": {"timeout": 30}}})
+
+    assert (options.of("mail").timeout, options.of("mail").max_attempts) == (30, 3)
+    assert options.of("default").timeout == 600
+
+
+def test_what_a_task_says_goes_before_its_queue_and_that_before_the_backend():
+    own = {"database": "default", "timeout": 600, "per_queue": {"mail": {"timeout": 30, "max_attempts": 5}}}
+    with override_settings(TASKS={"default": {"BACKEND": OURS, "QUEUES": [], "OPTIONS": own}}):
+        for task in (tasks.add, tasks.add.using(queue_name="mail"), tasks.loop_too_long.using(queue_name="mail")):
+            task.enqueue(*[1] if task.func is tasks.add.func else [])
+
+    stored = [(job.timeout.total_seconds(), job.max_attempts) for job in Job.objects.order_by("pk")]
+    assert stored == [(600, 1), (30, 5), (2, 5)]
 
 
 def test_a_bad_option_is_a_system_check_error():

@@ -14,7 +14,7 @@ from django.db import connections
 from django_dbqueue.models import Execution, Job, Process, Queue
 
 from . import tasks
-from .conftest import log_of, measures_seconds, until
+from .conftest import log_of, until
 from .models import Run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(180)]
@@ -240,7 +240,6 @@ def test_a_paused_queue_is_left_alone_until_it_is_resumed(runqueue):
     until(lambda: state_of(result) == "successful")
 
 
-@measures_seconds
 def test_a_scheduled_job_runs_in_time(runqueue):
     runqueue(*MANY)
     until(lambda: Process.objects.filter(kind="dispatcher").exists())
@@ -252,7 +251,6 @@ def test_a_scheduled_job_runs_in_time(runqueue):
     assert 0 <= (execution.started_at - job.run_after).total_seconds() < 3
 
 
-@measures_seconds
 def test_an_idle_worker_is_woken_at_once(runqueue):
     if connections["default"].vendor != "postgresql":
         pytest.skip("Only PostgreSQL can wake a worker.")

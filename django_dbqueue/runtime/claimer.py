@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from ..models import Job, Process, Queue
+from ..models.jobs import JobQuerySet
 from ..models.states import Lane
 from ..selector import QueueSelector
 
@@ -13,6 +14,8 @@ class Claimer:
     """Keeps the list of lanes for a second: a claim then costs its own statements and nothing else."""
 
     FRESH = 1.0
+    # So long, in seconds, jobs of a task that is not known here are left to others.
+    LEFT = 30.0
 
     def __init__(self, database: str, process: Process, queues: QueueSelector) -> None:
         self._jobs = Job.objects.using(database)
@@ -22,6 +25,7 @@ class Claimer:
         self._order: dict[Lane, tuple[int, int]] = {}
         self._read_at = float("-inf")
         self._known: set[str] = set()
+        self._left: dict[str, float] = {}
 
     def claim(self, limit: int) -> list[Job]:
         """Up to ``limit`` jobs, now owned by the process; fewer only if no lane has more."""
@@ -31,11 +35,22 @@ class Claimer:
             jobs += self._claim(limit - len(jobs))
         return jobs
 
+    def leave(self, task: str) -> None:
+        """Leave the jobs of a task to other workers for a while."""
+        self._left[task] = time.monotonic() + self.LEFT
+
+    def _wanted(self) -> JobQuerySet:
+        if not self._left:
+            return self._jobs.all()
+        self._left = {task: end for task, end in self._left.items() if end > time.monotonic()}
+        return self._jobs.exclude(task__in=list(self._left))
+
     def _claim(self, limit: int) -> list[Job]:
         jobs: list[Job] = []
+        wanted = self._wanted()
         for lane in self._lanes:
             if len(jobs) < limit:
-                jobs += self._jobs.claim(lane, self._process, limit - len(jobs))
+                jobs += wanted.claim(lane, self._process, limit - len(jobs))
         # Lanes of the same rank take turns: a full one must not starve its neighbours.
         self._lanes = sorted([*self._lanes[1:], *self._lanes[:1]], key=self._order.__getitem__)
         return jobs

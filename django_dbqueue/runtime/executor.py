@@ -67,8 +67,8 @@ def _with_ready_connections(step: Callable[P, R], *args: P.args, **kwargs: P.kwa
 class Attempt:
     """One attempt at one job: it begins, and then succeeds or fails."""
 
-    # A job whose task is known nowhere is given back so often, which takes five minutes: a deploy may be under way.
-    UNKNOWN = 10
+    # So many seconds a job whose task is not known is given back for other workers: a deploy may be under way.
+    UNKNOWN = 300.0
 
     def __init__(self, call: Any, backend: DatabaseBackend) -> None:
         self._call, self._job, self._backend = call, call.job, backend
@@ -151,15 +151,17 @@ class Attempt:
         if isinstance(error, (DatabaseError, InterfaceError)):
             self._warn("is given back: its earlier attempts could not be read: %s", error)
             return self._settle(Execution.Outcome.INTERRUPTED, State.SCHEDULED, wait=1.0)
-        if isinstance(error, InvalidTaskPath):
-            unknown = self._executions.filter(
-                job=self._job, outcome=Execution.Outcome.INTERRUPTED, error_type=report.type
-            ).count()
-            if unknown < self.UNKNOWN:
-                self._warn("is given back for other workers: %s", error)
-                return self._settle(Execution.Outcome.INTERRUPTED, State.SCHEDULED, wait=min(60.0, 2.0**unknown), error=report)
+        if isinstance(error, InvalidTaskPath) and self._unknown_for(report.type) < self.UNKNOWN:
+            self._warn("is given back for other workers: %s", error)
+            return self._settle(Execution.Outcome.INTERRUPTED, State.SCHEDULED, wait=1.0, error=report)
         self._warn("cannot run: %s", error)
         return self._settle(Execution.Outcome.FAILED, State.FAILED, error=report)
+
+    def _unknown_for(self, error_type: str) -> float:
+        """Seconds since it was given back for that for the first time."""
+        given_back = self._executions.filter(job=self._job, outcome=Execution.Outcome.INTERRUPTED, error_type=error_type)
+        first = given_back.order_by("attempt").values_list("finished_at", flat=True).first()
+        return (self._job.now() - first).total_seconds() if first else 0.0
 
     def _give_up(self, outcome: Execution.Outcome, state: State, report: errors.ErrorReport) -> Settlement:
         self._warn("%s: %s", outcome.value.replace("_", " "), report.headline)

@@ -149,11 +149,12 @@ class Worker:
         return self._jobs.running().filter(process=self._heartbeat.process)
 
     def _is_for_the_loop(self, job: Job) -> bool:
-        """Start the job of an ``async def`` task. What cannot be loaded fails on a thread, as anything else there."""
+        """Start the job of an ``async def`` task. One whose task is not known is given back on a thread."""
         try:
             if not iscoroutinefunction(load(job.task).func):
                 return False
         except BaseException:
+            self._claimer.leave(job.task)
             return False
         self._coroutines.put(job)
         return True

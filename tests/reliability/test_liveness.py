@@ -14,7 +14,7 @@ from django.db import connections
 from django_dbqueue.models import Execution, Job, Process
 
 from .. import tasks
-from ..conftest import log_of, measures_seconds, until
+from ..conftest import log_of, until
 from ..models import Run
 
 pytestmark = [
@@ -37,7 +37,6 @@ def outcomes(result):
     return list(Execution.objects.filter(job=result.id).order_by("attempt").values_list("outcome", flat=True))
 
 
-@measures_seconds
 def test_jobs_of_a_killed_worker_run_again_within_a_second(runqueue):
     long = tasks.sleep.enqueue(3)
     runqueue()
@@ -104,7 +103,6 @@ def test_a_restart_recovers_at_once_what_was_killed_with_its_supervisor(runqueue
     assert Process.objects.count() == 3
 
 
-@measures_seconds
 def test_another_host_recovers_what_a_dead_host_ran(runqueue):
     long = tasks.sleep.enqueue(30)
     killed = runqueue("--only", "workers", DBQUEUE_OPTIONS=QUICK)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import threading
 import time
+from contextlib import suppress
+from datetime import timedelta
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import OperationalError, connection, connections, transaction
 
-from django_dbqueue.models import Execution, Job
+from django_dbqueue.models import Execution, Failure, Job
 from django_dbqueue.runtime.connection import discard, keep_connections, prepare
 
 from .. import tasks
-from ..conftest import log_of, until
+from ..conftest import log_of, until, until_somebody_waits_for_a_lock
 from ..models import Run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
@@ -52,6 +54,40 @@ def test_a_drain_goes_on_after_the_server_was_away(runqueue, proxy):
     assert child.wait(60) == 0, log_of(child)
     assert set(Job.objects.values_list("state", flat=True)) == {"successful"}
     assert Execution.objects.filter(outcome="successful").count() == 400
+
+
+def test_without_a_connection_left_the_queue_goes_on_and_tasks_that_need_one_fail(runqueue, proxy):
+    runqueue(DATABASE_URL=proxy.url)
+    assert tasks.add.enqueue(1).wait(20).return_value == 1
+
+    proxy.refuse()
+    plain, needs_one = tasks.sleep.enqueue_many([(0.1,)] * 20), tasks.count_rows.enqueue()
+
+    until(lambda: Job.objects.filter(task="tests.tasks.sleep", state="successful").count() == 20)
+    assert len(plain) == 20
+    needs_one.wait(20)
+    assert needs_one.errors[0].exception_class is OperationalError
+    proxy.heal()
+    assert tasks.count_rows.enqueue().wait(20).return_value == 0
+
+
+def test_a_deadlock_costs_no_outcome(runqueue):
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite locks as a whole.")
+    tasks.fail.enqueue()
+    child = runqueue()
+    until(lambda: Job.objects.filter(state="failed").exists())
+    result = tasks.fail.using(run_after=timedelta(seconds=2)).enqueue()
+
+    with suppress(OperationalError), transaction.atomic():
+        Failure.objects.select_for_update().get()
+        until_somebody_waits_for_a_lock()  # The settler holds the job's row, and waits for the failure's.
+        Job.objects.filter(pk=result.id).update(priority=1)
+
+    until(lambda: Job.objects.filter(state="failed").count() == 2)
+    assert Execution.objects.get(job=result.id).outcome == "failed"
+    assert Failure.objects.get().count == 2
+    assert child.poll() is None
 
 
 @pytest.mark.parametrize("embedded", [True, False])

@@ -11,7 +11,7 @@ from django.db import connections
 from django_dbqueue.models import Execution, Job, Process
 
 from .. import tasks
-from ..conftest import log_of, measures_seconds, until
+from ..conftest import log_of, until
 from ..models import Run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
@@ -19,7 +19,6 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
 ONE = ["--embedded"] if connections["default"].vendor == "sqlite" else []
 
 
-@measures_seconds
 def test_fifty_running_jobs_are_given_back_in_time(runqueue):
     plain = tasks.sleep.enqueue_many([(1 + 2 * number,) for number in range(30)])
     tasks.echo.enqueue_many([("x", 1.0 + 3 * number) for number in range(20)])
@@ -84,7 +83,6 @@ def test_what_must_not_run_twice_is_not_given_back_half_done(runqueue, task):
     assert Execution.objects.get().outcome == "lost"
 
 
-@measures_seconds
 @pytest.mark.parametrize("how", ["cut", "silence"])
 @pytest.mark.parametrize("embedded", [True, False])
 def test_the_end_is_bounded_though_the_database_is_away(runqueue, proxy, how, embedded):

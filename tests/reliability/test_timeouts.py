@@ -10,7 +10,7 @@ from django.db import connections
 from django_dbqueue.models import Execution, Job
 
 from .. import tasks
-from ..conftest import log_of, measures_seconds, until
+from ..conftest import log_of, until
 from ..models import Run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
@@ -21,7 +21,6 @@ def outcomes(result):
     return list(Execution.objects.filter(job=result.id).order_by("attempt").values_list("outcome", flat=True))
 
 
-@measures_seconds
 def test_a_loop_is_interrupted_and_clears_up(runqueue):
     result = tasks.loop_too_long.enqueue()
     child = runqueue("--embedded")
@@ -50,7 +49,6 @@ def test_a_coroutine_is_cancelled_and_clears_up(runqueue):
 
 
 @only_with_processes
-@measures_seconds
 @pytest.mark.parametrize(
     ("stuck", "place"),
     [
@@ -80,7 +78,6 @@ def test_what_cannot_be_interrupted_is_ended_with_its_process_and_its_neighbours
 
 
 @only_with_processes
-@measures_seconds
 def test_while_a_worker_with_a_stuck_job_ends_another_one_works(runqueue):
     stuck = tasks.sleep_too_long.enqueue(3600)
     neighbour = tasks.sleep.enqueue(10)
