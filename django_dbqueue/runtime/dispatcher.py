@@ -49,6 +49,7 @@ class Dispatcher:
             self._board.turn()
             with answered_within(self._options.answer_limit):
                 pause = self._work()
+            self._board.turn(ahead=pause)
             stop.wait(pause)
         self._heartbeat.stop()
         close_connections()

@@ -75,11 +75,17 @@ class Worker:
             with answered_within(self._options.answer_limit):
                 found = self._work()
             # Looks often after work, then less and less; a busy pool says itself when it has room.
-            pause = 0.0 if found else min(self._options.poll_interval, pause * 1.5 or 0.01)
+            pause = 0.0 if found else min(self._longest_pause(), pause * 1.5 or 0.01)
             if not found:
+                self._board.turn(ahead=pause)
                 self._wake.wait(pause * random.uniform(0.8, 1.0))
                 self._wake.clear()
         return self._end(stop)
+
+    def _longest_pause(self) -> float:
+        """What runs may have to be stopped."""
+        longest = self._options.poll_interval
+        return min(longest, self.STOPPABLE) if self._running() else longest
 
     def _start(self, stop: Stop, supervisor: int | None) -> None:
         prepare(self._backend.database, self._options.statement_limit)

@@ -150,6 +150,15 @@ def test_a_worker_whose_claim_loop_hangs_is_replaced_and_its_jobs_end(runqueue):
     until(lambda: outcomes(long)[-1:] == ["successful"])
 
 
+def test_a_process_that_looks_seldom_is_not_taken_for_one_that_hangs(runqueue):
+    runqueue("--poll-interval", "8", DBQUEUE_OPTIONS=QUICK)
+    before = until(lambda: pids("worker") and pids("dispatcher") and pids("worker") | pids("dispatcher"))
+
+    time.sleep(7)  # More than twice what a process may be without progress.
+
+    assert pids("worker") | pids("dispatcher") == before
+
+
 def test_who_is_cut_off_loses_its_jobs_and_its_late_result_is_refused(runqueue, proxy):
     options = json.dumps({"beat_interval": 1, "dead_after": 6})
     cut = runqueue("--only", "workers", DATABASE_URL=proxy.url, DBQUEUE_OPTIONS=options)
