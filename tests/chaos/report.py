@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from datetime import datetime
+from statistics import median
 
 from django_dbqueue.models import Execution, Job
 
@@ -32,14 +33,14 @@ class Report:
     def lines(self) -> list[str]:
         ends = ", ".join(f"{number:,} {state}" for state, number in sorted(self.finished.items()))
         why = ", ".join(f"{number:,} after {outcome.replace('_', ' ')}" for outcome, number in sorted(self.again.items()))
-        longest = f"{max(self.recoveries):.1f} s (median {sorted(self.recoveries)[len(self.recoveries) // 2]:.1f} s)"
+        longest = f"{max(self.recoveries):.1f} s (median {median(self.recoveries):.1f} s)" if self.recoveries else "–"
         return [
             f"enqueued                   {self.enqueued:,}",
             f"finished                   {sum(self.finished.values()):,} ({ends})",
             f"lost                       {len(self.lost)} {self.lost[:5] or ''}",
             f"run again                  {sum(self.again.values()):,} attempts ({why})",
             f"run again, unexplained     {len(self.unexplained)} {self.unexplained[:5] or ''}",
-            f"killed process → its jobs recovered, longest: {longest if self.recoveries else '–'}",
+            f"killed process → its jobs recovered, longest: {longest}",
         ]
 
 
