@@ -47,6 +47,7 @@ class Monkey:
     def calm_down(self) -> None:
         for timer in self._healing:
             timer.join()
+        time.sleep(1)  # Until who was killed last is seen to be dead.
         for host in self._hosts:
             host.keep_alive()
 
