@@ -170,17 +170,19 @@ class Machine(RuleBasedStateMachine):
         assert self._rows() == before
         actor.late = actor.late[4:]
 
-    @rule(actor=actors, other=actors, ends=st.lists(st.sampled_from(ENDS), min_size=4, max_size=4), again=st.booleans())
-    def take_over(self, actor, other, ends, again):
-        """One that was recovered, and that another runs by now, is settled, or released, by its first owner."""
+    @rule(actor=actors, other=actors, ends=st.lists(st.sampled_from(ENDS), min_size=4, max_size=4))
+    def take_over(self, actor, other, ends):
+        """What was recovered, and what another runs by now, its first owner tries to begin, note, release and settle."""
+        if not self.actors[actor].held:
+            self.claim(actor, 5)
         self.kill(actor, False, False)
         Job.objects.filter(state=State.SCHEDULED).update(run_after=after(-1))
         self.dispatch()
         self.claim(other, 50)
-        if again:
-            before = self._rows()
-            self.actors[actor].call(Job.objects.release, self.actors[actor].late)
-            assert self._rows() == before
+        late, call, before = self.actors[actor].late, self.actors[actor].call, self._rows()
+        assert call(Job.objects.release, late) == 0
+        assert not any(call(verb, job) for job in late for verb in (Job.objects.begin, Job.objects.save_metadata))
+        assert self._rows() == before
         self.settle_late(actor, ends)
 
     @rule(seconds=st.sampled_from([-120, 30, 120, 7200]))
