@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property, partial
@@ -11,22 +11,25 @@ from typing import Any
 from uuid import UUID
 
 from django.core.checks import CheckMessage, Error, Warning
-from django.db import connections, router
+from django.db import connections, router, transaction
 
-from . import arguments
+from . import arguments, keys, limits
+from .batch import current as current_batch
 from .compat import BaseTaskBackend, InvalidTask, TaskResultDoesNotExist, signals, task_backends
 from .exceptions import InvalidOption
-from .models import Execution, Job
-from .models.expressions import LONGEST_WAIT, after
+from .models import Batch, Execution, Job, Semaphore
+from .models.batch import BatchQuerySet
+from .models.expressions import after, after_start
+from .models.keyed import Merge
+from .models.progress import progress_of
+from .models.states import Conflict, Fate
+from .moments import LONGEST_WAIT
 from .options import Options
 from .results import JobResult, result_of, task_or_stand_in
-from .selector import QueueSelector
-from .tasks import Task
+from .selector import NAME, QueueSelector
+from .tasks import Task, load
 from .transactions import after_commit
 from .wakeup import wake
-
-# Of a queue: what a selector can name, and the column holds.
-NAME = re.compile(r"[^-*,\s][^*,]{0,99}")
 
 
 class DatabaseBackend(BaseTaskBackend):
@@ -75,19 +78,43 @@ class DatabaseBackend(BaseTaskBackend):
         self.validate_task(task)
         return self._enqueue(task, [self._job(task, args, kwargs)])[0]
 
-    def enqueue_many(self, task: Any, calls: Iterable[tuple[Sequence[Any], Mapping[str, Any]]]) -> list[JobResult]:
-        """Write many jobs of one task, all or none. Each call is its args and kwargs."""
+    def enqueue_many(
+        self, task: Any, calls: Iterable[tuple[Sequence[Any], Mapping[str, Any]]], stages: Sequence[Any] = ()
+    ) -> list[JobResult]:
+        """Write many jobs of one task, all or none. Each call is its args and kwargs.
+
+        ``stages`` are those of a pipeline, the first of which is the task.
+        """
         self.validate_task(task)
-        return self._enqueue(task, [self._job(task, *call) for call in calls])
+        jobs = [self._job(task, *call) for call in calls]
+        for job in jobs if stages else ():
+            job.stage, job.pipeline = 0, [_as_stage(stage) for stage in stages]
+        return self._enqueue(task, jobs)
+
+    def at_stage(self, pipeline: list[dict[str, Any]], place: int, value: Any) -> Job:
+        """A job as it enters a stage of a pipeline. Raises InvalidTaskPath, TypeError or ValueError if it cannot."""
+        stage = pipeline[place]
+        there = self._job(load(stage["task"]).using(queue_name=stage["queue"], priority=stage["priority"]), [value], {})
+        there.pipeline, there.stage, there.key, there.version = pipeline, place, None, None
+        return there
+
+    def columns_of(self, task: Any, args: Sequence[Any]) -> dict[str, Any]:
+        """A call that is to be enqueued later, as JSON. Raises TypeError or ValueError as ``enqueue`` does."""
+        self.validate_task(task)
+        return self._job(task, args, {}).columns
+
+    @property
+    def batches(self) -> BatchQuerySet:
+        return Batch.objects.using(self.database)
 
     def get_result(self, result_id: str) -> JobResult:
         """Raises TaskResultDoesNotExist for any id that is none."""
         try:
-            job = Job.objects.using(self.database).select_related("process").get(pk=UUID(str(result_id)))
+            job = Job.objects.using(self.database).select_related("process", "progress").get(pk=UUID(str(result_id)))
         except (Job.DoesNotExist, ValueError, TypeError, AttributeError):
             raise TaskResultDoesNotExist(f"There is no job {result_id!r}.") from None
-        executions = Execution.objects.using(self.database).filter(job=job).order_by("attempt") if job.attempt else ()
-        return result_of(job, self.alias, task_or_stand_in(job, self.alias), executions)
+        executions = Execution.objects.using(self.database).of_this_run(job) if job.attempt else ()
+        return result_of(job, self.alias, task_or_stand_in(job, self.alias), executions, progress_of(job))
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         given = task_backends.settings.get(self.alias, {})
@@ -106,6 +133,9 @@ class DatabaseBackend(BaseTaskBackend):
 
     def _job(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Job:
         values, named = arguments.bind(task.func, task.takes_context, args, kwargs)
+        # Of a ready-made task, which knows more of its arguments than their types.
+        if check := getattr(task.func, "check_call", None):
+            check(self, *args, **kwargs)
         job = Job(task=task.module_path, queue=task.queue_name, priority=task.priority, args=values, kwargs=named)
         options = self.options_of(task.queue_name)
         job.max_attempts = getattr(task, "max_attempts", None) or options.max_attempts
@@ -114,31 +144,80 @@ class DatabaseBackend(BaseTaskBackend):
             job.timeout = timedelta(seconds=seconds)
         if metadata := getattr(task, "metadata", None):
             job.metadata = arguments.to_json(metadata, of=f"metadata of {task.module_path}")
+        if getattr(task, "concurrency", ()) or getattr(task, "rate", ()):
+            job.limits = limits.of_call(task, args, kwargs)
+        job.key, job.version = self._key_and_version(task, args, kwargs)
+        if (batch := current_batch.get()) and batch._state.db == self.database:
+            job.batch_id = batch.pk
         if task.run_after:
             job.state = Job.State.SCHEDULED
-            job.run_after = after(task.run_after) if isinstance(task.run_after, timedelta) else task.run_after
+            job.run_after = after(task.run_after)
+        expires = getattr(task, "expires", None)
+        job.expires_at = after_start(task.run_after, expires) if isinstance(expires, timedelta) else expires
         return job
+
+    def _key_and_version(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str | None, int | None]:
+        key, version = getattr(task, "key", None), getattr(task, "version", None)
+        if key is not None and not isinstance(key, str):
+            key = keys.compute(key, task, args, kwargs, f"{task.module_path}: what key returned")
+        if callable(version):
+            version = keys.compute_version(version, task, args, kwargs)
+        return key and f"{task.module_path} {key}", version
 
     def _enqueue(self, task: Any, jobs: list[Job]) -> list[JobResult]:
         results = [result_of(job, self.alias, task) for job in jobs]
-        insert = partial(self._insert, jobs, results)
+        insert = partial(self._insert, task, jobs, results)
         if jobs and connections[self.database].in_atomic_block:
             insert()
         elif jobs:
             after_commit(insert)
         return results
 
-    def _insert(self, jobs: list[Job], results: list[JobResult]) -> None:
-        if len(jobs) == 1:
-            jobs[0].save(using=self.database, force_insert=True)
-        else:
-            Job.objects.using(self.database).bulk_create(jobs, batch_size=5000)
-        if not connections[self.database].features.can_return_columns_from_insert:
-            _read_back(jobs)
+    def _insert(self, task: Any, jobs: list[Job], results: list[JobResult]) -> None:
+        keyed = {job.pk: job for job in jobs if job.key}
+        with self._held_open(jobs):
+            self._write([job for job in jobs if not job.key])
+            met = self._merge(task, list(keyed.values())) if keyed else {}
         wake(self.database, jobs[0].queue)
         for job, result in zip(jobs, results, strict=True):
-            object.__setattr__(result, "enqueued_at", job.enqueued_at)
-            signals.task_enqueued.send(type(self), task_result=result)
+            row, fate = met.get(job.pk, (job, Fate.CREATED))
+            for name, value in (("id", str(row.pk)), ("enqueued_at", row.enqueued_at), ("enqueued", fate.value)):
+                object.__setattr__(result, name, value)
+            if fate != Fate.IGNORED:
+                signals.task_enqueued.send(type(self), task_result=result)
+
+    @contextmanager
+    def _held_open(self, jobs: Iterable[Job]) -> Iterator[None]:
+        """The batches of the jobs do not finish before they are written. Raises BatchFinished."""
+        batches = {job.batch_id for job in jobs if job.batch_id}
+        with transaction.atomic(using=self.database, savepoint=False) if batches else nullcontext():
+            if batches:
+                self.batches.join(batches)
+            yield
+
+    def _write(self, jobs: list[Job]) -> None:
+        if limited := [job for job in jobs if job.limits]:
+            Semaphore.objects.using(self.database).line_up(limited)
+        if len(jobs) == 1:
+            jobs[0].save(using=self.database, force_insert=True)
+        elif jobs:
+            Job.objects.using(self.database).bulk_create(jobs, batch_size=5000)
+        if jobs and not connections[self.database].features.can_return_columns_from_insert:
+            _read_back(jobs)
+
+    def _merge(self, task: Any, jobs: list[Job]) -> dict[UUID, tuple[Job, Fate]]:
+        how = Merge(
+            on_conflict=Conflict(task.on_conflict),
+            run_after=task.run_after,
+            expires=task.expires,
+            max_wait=task.max_wait or LONGEST_WAIT,
+        )
+        met = Job.objects.using(self.database).merge(jobs, how)
+        return {job.pk: each for job, each in zip(jobs, met, strict=True)}
+
+
+def _as_stage(task: Any) -> dict[str, Any]:
+    return {"task": task.module_path, "queue": task.queue_name, "priority": task.priority}
 
 
 def _check_call_options(task: Any) -> None:

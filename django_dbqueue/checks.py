@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 from django.conf import settings
@@ -11,7 +12,9 @@ from django.db import connections
 
 from .backend import DatabaseBackend
 from .compat import task_backends
-from .exceptions import InvalidOption
+from .exceptions import InvalidOption, InvalidSchedule
+from .recurring import declared
+from .tasks import modules_with_tasks
 
 SUPPORTED = ("postgresql", "mysql", "sqlite")
 
@@ -67,3 +70,31 @@ def _check_database(backend: DatabaseBackend) -> Iterator[CheckMessage]:
             "'init_command': 'PRAGMA journal_mode=WAL'}.",
             id="dbqueue.W001",
         )
+
+
+# Not of those that runqueue makes: a supervisor imports no tasks.
+@register("dbqueue_recurring")
+def check_recurring_tasks(app_configs: Any = None, **kwargs: Any) -> Iterator[CheckMessage]:
+    """Whether all that the code declares to recur can."""
+    for name in dict.fromkeys(modules_with_tasks(_task_modules())):
+        try:
+            import_module(name)
+        except InvalidSchedule as error:
+            yield Error(f"{name}: {error}", id="dbqueue.E006")
+        except Exception:
+            continue  # Whoever needs the module meets it.
+    for one in declared().values():
+        try:
+            one.resolved()
+        except InvalidSchedule as error:
+            yield Error(str(error), id="dbqueue.E006")
+
+
+def _task_modules() -> Iterator[str]:
+    for alias in task_backends:
+        backend = task_backends[alias]
+        if isinstance(backend, DatabaseBackend):
+            try:
+                yield from backend.config.task_modules
+            except (InvalidOption, TypeError):
+                continue  # The backend's own check says it.

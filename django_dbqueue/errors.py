@@ -7,7 +7,7 @@ import os
 import re
 import sysconfig
 import traceback
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import TracebackType
 
 LONGEST_MESSAGE = 1_000
@@ -47,6 +47,11 @@ class ErrorReport:
         texts = ((field.name, getattr(self, field.name)) for field in fields(self))
         return ErrorReport(**{name: text.encode("ascii", "backslashreplace").decode() for name, text in texts})
 
+    def caused_by(self, cause: BaseException | None, reason: str) -> ErrorReport:
+        """The same traceback, under the name and at the place of what caused it; in other words, if there are any."""
+        of = report(cause, cause.__traceback__) if cause else self
+        return replace(of, message=clip(clean(reason), LONGEST_MESSAGE) or of.message, traceback=self.traceback)
+
     @property
     def fingerprint(self) -> str:
         parts = "\n".join((self.type, self.location, self.pattern))
@@ -66,8 +71,8 @@ def report(exception: BaseException, frames: TracebackType | None = None) -> Err
         text = f"{kind.__qualname__}: <its traceback could not be formatted: {type(error).__qualname__}>\n"
     return ErrorReport(
         type=f"{kind.__module__}.{kind.__qualname__}",
-        message=_clip(_clean(message), LONGEST_MESSAGE),
-        traceback=_clip(_clean(text), LONGEST_TRACEBACK),
+        message=clip(clean(message), LONGEST_MESSAGE),
+        traceback=clip(clean(text), LONGEST_TRACEBACK),
         location=_location(frames),
     )
 
@@ -85,12 +90,12 @@ def _location(frames: TracebackType | None) -> str:
     return f"{os.path.basename(os.path.dirname(filename))}/{os.path.basename(filename)}:{function}"[-255:]
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Without what some database would refuse: NUL characters and lone surrogates."""
     return text.replace("\x00", "\ufffd").encode(errors="backslashreplace").decode()
 
 
-def _clip(text: str, longest: int) -> str:
+def clip(text: str, longest: int) -> str:
     """The beginning and the end of a text that is too long; the end says more."""
     if len(text) <= longest:
         return text

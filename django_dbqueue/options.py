@@ -14,7 +14,10 @@ from .exceptions import InvalidOption
 MOST_ATTEMPTS = 32767
 DAY = 86_400.0
 # What a queue may have of its own.
-OF_A_QUEUE = ("max_attempts", "backoff", "timeout", "hanged_after", "keep_successful", "keep_failed", "delete_on_success")
+OF_A_QUEUE = (
+    *("max_attempts", "backoff", "timeout", "limit", "hanged_after"),
+    *("keep_successful", "keep_failed", "delete_on_success", "keep_log"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +30,7 @@ class Options:
     timeout: how long a job may run, for tasks that do not say it themselves; None without end.
     per_queue: other values for the jobs of some queues: ``{"mail": {"timeout": 30}}``.
     task_modules: modules that hold tasks, beside the module ``tasks`` of each installed app.
+    allow_sql: the aliases of the databases on which the ready-made task ``run_sql`` may run.
     queues: what workers serve, in order: names, ``prefix*``, ``*``, ``-name``.
     processes, threads: worker processes of one supervisor, and threads in each.
     coroutines: how many ``async def`` tasks a worker process runs at a time.
@@ -37,9 +41,12 @@ class Options:
     shutdown_timeout: how long running jobs may go on after SIGTERM before they are given back.
     beat_interval, dead_after: how often a process says that it is alive, and after what silence it is declared dead.
     give_up_after: how long the database may be away before runqueue ends, with exit code 1.
+    limit: how many jobs of a queue run at a time, over all hosts; None any number. An operator's limit goes before it.
     hanged_after: how long a job may run before the admin lists it as hanged.
     keep_successful, keep_failed: how long jobs are kept after they succeeded, or were failed or discarded; None for ever.
     delete_on_success: nothing is kept of jobs that succeed, for tasks that do not say it themselves.
+    keep_log: how many of the last lines that a task logs are kept with its attempt.
+    ageing: after each time that a job has waited for so long, it counts as one priority higher; None never.
     hidden: what the admin does not show: values whose name contains one of these words.
     embedded: everything in one process, as threads.
     """
@@ -50,6 +57,7 @@ class Options:
     timeout: float | None = None
     per_queue: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     task_modules: tuple[str, ...] = ()
+    allow_sql: tuple[str, ...] = ()
     queues: tuple[str, ...] = ("*",)
     processes: int = 1
     threads: int = 8
@@ -62,10 +70,13 @@ class Options:
     beat_interval: float = 5.0
     dead_after: float = 30.0
     give_up_after: float = 300.0
+    limit: int | None = None
     hanged_after: float = 3600.0
     keep_successful: float | None = 7 * DAY
     keep_failed: float | None = 90 * DAY
     delete_on_success: bool = False
+    keep_log: int = 0
+    ageing: float | None = None
     hidden: tuple[str, ...] = (
         "password",
         "passwd",
@@ -112,7 +123,7 @@ class Options:
 
     def changed(self, **changes: Any) -> Options:
         """These options with some of them changed."""
-        for key in {"queues", "task_modules", "hidden"} & set(changes):
+        for key in {"queues", "task_modules", "hidden", "allow_sql"} & set(changes):
             changes[key] = _as_names(changes[key])
         return replace(self, **changes)
 
@@ -142,11 +153,13 @@ def _as_names(given: Any) -> Any:
 def _problems(options: Any) -> Iterator[str]:
     for name in ("max_attempts", "processes", "threads", "coroutines"):
         yield from _whole(options, name, least=1)
-    yield from _whole(options, "prefetch", least=0)
+    for name in ("prefetch", "keep_log"):
+        yield from _whole(options, name, least=0)
     if isinstance(options.max_attempts, int) and options.max_attempts > MOST_ATTEMPTS:
         yield f"max_attempts={options.max_attempts!r} is over {MOST_ATTEMPTS}. Lower it."
-    if options.max_jobs is not None:
-        yield from _whole(options, "max_jobs", least=1)
+    for name in ("max_jobs", "limit"):
+        if getattr(options, name) is not None:
+            yield from _whole(options, name, least=1)
     for each in fields(options):
         if each.type in ("float", "float | None") and (getattr(options, each.name) is not None or each.type == "float"):
             yield from _seconds(options, each.name)
@@ -161,6 +174,7 @@ def _problems(options: Any) -> Iterator[str]:
     if not options.queues:
         yield "queues names none. Give ['default'], or '*' for all of them."
     yield from _names(options, "task_modules", "['shop.reports']")
+    yield from _names(options, "allow_sql", "['default']")
     yield from _names(options, "hidden", "['password', 'token']")
     if not callable(options.backoff):
         yield f"backoff={options.backoff!r} cannot be called. Give a strategy such as Exponential(first=5)."

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, NoReturn
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.db import connections
 
 from . import arguments
+from .batch import batch
 from .compat import TaskContext, TaskError, TaskResult, TaskResultStatus
-from .exceptions import InvalidTaskPath, JobLost, NotYetVisible
-from .models import Execution, Job
+from .exceptions import InvalidTaskPath, JobLost, NotYetVisible, Retried, Snoozed
+from .models import Execution, Job, Progress
+from .models.noted import Noted
 from .tasks import Task, load
 
 STATUS = {
@@ -31,9 +35,26 @@ STATUS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult(TaskResult):  # type: ignore[misc, type-arg]
-    """A TaskResult that also has the job's ``metadata``, and can be waited for."""
+    """A TaskResult that also has the job's ``metadata`` and ``progress``, and can be waited for.
 
+    enqueued: what became of the call, if its key had a job already: "created" (a run of its own), "merged" (one that waits or
+        runs took it over), or "ignored" (that one stands as it was).
+    """
+
+    enqueued: str = "created"
     metadata: dict[str, Any] = field(default_factory=dict)
+    progress: Noted | None = None
+
+    def refresh(self) -> None:
+        self._be_like(self.task.get_backend().get_result(self.id))
+
+    async def arefresh(self) -> None:
+        self._be_like(await self.task.get_backend().aget_result(self.id))
+
+    def _be_like(self, newer: TaskResult[Any, Any]) -> None:
+        for each in fields(self):
+            if each.name != "task":
+                object.__setattr__(self, each.name, getattr(newer, each.name))
 
     def wait(self, timeout: float | None = None) -> JobResult:
         """Refresh until the job has ended, ``timeout`` seconds at most, and return this result.
@@ -86,6 +107,11 @@ class JobContext(TaskContext):  # type: ignore[misc, type-arg]
         return self.job.metadata  # type: ignore[no-any-return]
 
     @property
+    def batch(self) -> batch | None:
+        """The batch that the job belongs to, which takes more jobs: ``with context.batch: …``."""
+        return batch.of(self.job.batch_id, self.task_result.backend) if self.job.batch_id else None
+
+    @property
     def should_stop(self) -> bool:
         """Whether the task is to come to an end: save how far it is, and raise ``Interrupted``."""
         return bool(self.call.should_stop)
@@ -102,6 +128,28 @@ class JobContext(TaskContext):  # type: ignore[misc, type-arg]
     async def asave_metadata(self) -> None:
         await sync_to_async(self.save_metadata)()
 
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Note how far the task is: ``done`` of ``total``, and a word on it. Raises TypeError or ValueError for other things.
+
+        It writes nothing itself, and so costs nothing, in a coroutine too: the worker writes the newest about once a second.
+        """
+        self.job.noted = Noted.of(done, total, note)
+
+    def snooze(self, delay: float | timedelta | datetime) -> NoReturn:
+        """End this attempt, and run again after ``delay`` (seconds or a timedelta), or at that time. No attempt is spent.
+
+        Raises TypeError or ValueError for what is no delay.
+        """
+        raise Snoozed(delay)
+
+    def retry(self, delay: float | timedelta | None = None, reason: str = "") -> NoReturn:
+        """End this attempt as failed, and try again after ``delay`` (seconds or a timedelta; None as the back-off says).
+
+        So it is whatever ``retry_on`` says, as long as ``max_attempts`` allows. Raises TypeError or ValueError for what is no
+        delay. ``reason``, and the exception that is handled, are recorded with the attempt.
+        """
+        raise Retried(delay, reason) from sys.exc_info()[1]
+
 
 def _is_committed(result_id: str, database: str) -> bool:
     """Whether another connection sees the job."""
@@ -115,7 +163,9 @@ def _is_committed(result_id: str, database: str) -> bool:
         other.close()
 
 
-def result_of(job: Job, alias: str, task: Task[..., Any], executions: Iterable[Execution] = ()) -> JobResult:
+def result_of(
+    job: Job, alias: str, task: Task[..., Any], executions: Iterable[Execution] = (), progress: Progress | None = None
+) -> JobResult:
     """The result for a job and its attempts so far, oldest first."""
     attempts = list(executions)
     running = job.state == Job.State.RUNNING
@@ -133,6 +183,7 @@ def result_of(job: Job, alias: str, task: Task[..., Any], executions: Iterable[E
         errors=[TaskError(exception_class_path=e.error_type, traceback=e.traceback) for e in attempts if e.error_type],
         worker_ids=[e.process for e in attempts] + ([job.process.name if job.process else "?"] if running else []),
         metadata=job.metadata,
+        progress=progress.noted if progress else None,
     )
     object.__setattr__(result, "_return_value", job.result)
     return result
@@ -157,6 +208,7 @@ def _as_enqueued(task: Task[..., Any], job: Job, alias: str) -> Task[..., Any]:
         "priority": job.priority,
         "queue_name": job.queue,
         "run_after": None if job.run_after == job.enqueued_at else job.run_after,
+        "expires": job.expires_at,
         "backend": alias,
         "metadata": job.metadata,
     }

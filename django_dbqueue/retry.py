@@ -6,8 +6,9 @@ import logging
 from typing import Any
 
 from .backoff import Exponential
+from .exceptions import Retried
 from .models import Job
-from .models.expressions import LONGEST_WAIT
+from .moments import LONGEST_WAIT
 from .options import Options
 from .results import JobResult
 
@@ -22,7 +23,17 @@ def wait_before_retry(job: Job, task: Any, error: BaseException, result: JobResu
     """
     if job.failures + 1 >= job.max_attempts:
         return None
-    if task.retry_on and not isinstance(error, task.retry_on):
+    wait = _wait(task, error, result, options)
+    return None if wait is None or job.has_expired(wait) else wait
+
+
+def _wait(task: Any, error: BaseException, result: JobResult, options: Options) -> float | None:
+    """What the task's policy says; what the task itself has asked for goes before."""
+    if isinstance(error, Retried):
+        if error.delay is not None:
+            return error.delay
+        error = error.__cause__ or error
+    elif task.retry_on and not isinstance(error, task.retry_on):
         return None
     try:
         wait = (task.backoff or options.backoff)(error, result)

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Any
 
 from .exceptions import InvalidOption
+
+# Of a queue: what a selector can name, and the column holds.
+NAME = re.compile(r"[^-*,\s][^*,]{0,99}")
+
+
+def check_name(name: Any) -> None:
+    """Raises ValueError for what cannot be a queue's name."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} is not a queue. Give up to 100 characters without * and comma, the first neither - nor a space."
+        )
 
 
 @dataclass(frozen=True)

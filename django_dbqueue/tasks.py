@@ -9,13 +9,12 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import partial
 from importlib import import_module
-from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from django.apps import apps as django_apps
 from django.utils.module_loading import module_has_submodule
 
-from . import arguments
+from . import arguments, policy
 from .backoff import Backoff
 from .compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
@@ -27,16 +26,13 @@ from .compat import (
     task_backends,
 )
 from .exceptions import InvalidTaskPath
-from .options import DAY, MOST_ATTEMPTS
+from .limits import Limit, Rate
 from .transactions import after_commit
 
 if TYPE_CHECKING:
     from .results import JobContext, JobResult
 
 logger = logging.getLogger("django_dbqueue")
-
-# Ten years, which every database can add to a time.
-LONGEST_TIMEOUT = 3650 * DAY
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,6 +53,16 @@ class Task(BaseTask[P, R]):
     atomic: it runs in a transaction of the queue's database, which also settles the job: its effects there, and that it
         succeeded, are committed together or not at all.
     delete_on_success: nothing is kept of a job that succeeded.
+    key: of the task's jobs with one key there is one row. Text, or a function of some of the call's arguments, by name.
+    version: a call with a lower one than its key has had already does nothing. A whole number, or a function of some of the
+        call's arguments, by name.
+    on_conflict: what a call does whose key has a job: "rerun" (one that waits gets the arguments, one that runs is run once
+        more after it), "skip" (that one stands), or "replace" (as rerun, and it also gets the time).
+    max_wait: with "replace", the longest that a job can be put off, from when it was asked for first.
+    concurrency: a limit(), or several: how many of its jobs that have something in common run at a time, over all hosts.
+    rate: a Rate, or several: how often one of them starts.
+    expires: a job is called off if it is not started by then: a timedelta from when it may run first; or, for one call, an
+        aware datetime.
     run_after: the earliest time it may start: aware, or a timedelta from when it is enqueued.
     metadata: what the caller notes with a job; JSON, never passed to the function.
     """
@@ -70,6 +76,13 @@ class Task(BaseTask[P, R]):
     on_lost: Literal["retry", "fail"] = "retry"
     atomic: bool = False
     delete_on_success: bool | None = None
+    key: str | Callable[..., Any] | None = None
+    version: int | Callable[..., int | None] | None = None
+    on_conflict: Literal["rerun", "skip", "replace"] = "rerun"
+    max_wait: timedelta | None = None
+    concurrency: Limit | tuple[Limit, ...] = ()
+    rate: Rate | tuple[Rate, ...] = ()
+    expires: timedelta | datetime | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     if TYPE_CHECKING:
@@ -82,7 +95,7 @@ class Task(BaseTask[P, R]):
     def __post_init__(self) -> None:
         # By name: in a slotted dataclass, super() finds the class that there was before the slots.
         BaseTask.__post_init__(self)
-        _check_policy(self)
+        policy.check(self)
 
     def using(
         self,
@@ -90,16 +103,26 @@ class Task(BaseTask[P, R]):
         priority: int | None = None,
         queue_name: str | None = None,
         run_after: datetime | timedelta | None = None,
+        expires: datetime | timedelta | None = None,
         backend: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        key: str | None = None,
+        version: int | None = None,
+        on_conflict: Literal["rerun", "skip", "replace"] | None = None,
+        max_wait: timedelta | None = None,
     ) -> Task[P, R]:
         """The same task with other settings for what is enqueued through it."""
         changes: dict[str, Any] = {
             "priority": priority,
             "queue_name": queue_name,
             "run_after": run_after,
+            "expires": expires,
             "backend": backend,
             "metadata": metadata,
+            "key": key,
+            "version": version,
+            "on_conflict": on_conflict,
+            "max_wait": max_wait,
         }
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
@@ -114,7 +137,7 @@ class Task(BaseTask[P, R]):
         Each call is a tuple of positional or a dict of keyword arguments.
         """
         backend: Any = self.get_backend()
-        pairs = map(_split, calls)
+        pairs = map(split, calls)
         if not hasattr(backend, "enqueue_many"):  # Django's own backends, which stand in in tests.
             return [backend.enqueue(self, args, kwargs) for args, kwargs in pairs]
         return backend.enqueue_many(self, pairs)  # type: ignore[no-any-return]
@@ -144,6 +167,9 @@ def task(
             "run_after cannot be defined statically with the @task decorator. Use .using(run_after=...) to set it dynamically."
         )
 
+    if isinstance(options.get("expires"), datetime):
+        raise InvalidTask("expires of a task must be a timedelta: all jobs after that time would be called off. Use .using().")
+
     def decorate(func: Callable[..., Any]) -> Task[..., Any]:
         task_class = task_backends[backend].task_class
         if not issubclass(task_class, Task):
@@ -155,10 +181,15 @@ def task(
     return decorate(function) if function else decorate
 
 
-def discover(modules: Iterable[str]) -> None:
-    """Import what holds tasks: these modules, and the module ``tasks`` of each installed app. What cannot be is logged."""
+def modules_with_tasks(modules: Iterable[str]) -> list[str]:
+    """These, the module ``tasks`` of each installed app, and our own."""
     apps = [f"{config.name}.tasks" for config in django_apps.get_app_configs() if module_has_submodule(config.module, "tasks")]
-    for name in [*apps, *modules]:
+    return ["django_dbqueue.contrib.tasks", *apps, *modules]
+
+
+def discover(modules: Iterable[str]) -> None:
+    """Import what holds tasks, these modules among it. What cannot be is logged."""
+    for name in modules_with_tasks(modules):
         try:
             import_module(name)
         except Exception:
@@ -185,27 +216,8 @@ def load(path: str) -> Task[..., Any]:
     return Task(**{each.name: getattr(found, each.name) for each in fields(found)})
 
 
-def _check_policy(task: Task[..., Any]) -> None:
-    """Raises InvalidTask, with the value, for a policy that cannot be followed."""
-    if task.max_attempts is not None and (type(task.max_attempts) is not int or not 1 <= task.max_attempts <= MOST_ATTEMPTS):
-        raise InvalidTask(f"max_attempts must be a whole number from 1 to {MOST_ATTEMPTS}, not {task.max_attempts!r}.")
-    if task.backoff is not None and not callable(task.backoff):
-        raise InvalidTask(f"backoff must be callable, such as Exponential(first=5), not {task.backoff!r}.")
-    for name in ("retry_on", "discard_on"):
-        kinds = getattr(task, name)
-        if not isinstance(kinds, tuple) or not all(isinstance(k, type) and issubclass(k, BaseException) for k in kinds):
-            raise InvalidTask(f"{name} must be a tuple of exception classes, not {kinds!r}.")
-    if task.timeout is not None and (type(task.timeout) not in (int, float) or not 0 < task.timeout < LONGEST_TIMEOUT):
-        raise InvalidTask(f"timeout must be a number of seconds above 0, not {task.timeout!r}.")
-    if task.on_lost not in ("retry", "fail"):
-        raise InvalidTask(f"on_lost must be 'retry' or 'fail', not {task.on_lost!r}.")
-    if not isinstance(task.atomic, bool) or not isinstance(task.delete_on_success, bool | None):
-        raise InvalidTask("atomic and delete_on_success must be True or False.")
-    if task.atomic and iscoroutinefunction(task.func):
-        raise InvalidTask("atomic=True needs a plain function: Django has no transactions in coroutines.")
-
-
-def _split(call: tuple[Any, ...] | dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def split(call: tuple[Any, ...] | dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and the keyword arguments of a call. Raises TypeError for what is none."""
     match call:
         case tuple():
             return call, {}

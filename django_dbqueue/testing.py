@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from .backend import DatabaseBackend
 from .compat import DEFAULT_TASK_BACKEND_ALIAS, task_backends
-from .models import Execution, Job, Process
+from .models import Execution, Job, Process, Settlement
 from .models.expressions import after
 from .runtime import executor
 from .runtime.calls import ThreadCall
@@ -41,8 +41,11 @@ def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
 
 def _run(job: Job, queue: DatabaseBackend) -> None:
     try:
-        if outcome := executor.run(ThreadCall(job), queue):
+        outcome = executor.run(ThreadCall(job), queue)
+        if isinstance(outcome, Settlement):
             Execution.objects.using(queue.database).settle([outcome])
+        if job.batch_id:
+            queue.batches.finish([job.batch_id])
     except BaseException:
         Job.objects.using(queue.database).release([job])
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sysconfig
 import tokenize
 from collections.abc import Iterator
@@ -12,18 +13,21 @@ ROOT = Path(sysconfig.get_path("stdlib"))
 NOT_LIBRARY = {"site-packages", "dist-packages"}
 
 
-def paths() -> Iterator[str]:
-    """The library's files, in order, as paths from its root with slashes."""
+def files() -> Iterator[tuple[str, int]]:
+    """The library's files, in order: the path from its root, with slashes, and when it changed, in nanoseconds."""
     for path in sorted(ROOT.rglob("*.py")):
         relative = path.relative_to(ROOT)
-        if relative.parts[0] not in NOT_LIBRARY:
-            yield relative.as_posix()
+        if relative.parts[0] not in NOT_LIBRARY and path.is_file():
+            yield relative.as_posix(), _changed(path)
 
 
-def read(path: str) -> str:
-    """A file's text, decoded as it declares. Raises SyntaxError or UnicodeDecodeError for one that is not as it declares."""
-    with tokenize.open(ROOT / path) as file:
-        return file.read()
+def read(path: str) -> bytes:
+    """A file's source, in the encoding that it declares."""
+    return (ROOT / path).read_bytes()
+
+
+def digest(source: bytes) -> str:
+    return hashlib.sha256(source).hexdigest()
 
 
 def module_name(path: str) -> str:
@@ -41,3 +45,9 @@ def excerpt(path: str, line: int, *, before: int = 2, after: int = 7) -> list[tu
         return []
     written = [number for number, text in lines if text]
     return [each for each in lines if written and written[0] <= each[0] <= written[-1]]
+
+
+def _changed(path: Path) -> int:
+    # An older release that is installed again has an old time of modification, and a new one of its inode.
+    status = path.stat()
+    return max(status.st_mtime_ns, status.st_ctime_ns)

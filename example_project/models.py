@@ -2,33 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from django.db import models, transaction
 from django.db.models import Case, Q, Value, When
-from django.db.models.functions import Length
+from django.db.models.functions import Length, Now
+from django.template.defaultfilters import pluralize
 
+from django_dbqueue.models import Job
+
+from .library import module_name
 from .parsing import Found
 
 
 class ModuleQuerySet(models.QuerySet["Module"]):
-    def store(self, path: str, name: str, lines: int, found: Iterable[Found]) -> int:
-        """Replace what is known of a module, all or nothing. Returns how many definitions it has now."""
+    def take_changed(self, files: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Note files and when they changed. Returns those that are new here, or newer than was noted before."""
+        known = {module.path: module for module in self.only("path", "changed")}
+        new, newer = [], []
+        for path, changed in files:
+            if path not in known:
+                new.append(Module(path=path, name=module_name(path), changed=changed))
+            elif changed > known[path].changed:
+                known[path].changed = changed
+                newer.append(known[path])
+        self.bulk_create(new, ignore_conflicts=True)
+        self.bulk_update(newer, ["changed"], batch_size=500)
+        return [(module.path, module.changed) for module in [*new, *newer]]
+
+    def note(self, digest: str, found: Iterable[Found]) -> None:
+        """Keep what was parsed until it is indexed."""
+        self.update(parsed={"digest": digest, "definitions": [vars(each) for each in found]})
+
+    def index(self) -> int:
+        """Have what was parsed take the place of a module's definitions, all or nothing. Returns how many it has now."""
         with transaction.atomic(using=self.db):
-            module, new = self.update_or_create(path=path, defaults={"name": name, "lines": lines})
-            definitions = Definition.objects.using(self.db)
-            if not new:
-                definitions.filter(module=module).delete()
-            return len(definitions.bulk_create(Definition(module=module, **vars(each)) for each in found))
+            module = self.select_for_update().get()
+            # It is gone if a worker died when all but the job was written, and this is the next attempt.
+            if parsed := module.parsed:
+                module.definitions.all().delete()
+                Definition.objects.bulk_create(Definition(module=module, **each) for each in parsed["definitions"])
+                self.update(parsed=None, digest=parsed["digest"], indexed_at=Now())
+            return module.definitions.count()
 
 
 class Module(models.Model):
-    """One file of the standard library that was parsed."""
+    """One file of the standard library."""
 
     path = models.CharField(max_length=255, unique=True, help_text="From the library's root, with slashes.")
     name = models.CharField(max_length=255)
-    lines = models.PositiveIntegerField()
-    indexed_at = models.DateTimeField(auto_now=True)
+    changed = models.BigIntegerField(help_text="When the file changed, as the last scan saw it, in nanoseconds.")
+    digest = models.CharField(max_length=64, blank=True, help_text="Of the source that is indexed.")
+    indexed_at = models.DateTimeField(null=True)
+    parsed = models.JSONField(null=True, help_text="What was found in it, until it is indexed.")
 
     objects = ModuleQuerySet.as_manager()
 
@@ -73,3 +99,37 @@ class Definition(models.Model):
 
     def __str__(self) -> str:
         return self.qualified_name
+
+
+class ScanQuerySet(models.QuerySet["Scan"]):
+    def under_way(self) -> ScanQuerySet:
+        return self.filter(finished_at=None)
+
+    def finished(self) -> ScanQuerySet:
+        """Those that are summed up, the newest first."""
+        return self.filter(finished_at__isnull=False).order_by("-finished_at", "-pk")
+
+    def sum_up(self, jobs: Mapping[str, int]) -> int:
+        """Note how the files went, of whose jobs so many are in each state."""
+        return self.update(indexed=jobs.get(Job.State.SUCCESSFUL, 0), failed=jobs.get(Job.State.FAILED, 0), finished_at=Now())
+
+
+class Scan(models.Model):
+    """One look at the library that found files to index, and how that went."""
+
+    batch = models.UUIDField(unique=True)
+    files = models.PositiveIntegerField()
+    indexed = models.PositiveIntegerField(default=0)
+    failed = models.PositiveIntegerField(default=0)
+    started_at = models.DateTimeField(db_default=Now())
+    finished_at = models.DateTimeField(null=True)
+
+    objects = ScanQuerySet.as_manager()
+
+    def __str__(self) -> str:
+        """``1,726 files in 20.1 s: 1,722 indexed, 4 failed``."""
+        files = f"{self.files:,} file{pluralize(self.files)}"
+        if self.finished_at is None:
+            return f"{files}, under way"
+        seconds = (self.finished_at - self.started_at).total_seconds()
+        return f"{files} in {seconds:.1f} s: {self.indexed:,} indexed, {self.failed:,} failed"

@@ -25,7 +25,7 @@ class Found:
     docstring: str
 
 
-def definitions(source: str, module: str) -> list[Found]:
+def definitions(source: bytes, module: str) -> list[Found]:
     """All that a module's source defines, in the order of its lines; the module itself is the first.
 
     Raises SyntaxError, or ValueError for NUL bytes, for what is not Python.

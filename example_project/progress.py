@@ -9,12 +9,12 @@ from django.db.models import Count
 
 from django_dbqueue.models import Job
 
-from .tasks import index_file
+from .tasks import INDEX
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How many of the indexing jobs wait, run, are done, have failed or were called off."""
+    """How many of the indexing jobs, one for each file, wait, run, are done, have failed or were called off."""
 
     waiting: int
     running: int
@@ -24,7 +24,7 @@ class Progress:
 
     @classmethod
     def now(cls) -> Progress:
-        states = Job.objects.filter(task=index_file.module_path).values_list("state").annotate(jobs=Count("pk"))
+        states = Job.objects.filter(queue=INDEX).values_list("state").annotate(jobs=Count("pk"))
         jobs = Counter(dict(states.order_by()))
         return cls(
             waiting=jobs[Job.State.SCHEDULED] + jobs[Job.State.BLOCKED] + jobs[Job.State.READY],

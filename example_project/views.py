@@ -10,7 +10,7 @@ from django.views.decorators.http import require_safe
 
 from . import library
 from .forms import SearchForm
-from .models import Definition
+from .models import Definition, Scan
 from .progress import Progress
 
 MOST_HITS = 50
@@ -37,6 +37,7 @@ def search(request: HttpRequest) -> HttpResponse:
         "found": len(found),
         "most": MOST_HITS,
         "progress": Progress.now(),
+        "last_scan": Scan.objects.finished().first(),
     }
     return render(request, "example_project/search.html", context)
 

@@ -31,6 +31,12 @@ def pytest_runtest_makereport() -> Iterator[Any]:
     return report
 
 
+@pytest.fixture(autouse=True)
+def nothing_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test declares to recur is forgotten after it."""
+    monkeypatch.setattr(sys.modules["django_dbqueue.recurring"], "_by_name", {})
+
+
 @pytest.fixture
 def backend() -> Any:
     return task_backends["default"]
@@ -68,6 +74,16 @@ def until(true: Callable[[], Any], seconds: float = 20.0) -> Any:
             pytest.fail(f"It did not come true within {seconds} s: {true}")
         time.sleep(0.02)
     return value
+
+
+def most_at_a_time(intervals) -> int:
+    """Of those that came to their end: one that was killed has ended at a moment that nobody wrote down."""
+    events = sorted([(i.began_at, 1) for i in intervals] + [(i.ended_at, -1) for i in intervals])
+    running = most = 0
+    for _time, change in events:
+        running += change
+        most = max(most, running)
+    return most
 
 
 @pytest.fixture

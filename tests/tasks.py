@@ -12,9 +12,11 @@ import time
 from django.core.exceptions import SuspiciousOperation
 from django.db import connection, transaction
 
-from django_dbqueue import Constant, Interrupted, task
+from django_dbqueue import Constant, FanOut, Finish, GoTo, Interrupted, Rate, limit, task
+from django_dbqueue.models.expressions import Now
 
-from .models import Run
+from . import timely  # noqa: F401
+from .models import Effect, Interval, Run
 
 
 @task
@@ -354,3 +356,106 @@ def transfer_in_a_loop():
 @task
 def count_rows():
     return Run.objects.count()
+
+
+@task(key=lambda number: number)
+def index_document(number, text=""):
+    return text
+
+
+@task(key=lambda number: number, version=lambda version: version)
+def add_newest(number, version):
+    return number
+
+
+@task(key=lambda name: name)
+def leave_version(name, version):
+    Effect.objects.create(job=name, attempt=version)
+
+
+@task(concurrency=limit(2, key=lambda account: account))
+def charge(account, amount=0):
+    return amount
+
+
+@task(concurrency=limit(1), takes_context=True)
+def one_at_a_time(context, seconds=0.0):
+    time.sleep(seconds)
+
+
+@task(concurrency=limit(1, group="scanner", on_conflict="discard"))
+def scan(what="all"):
+    return what
+
+
+@task(concurrency=(limit(1, key=lambda account: account), limit(2)))
+def report(account):
+    return account
+
+
+@task(rate=Rate(10, per=60))
+def call_service(number=0):
+    return number
+
+
+@task(rate=Rate(50, per=1, group="burst", burst=10))
+def call_often(number=0):
+    Run.objects.create(job=f"call {number}")
+
+
+@task(concurrency=limit(2, key=lambda key: key), takes_context=True)
+def occupy(context, key, seconds):
+    interval = Interval.objects.create(key=key, job=context.task_result.id)
+    time.sleep(seconds)
+    Interval.objects.filter(pk=interval.pk).update(ended_at=Now())
+
+
+@task
+def grind(beans):
+    return f"ground {beans}"
+
+
+@task(max_attempts=3)
+def brew(powder):
+    return f"brewed {powder}"
+
+
+@task
+def pour(liquid):
+    return f"poured {liquid}"
+
+
+@task(takes_context=True)
+def taste(context, liquid):
+    return {"attempt": context.attempt, "stage": context.job.stage}
+
+
+@task
+def sort_out(what):
+    match what:
+        case "finish":
+            return Finish("finished")
+        case "go to":
+            return GoTo(pour, "straight")
+        case "ground again":
+            return GoTo(grind, "once more")
+        case "fan out":
+            return FanOut(["a", "b"])
+    return what
+
+
+@task
+def sum_up(batch):
+    Run.objects.create(job=batch)
+
+
+@task
+def rejoice(batch):
+    Run.objects.create(job=f"{batch} well")
+
+
+@task(takes_context=True)
+def spread(context, depth):
+    if depth:
+        with context.batch:
+            spread.enqueue_many([(depth - 1,), (depth - 1,)])

@@ -14,22 +14,43 @@ import django_dbqueue
 PACKAGE = Path(django_dbqueue.__file__).parent
 # From the ground up. A file imports from the floors below its own, and on its floor from the files before it.
 FLOORS = [
-    ["exceptions", "compat", "ids", "transactions", "backoff", "arguments", "errors", "selector", "options"],
+    [
+        *["compat", "moments", "exceptions", "ids", "transactions", "wakeup", "backoff"],
+        *["arguments", "keys", "limits", "errors", "selector", "options", "expression", "schedule", "recurrence"],
+    ],
     [
         "models.expressions",
         "models.counts",
         "models.states",
+        "models.noted",
         "models.process",
         "models.failure",
+        "models.slot",
+        "models.semaphore",
+        "models.keyed",
+        "models.walking",
+        "models.operated",
         "models.jobs",
         "models.job",
+        "models.progress",
+        "models.asked",
         "models.execution",
+        "models.batch",
+        "models.clearing",
+        "models.pausing",
         "models.queue",
+        "models.known_task",
         "models.stack",
         "models.hanged",
+        "models.recurring_execution",
+        "models.recurring_tasks",
+        "models.recurring",
         "models",
     ],
-    ["tasks", "results", "retry", "wakeup", "backend", "routers", ""],
+    [
+        *["policy", "tasks", "pipeline", "batch", "recurring_calls", "recurring"],
+        *["results", "retry", "backend", "routers", ""],
+    ],
     [
         *[
             "runtime",
@@ -41,12 +62,41 @@ FLOORS = [
             "runtime.host",
             "runtime.board",
         ],
-        *["runtime.heartbeat", "runtime.listener", "runtime.calls", "runtime.executor", "runtime.claimer", "runtime.settler"],
-        *["runtime.pool", "runtime.coroutines", "runtime.watch", "runtime.worker", "runtime.recovery", "runtime.witness"],
-        *["runtime.dispatcher"],
+        *[
+            "runtime.heartbeat",
+            "runtime.listener",
+            "runtime.lines",
+            "runtime.calls",
+            "runtime.stages",
+            "runtime.executor",
+            "runtime.claimer",
+            "runtime.settler",
+            "runtime.following",
+        ],
+        *[
+            "runtime.pool",
+            "runtime.coroutines",
+            "runtime.watch",
+            "runtime.notes",
+            "runtime.worker",
+            "runtime.recovery",
+            "runtime.witness",
+        ],
+        *["runtime.scheduler", "runtime.dispatcher"],
         *["runtime.roles", "runtime.child", "runtime.members", "runtime.drain", "runtime.supervisor"],
     ],
-    ["checks", "apps", "testing", "management", "management.commands", "management.commands.runqueue"],
+    [
+        "contrib",
+        "contrib.output",
+        "contrib.rows",
+        "contrib.tasks",
+        "checks",
+        "apps",
+        "testing",
+        "management",
+        "management.commands",
+        "management.commands.runqueue",
+    ],
 ]
 HEIGHT = {name: (floor, place) for floor, names in enumerate(FLOORS) for place, name in enumerate(names)}
 
@@ -83,9 +133,7 @@ def _without_type_checking(tree: ast.Module) -> ast.Module:
 
 
 def height(name: str) -> tuple[int, int]:
-    if name.startswith(("admin", "contrib")):
-        return len(FLOORS) - 1, 10**6
-    return HEIGHT[name]
+    return (len(FLOORS) - 1, 10**6) if name.startswith("admin") else HEIGHT[name]
 
 
 def test_imports_go_down():

@@ -3,7 +3,7 @@
 A ``python`` block is executed, in order within its file, in a module of its own; after each, the jobs that it enqueued are
 run, as the worker in the reader's other terminal would. A ``pycon`` block is compared with its output. A block that begins
 with ``# settings.py`` is executed on a project's settings, which must then pass the checks. The commands of a ``console``
-block must exist, and take their arguments. An ``ini`` block must be readable. ``text`` is read by people alone.
+block must exist, and take their arguments. An ``postgresql`` block is executed on PostgreSQL, for whose function it is. An ``ini`` block must be readable. ``text`` is read by people alone.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import types
 import unittest
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,15 +32,16 @@ from django.conf import settings
 from django.contrib.auth import get_permission_codename
 from django.core.checks import run_checks
 from django.core.management import BaseCommand, get_commands, load_command_class
-from django.db import connections
+from django.db import connection, connections
 from django.test import override_settings
 
 from django_dbqueue import Constant, Exponential, Linear
 from django_dbqueue.compat import InvalidTask, signals, task_backends
-from django_dbqueue.models import Execution, Job
+from django_dbqueue.models import Execution, Job, RecurringTask
 from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.models.jobs import JobQuerySet
 from django_dbqueue.options import Options
+from django_dbqueue.recurrence import MISSED
 from django_dbqueue.routers import QueueRouter
 from django_dbqueue.testing import drain
 
@@ -85,7 +87,7 @@ def all_blocks(*languages: str) -> list[Any]:
 
 
 def test_every_block_is_of_a_language_that_is_run_or_is_plain_text():
-    known = {"python", "pycon", "console", "ini", "text"}
+    known = {"python", "pycon", "postgresql", "console", "ini", "text"}
     assert [block.place for page in PAGES for block in blocks(page) if block.language not in known] == []
 
 
@@ -93,7 +95,7 @@ def test_every_block_is_of_a_language_that_is_run_or_is_plain_text():
 
 
 def with_python(block: Block) -> bool:
-    return block.language in ("python", "pycon")
+    return block.language in ("python", "pycon", "postgresql")
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -103,11 +105,17 @@ def test_the_code_of_a_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch, se
         settings.MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}
     module = types.ModuleType(f"docs_{page.stem.lower()}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    # By the path that its tasks would have in a project, SQL calls them.
+    monkeypatch.setitem(sys.modules, "shop.tasks", module)
     for block in filter(with_python, blocks(page)):
+        backend = task_backends["default"]
+        monkeypatch.setitem(vars(backend), "config", backend.config.changed(allow_sql=["default"]))
         if block.text.startswith(SETTINGS):
             check_settings(block)
         elif block.language == "pycon":
             compare(block, module)
+        elif block.language == "postgresql":
+            execute_sql(block)
         else:
             execute(block, module)
         drain()
@@ -124,6 +132,12 @@ def execute(block: Block, module: types.ModuleType) -> None:
         async_to_sync(types.FunctionType(code, module.__dict__))()
     else:
         exec(code, module.__dict__)
+
+
+def execute_sql(block: Block) -> None:
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute(block.text)
 
 
 def compare(block: Block, module: types.ModuleType) -> None:
@@ -257,6 +271,18 @@ def test_every_option_of_the_decorator_is_in_the_docs():
 
     fields = {field.name for field in dataclasses.fields(Task)} - {"func", "run_after", "metadata"}
     assert {row[0] for row in table("docs/tasks.md", "Option")} == fields
+
+
+def test_every_option_of_recurring_is_in_the_docs_with_its_default():
+    from django_dbqueue import recurring
+
+    documented = {name: eval(default, {"timedelta": timedelta}) for name, _, default in table("docs/recurring.md", "Option")}
+    assert documented == {each.name: each.default for each in inspect.signature(recurring).parameters.values()}
+
+
+def test_every_way_with_missed_runs_is_in_the_docs():
+    documented = [eval(row[0]) for row in table("docs/recurring.md", "Missed")]
+    assert documented == list(MISSED) == RecurringTask.Missed.values
 
 
 def test_every_strategy_is_in_the_docs():

@@ -7,9 +7,10 @@ from datetime import timedelta
 
 import pytest
 from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_dbqueue.models import Job
+from django_dbqueue.models import Batch, Job, Queue, Semaphore
 from django_dbqueue.models.expressions import lock
 
 from .conftest import a_process
@@ -35,6 +36,13 @@ def plan(rows) -> str:
     options = {"analyze": True, "buffers": True} if connection.vendor == "postgresql" else {}
     with transaction.atomic():
         return rows.explain(**options)
+
+
+def explained(sql: str) -> str:
+    prefix = {"postgresql": "EXPLAIN (ANALYZE, BUFFERS)", "mysql": "EXPLAIN", "sqlite": "EXPLAIN QUERY PLAN"}[connection.vendor]
+    with connection.cursor() as cursor:
+        cursor.execute(f"{prefix} {sql}")
+        return "\n".join(str(row) for row in cursor.fetchall())
 
 
 def buffers(text: str) -> int:
@@ -67,6 +75,51 @@ def test_due_jobs_are_found_by_their_time(many_rows):
     assert "dbqueue_job_due" in plan(lock(Job.objects.due().order_by("run_after"))[:100])
 
 
+def test_what_a_queue_holds_costs_the_same_however_much_that_is(many_rows, monkeypatch):
+    for module in ("counts", "queue"):
+        monkeypatch.setattr(f"django_dbqueue.models.{module}.LIMIT", 100)
+
+    with CaptureQueriesContext(connection) as seen:
+        load = Queue.objects.load("served")
+
+    assert (str(load.ready), str(load.scheduled), load.running) == ("100+", "101+", 0)
+    # Four looks for the lanes, two for each of the three, and three for what is scheduled, blocked and running.
+    assert len(seen) <= 13
+    for query in seen:
+        text = explained(query["sql"])
+        if connection.vendor == "postgresql":
+            assert buffers(text) <= 30, text
+        else:
+            assert "dbqueue_job_" in text, text
+
+
+@pytest.mark.parametrize("state", ["ready", "scheduled"])
+def test_a_queue_is_cleared_along_its_indexes(many_rows, state):
+    rows = Queue.objects.named("served").waiting()
+    rows = rows.ready().filter(queue="served", priority=1) if state == "ready" else rows.filter(state=state)
+    text = plan(rows.order_by("run_after").values_list("pk", "run_after")[:100])
+
+    assert ("dbqueue_job_lane" if state == "ready" else "dbqueue_job_due") in text
+    if connection.vendor == "postgresql":
+        assert buffers(text) <= 150, text
+
+
+def test_whether_a_batch_has_ended_is_one_look_however_many_of_its_jobs_have(many_rows):
+    batch = Batch.objects.create(sealed_at=timezone.now())
+    ended = {"batch": batch, "state": Job.State.SUCCESSFUL, "finished_at": timezone.now()}
+    Job.objects.bulk_create([Job(task="t", queue="served", **ended) for _ in range(3000)])
+    Job.objects.create(task="t", queue="served", batch=batch)
+
+    text = plan(Batch.objects.due().filter(pk=batch.pk))
+
+    assert Batch.objects.finish([batch.pk]) == []
+    assert "dbqueue_job_batch" in text
+    if connection.vendor == "postgresql":
+        assert buffers(text) <= 30, text
+    if connection.vendor == "sqlite":
+        assert "batch_id=? AND state=?" in text, text
+
+
 def test_settling_finds_its_jobs_by_key(many_rows):
     keys = list(Job.objects.ready().values_list("pk", flat=True)[:50])
     text = plan(lock(Job.objects.filter(pk__in=keys).order_by("pk")))
@@ -95,3 +148,56 @@ def test_claim_and_settle_are_a_few_statements_for_a_whole_batch(
         Execution.objects.settle([Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL) for job in jobs])
 
     assert len(jobs) == 100
+
+
+@pytest.fixture
+def a_long_line(many_rows):
+    """Behind a few other keys' jobs, very many that wait for one slot, of three priorities."""
+    blocked = {"task": "t", "queue": "served", "state": Job.State.BLOCKED}
+    rows = [Job(**blocked, blocked_by="saturated", priority=n % 3) for n in range(9000)]
+    rows += [Job(**blocked, blocked_by=f"key {n}") for n in range(300)]
+    Job.objects.bulk_create(rows, batch_size=1000)
+    Semaphore.objects.create(key="saturated", most=2)
+    with connection.cursor() as cursor:
+        cursor.execute(f"ANALYZE {'TABLE dbqueue_job' if connection.vendor == 'mysql' else 'dbqueue_job'}")
+
+
+def test_a_line_for_a_slot_costs_other_claims_nothing(a_long_line):
+    text = plan(lock(Job.objects.ready().filter(queue="served", priority=1).order_by("run_after", "id"))[:10])
+
+    assert "dbqueue_job_lane" in text
+    if connection.vendor == "postgresql":
+        assert buffers(text) <= 60, text
+
+
+def test_who_is_next_in_a_line_is_read_from_its_index(a_long_line):
+    rows = Job.objects.filter(state=Job.State.BLOCKED, blocked_by="saturated").order_by("-priority", "id")
+    text = plan(lock(rows)[:2])
+
+    assert "dbqueue_job_blocked" in text
+    if connection.vendor == "postgresql":
+        assert "Sort" not in text
+        assert buffers(text) <= 20, text
+
+
+def test_whether_somebody_waits_is_one_look(a_long_line):
+    text = plan(Semaphore.objects.filter(pk="saturated").waiting())
+
+    assert "dbqueue_job_blocked" in text
+    if connection.vendor == "postgresql":
+        assert buffers(text) <= 20, text
+
+
+def test_a_key_finds_its_job_by_its_index(many_rows):
+    Job.objects.create(task="t", queue="served", key="t a")
+    text = plan(Job.objects.filter(key__in=["t a", "t b"]).order_by("key"))
+
+    assert "dbqueue_job_key" in text
+
+
+def test_jobs_without_keys_are_not_in_the_index_of_keys(many_rows):
+    if connection.vendor != "postgresql":
+        pytest.skip("It has partial indexes, and says their sizes.")
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_relation_size('dbqueue_job_key'), pg_relation_size('dbqueue_job_batch')")
+        assert max(cursor.fetchone()) <= 2 * 8192

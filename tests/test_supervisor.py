@@ -8,7 +8,8 @@ import time
 import pytest
 from django.db import connection, connections
 
-from django_dbqueue.models import Job, Process
+from django_dbqueue import batch
+from django_dbqueue.models import Batch, Execution, Job, Process, Settlement
 from django_dbqueue.models.jobs import JobQuerySet
 from django_dbqueue.runtime import members
 from django_dbqueue.runtime import supervisor as module
@@ -73,6 +74,20 @@ def test_a_job_that_moves_while_a_drain_looks_is_not_overlooked(backend, claim, 
 
     assert not drain.is_over()
     assert Job.objects.get().state == "ready"
+
+
+def test_a_drain_is_not_over_while_a_batch_is_about_to_finish(backend, claim):
+    drain = Drain("default", QueueSelector(("*",)), backend.config, a_process("supervisor", kind="supervisor"))
+    with batch(on_finish=tasks.sum_up):
+        tasks.add.enqueue(1)
+    (job,) = claim()
+    Execution.objects.settle([Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
+
+    assert not drain.is_over()
+    Batch.objects.finish()
+    assert not drain.is_over()
+    claim()[0].delete()
+    assert drain.is_over()
 
 
 def test_a_supervisor_that_was_taken_for_dead_is_alive_again(backend):

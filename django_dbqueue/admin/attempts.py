@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from django.utils.translation import gettext as _
+
 from ..models import Execution, Job, Stack
 from . import looks
 
@@ -13,11 +15,18 @@ SHOWN = 50
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt as the job's page shows it. ``since`` is when the job began to wait for it."""
+    """One attempt as the job's page shows it.
+
+    since: when the job began to wait for it.
+    is_earlier: it was of another run, before the job was asked for again by its key.
+    stage: where it was in its pipeline, in words.
+    """
 
     execution: Execution
     since: datetime
     is_open: bool
+    is_earlier: bool = False
+    stage: str = ""
 
     @property
     def badge(self) -> str:
@@ -49,4 +58,18 @@ def attempts_of(job: Job) -> list[Attempt]:
     ends = [each.finished_at for each in executions] + [job.enqueued_at]
     newest_error = next((each for each in executions if each.error_type), None)
     shown = zip(executions[:SHOWN], ends[1:], strict=False)
-    return [Attempt(each, since, each is newest_error) for each, since in shown]
+    return [
+        Attempt(each, since, each is newest_error, each.attempt <= job.attempts_before, _stage(job, each))
+        for each, since in shown
+    ]
+
+
+def _stage(job: Job, execution: Execution) -> str:
+    """By its name only in this run: an earlier one may have had other stages."""
+    if execution.stage is None:
+        return ""
+    place, stages = execution.stage, job.pipeline or []
+    if execution.attempt <= job.attempts_before or place >= len(stages):
+        return _("stage %d") % (place + 1)
+    name = stages[place]["task"].rpartition(".")[2]
+    return _("stage %(place)d of %(stages)d, %(name)s") % {"place": place + 1, "stages": len(stages), "name": name}

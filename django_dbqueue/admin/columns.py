@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.utils import quote
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.http import urlencode
+from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..models import Job, Process
 from . import looks
 
+# Of a job, what a list does not read.
+NOT_LISTED = ("args", "kwargs", "result", "metadata", "limits", "pipeline")
+
 
 @admin.display(description=gettext_lazy("job"))
 def task_and_id(job: Job) -> str:
-    return format_html("{}<br>{}", looks.short(job.task), looks.brief(job.pk))
+    """And what its key is, if it has one: that is what people know it by."""
+    named = looks.short(job.task)
+    if job.key:
+        named = format_html('{} <span class="dbq-key">{}</span>', named, Truncator(key(job)).chars(60))
+    return format_html("{}<br>{}", named, looks.brief(job.pk))
 
 
 @admin.display(description=gettext_lazy("job"))
@@ -37,17 +45,50 @@ def linked_queue(job: Job) -> str:
     return format_html('<a href="{}?{}">{}</a>', reverse("admin:dbqueue_job_changelist"), query, job.queue)
 
 
+@admin.display(description=gettext_lazy("task"))
+def linked_task(job: Job) -> str:
+    """To where it can be paused."""
+    return format_html('<a href="{}">{}</a>', reverse("admin:dbqueue_knowntask_change", args=[quote(job.task)]), job.task)
+
+
+@admin.display(description=gettext_lazy("key"))
+def key(job: Job) -> str:
+    """Without the task, which stands before it in the row."""
+    return (job.key or "").partition(" ")[2]
+
+
+@admin.display(description=gettext_lazy("batch"))
+def linked_batch(job: Job) -> str:
+    if job.batch is None:
+        return "–"
+    return format_html('<a href="{}">{}</a>', reverse("admin:dbqueue_batch_change", args=[job.batch.pk]), job.batch)
+
+
+@admin.display(description=gettext_lazy("state"))
+def paused(row: Any) -> str:
+    """Of a queue or a task."""
+    if not row.is_paused(row.seen_at):
+        return looks.badge(_("Active"), "▸", "good")
+    return format_html("{} {}", looks.badge(_("Paused"), "‖", "waits"), span_of_pause(row))
+
+
+def span_of_pause(row: Any) -> str:
+    """Since when, and until when if that is known."""
+    if row.resume_at is None:
+        return format_html(_("since {}"), looks.moment(row.paused_at))
+    return format_html(_("since {}, until {}"), looks.moment(row.paused_at), looks.moment(row.resume_at))
+
+
 @admin.display(description=gettext_lazy("attempts"))
 def attempts(job: Job) -> str:
-    if not job.failures:
-        return str(job.attempt)
-    return _("%(attempts)d (%(failures)d failed)") % {"attempts": job.attempt, "failures": job.failures}
-
-
-@admin.display(description=gettext_lazy("run after"))
-def run_after(job: Job) -> str:
-    """Nothing for a job that could run as soon as it was enqueued."""
-    return looks.ago(job.run_after) if job.run_after - job.enqueued_at > timedelta(seconds=1) else "–"
+    said = str(job.attempt - job.attempts_before)
+    if job.failures:
+        said = _("%(attempts)s (%(failures)d failed)") % {"attempts": said, "failures": job.failures}
+    return (
+        _("%(attempts)s, and %(before)d before it was asked for again") % {"attempts": said, "before": job.attempts_before}
+        if job.attempts_before
+        else said
+    )
 
 
 @admin.display(description=gettext_lazy("enqueued"))
@@ -83,9 +124,12 @@ def owner(job: Any) -> str:
     return format_html("{} {}", looks.alive(job.process.is_alive(job.seen_at)), linked_process(job.process))
 
 
-@admin.display(description=gettext_lazy("last heartbeat"))
-def owner_heartbeat(job: Any) -> str:
-    return looks.ago(job.process.heartbeat_at, job.seen_at) if job.process else "–"
+@admin.display(description=gettext_lazy("process"))
+def owner_and_heartbeat(job: Any) -> str:
+    if job.process is None:
+        return owner(job)
+    said = format_html(_("last heartbeat {}"), looks.ago(job.process.heartbeat_at, job.seen_at))
+    return format_html('{}<br><span class="dbq-quiet">{}</span>', owner(job), said)
 
 
 @admin.display(description=gettext_lazy("last heartbeat"))
@@ -99,7 +143,8 @@ def alive(process: Any) -> str:
 
 
 def linked_process(process: Process) -> str:
-    return format_html('<a href="{}">{}</a>', reverse("admin:dbqueue_process_change", args=[process.pk]), process.name)
+    address = reverse("admin:dbqueue_process_change", args=[process.pk])
+    return format_html('<a href="{}">{}</a>', address, looks.process(process.name))
 
 
 def time(name: str, description: Any) -> Any:

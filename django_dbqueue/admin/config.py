@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from ..backend import DatabaseBackend
 from ..compat import task_backends
+from ..models import Queue
 from ..options import Options
+
+
+def backend() -> DatabaseBackend | None:
+    backends = (task_backends[alias] for alias in task_backends)
+    return next((each for each in backends if isinstance(each, DatabaseBackend)), None)
+
+
+def limit_of(queue: Queue) -> int | None:
+    """How many of its jobs may run at a time: an operator's limit, or the settings'."""
+    first = backend()
+    return queue.limit or (first.options_of(queue.name).limit if first else None)
 
 
 def options() -> Options:
     """The defaults, if the project has no such backend."""
-    backends = (task_backends[alias] for alias in task_backends)
-    return next((backend.config for backend in backends if isinstance(backend, DatabaseBackend)), Options())
+    first = backend()
+    return first.config if first else Options()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
+from uuid import UUID
 
 from django.contrib.admin import ModelAdmin, SimpleListFilter
 from django.contrib.admin.options import IncorrectLookupParameters
@@ -11,7 +12,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from ..models import Execution, Failure, Job, Process, Queue
+from ..models import Batch, Execution, Failure, Job, Process, Queue
 
 Choices = Iterable[tuple[Any, Any]]
 
@@ -66,7 +67,7 @@ class IdFilter(SimpleListFilter):
         return [(self.value(), self.model.objects.filter(pk=self.number).first() or self.value())]
 
     @property
-    def number(self) -> int:
+    def number(self) -> Any:
         value = self.value() or ""
         if not (value.isascii() and value.isdigit() and len(value) < 19):
             raise IncorrectLookupParameters
@@ -87,6 +88,60 @@ class ProcessFilter(IdFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset if self.value() is None else queryset.running().filter(process=self.number)  # type: ignore[attr-defined]
+
+
+class BatchFilter(IdFilter):
+    title, parameter_name, model = _("batch"), "batch", Batch
+
+    @property
+    def number(self) -> Any:
+        try:
+            return UUID(self.value() or "")
+        except ValueError:
+            raise IncorrectLookupParameters from None
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        return queryset if self.value() is None else queryset.filter(batch=self.number)
+
+
+class LimitFilter(Filter):
+    """The key of a limit that jobs wait for; shown only while it is asked for."""
+
+    title, parameter_name, field = _("waits for"), "waits_for", "blocked_by"
+
+    def found(self) -> Choices:
+        return []
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        # Only what is blocked waits for something, and the index has no other.
+        return super().queryset(request, queryset if self.value() is None else queryset.filter(state=Job.State.BLOCKED))
+
+
+class WaitedForFilter(SimpleListFilter):
+    """Without a choice, only the limits that jobs wait for: of others there may be one for each customer."""
+
+    title, parameter_name = _("which"), "which"
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> Choices:
+        return [("all", _("All in use"))]
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        of_all, *rest = super().choices(changelist)
+        yield {**of_all, "display": _("Waited for")}
+        yield from rest
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset if self.value() else queryset.waiting()  # type: ignore[attr-defined]
+
+
+class FinishedFilter(SimpleListFilter):
+    title, parameter_name = _("finished"), "finished"
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> Choices:
+        return [("no", _("No")), ("yes", _("Yes"))]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset if self.value() is None else queryset.filter(finished_at__isnull=self.value() == "no")
 
 
 class FailureStateFilter(Filter):

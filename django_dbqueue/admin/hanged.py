@@ -33,7 +33,7 @@ def prospect(job: Any) -> str:
 
 @admin.register(HangedJob)
 class HangedJobAdmin(ReadingAdmin):
-    list_display = (columns.linked_job, "queue", columns.running_for, columns.owner, columns.owner_heartbeat, prospect)
+    list_display = (columns.linked_job, "queue", columns.running_for, columns.owner_and_heartbeat, prospect)
     list_display_links = None
     list_filter = (QueueFilter,)
     ordering = ("started_at", "pk")
@@ -45,7 +45,7 @@ class HangedJobAdmin(ReadingAdmin):
         return hanged.select_related("process").annotate(seen_at=Now())  # type: ignore[no-any-return]
 
     def listed(self, rows: QuerySet[Any]) -> QuerySet[Any]:
-        return rows.defer("args", "kwargs", "result", "metadata")
+        return rows.defer(*columns.NOT_LISTED)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         hint = _(

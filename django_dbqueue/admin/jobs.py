@@ -1,77 +1,78 @@
 from __future__ import annotations
 
-from typing import Any, ClassVar
-from uuid import UUID
+from typing import Any
 
 from django.contrib import admin
-from django.db.models import Q, QuerySet, Subquery
+from django.contrib.admin.utils import flatten_fieldsets
+from django.db.models import QuerySet, Subquery
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext_lazy as _
 
-from ..models import Execution, Job
+from ..models import Execution, Job, KnownTask
 from ..models.expressions import Now
-from . import columns, looks
+from . import columns, looks, progress
 from .attempts import attempts_of, stack_of
-from .filters import FailureFilter, JobStateFilter, ProcessFilter, QueueFilter, TaskFilter
+from .filters import BatchFilter, FailureFilter, JobStateFilter, LimitFilter, ProcessFilter, QueueFilter, TaskFilter
+from .job_fields import fields_of
+from .limited import limits_of
 from .operating import OperatingAdmin
+from .queue_verbs import MOVE
+from .searching import asked
 from .secrets import arguments_without_secrets, without_secrets
-from .verbs import DISCARD, RETRY, STOP
+from .stages import children_of, stages_of
+from .verbs import DISCARD, REPRIORITISE, RETRY, STOP
 from .waiting import why_waiting
 
 
 @admin.register(Job)
 class JobAdmin(OperatingAdmin):
-    verbs = (RETRY, STOP, DISCARD)
-    actions = ("retry", "stop", "discard")
+    verbs = (RETRY, STOP, REPRIORITISE, MOVE, DISCARD)
+    actions = ("retry", "stop", "reprioritise", "move", "discard")
     list_display = (
         columns.task_and_id,
-        columns.state,
+        progress.state_and_progress,
         columns.last_error,
         "queue",
         "attempt",
         columns.enqueued,
-        columns.run_after,
         "priority",
     )
-    list_filter = (JobStateFilter, QueueFilter, TaskFilter, FailureFilter, ProcessFilter)
+    list_filter = (JobStateFilter, QueueFilter, TaskFilter, FailureFilter, ProcessFilter, BatchFilter, LimitFilter)
     ordering = ("-pk",)
     search_fields = ("pk",)
-    search_help_text = _("An id, a task by its name or the beginning of its path, or queue:name.")
-    fieldsets: ClassVar[Any] = (
-        (
-            None,
-            {
-                "fields": (
-                    (columns.state, columns.attempts, columns.owner),
-                    ("task", columns.linked_queue, "priority"),
-                    (columns.time("enqueued_at", _("enqueued")), columns.time("run_after", _("run after"))),
-                    (columns.time("started_at", _("last started")), columns.time("finished_at", _("finished"))),
-                    ("max_attempts", columns.timeout, "on_lost"),
-                )
-            },
-        ),
-    )
+    search_help_text = _("An id, a task by its name or the beginning of its path, queue:name, key:text or key:task text.")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
         rows: QuerySet[Job] = super().get_queryset(request)
-        return rows.select_related("process").annotate(seen_at=Now())
+        return rows.select_related("process", "progress", "batch").annotate(seen_at=Now())
 
     def listed(self, rows: QuerySet[Job]) -> QuerySet[Job]:
         last = Execution.objects.last_of_each()
-        rows = rows.select_related(None).defer("args", "kwargs", "result", "metadata")
+        rows = rows.select_related(None).select_related("progress").defer(*columns.NOT_LISTED)
         return rows.annotate(error=Subquery(last.values("error_type")), said=Subquery(last.values("message")))
 
+    def get_fieldsets(self, request: HttpRequest, obj: Job | None = None) -> Any:
+        return ((None, {"fields": fields_of(obj, request.user.has_perm("dbqueue.view_batch"))}),) if obj else ()
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Job | None = None) -> Any:
+        return flatten_fieldsets(self.get_fieldsets(request, obj))
+
     def get_search_results(self, request: HttpRequest, rows: QuerySet[Job], text: str) -> tuple[QuerySet[Job], bool]:
-        return rows.filter(_asked(text.strip())), False
+        return rows.filter(asked(text.strip())), False
 
     def beside(self, request: HttpRequest, one: Job) -> dict[str, Any]:
+        KnownTask.objects.know([one.task])
         may = request.user.has_perm("dbqueue.view_failure")
-        stack = stack_of(one)
+        stack, attempts = stack_of(one), attempts_of(one)
         shown = {
             "why": why_waiting(one),
+            "progress": progress.described(one),
             "stack": stack,
             "stack_seen": stack and looks.ago(stack.taken_at),
-            "attempts": attempts_of(one),
+            "attempts": attempts,
+            "stages": stages_of(one, attempts),
+            "children": children_of(one),
+            "limits": limits_of(one, linked=request.user.has_perm("dbqueue.view_semaphore")),
             "data": _data(one),
             "may_view_failures": may,
         }
@@ -85,6 +86,14 @@ class JobAdmin(OperatingAdmin):
     def stop(self, request: HttpRequest, rows: QuerySet[Job]) -> HttpResponse | None:
         return self.carry_out(request, rows, STOP)
 
+    @admin.action(description=_("Move selected jobs to another queue"), permissions=["move"])
+    def move(self, request: HttpRequest, rows: QuerySet[Job]) -> HttpResponse | None:
+        return self.carry_out(request, rows, MOVE)
+
+    @admin.action(description=_("Set priority of selected jobs"), permissions=["reprioritise"])
+    def reprioritise(self, request: HttpRequest, rows: QuerySet[Job]) -> HttpResponse | None:
+        return self.carry_out(request, rows, REPRIORITISE)
+
     @admin.action(description=_("Discard selected jobs"), permissions=["discard"])
     def discard(self, request: HttpRequest, rows: QuerySet[Job]) -> HttpResponse | None:
         return self.carry_out(request, rows, DISCARD)
@@ -94,6 +103,12 @@ class JobAdmin(OperatingAdmin):
 
     def has_stop_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("dbqueue.stop_job")
+
+    def has_move_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("dbqueue.move_job")
+
+    def has_reprioritise_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("dbqueue.reprioritise_job")
 
     def has_discard_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("dbqueue.discard_job")
@@ -108,18 +123,3 @@ def _data(job: Job) -> list[tuple[Any, str]]:
         (_("metadata"), without_secrets(job.metadata)),
     )
     return [(name, looks.pretty(value)) for name, value in named if value not in (None, [], {})]
-
-
-def _asked(text: str) -> Q:
-    if not text:
-        return Q()
-    try:
-        return Q(pk=UUID(text))
-    except ValueError:
-        prefix, colon, rest = text.partition(":")
-    match prefix, colon:
-        case "queue", ":":
-            return Q(queue=rest)
-        case "task", ":":
-            return Q(task__startswith=rest)
-    return Q(task__startswith=text) | Q(task__endswith=f".{text}")

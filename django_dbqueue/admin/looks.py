@@ -31,6 +31,7 @@ LOOKS = {
     Execution.Outcome.TIMED_OUT: ("◔", "bad"),
     Execution.Outcome.LOST: ("✕", "bad"),
     Execution.Outcome.INTERRUPTED: ("↺", "waits"),
+    Execution.Outcome.SNOOZED: ("◷", "waits"),
 }
 
 
@@ -96,6 +97,13 @@ def pretty(value: Any) -> str:
 def short(path: str) -> str:
     """The last part of a dotted path, with the path as its title."""
     return format_html('<span title="{}">{}</span>', path, path.rpartition(".")[2])
+
+
+def process(name: str) -> str:
+    """A process's name, which is long: it may be broken where its parts begin."""
+    role, at, place = name.partition("@")
+    host, colon, rest = place.partition(":")
+    return format_html("{}{}<wbr>{}<wbr>{}{}", role, at, host, colon, rest)
 
 
 def brief(pk: Any) -> str:

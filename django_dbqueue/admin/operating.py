@@ -11,6 +11,7 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model, QuerySet
+from django.forms import Form
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -44,9 +45,11 @@ class OperatingAdmin(ReadingAdmin):
             raise PermissionDenied
         target = verb.target(rows)
         total = count(target)
-        if verb.asks(total) and "confirmed" not in request.POST:
-            return self._ask(request, target, total, verb, one)
-        said = _outcome(target, total, verb.act(target), verb)
+        form = verb.form(request.POST if "confirmed" in request.POST else None)
+        if verb.asks(total) and ("confirmed" not in request.POST or (form and not form.is_valid())):
+            return self._ask(request, target, total, verb, one, form)
+        given = form.cleaned_data if form else {}
+        said = _outcome(target, total, verb.act(target, *given.values()), verb, given)
         self.message_user(request, *said)
         if one and said[1] == messages.SUCCESS:
             self.log_change(request, one, said[0])
@@ -63,16 +66,19 @@ class OperatingAdmin(ReadingAdmin):
         asked = self.carry_out(request, rows, verb, one) if request.method == "POST" else None
         return asked or HttpResponseRedirect(self._url("change", one.pk))
 
-    def _ask(self, request: HttpRequest, target: QuerySet[Any], total: int, verb: Verb, one: Model | None) -> HttpResponse:
+    def _ask(
+        self, request: HttpRequest, target: QuerySet[Any], total: int, verb: Verb, one: Model | None, form: Form | None
+    ) -> HttpResponse:
         eligible = verb.eligible(target)
         number = count(eligible)
         request.current_app = self.admin_site.name
         context = {
             **self.admin_site.each_context(request),
-            "title": _("%(verb)s: are you sure?") % {"verb": verb.label},
+            "title": verb.label if form else _("%(verb)s: are you sure?") % {"verb": verb.label},
             "opts": self.opts,
             "media": self.media,
             "verb": verb,
+            "form": form,
             "what": _named(target, number),
             "number": number,
             "left": _left(total, number),
@@ -107,10 +113,10 @@ def _named(rows: QuerySet[Any], number: int) -> str:
     return f"{number} {opts.verbose_name if number == 1 else opts.verbose_name_plural}"
 
 
-def _outcome(target: QuerySet[Any], total: int, changed: int, verb: Verb) -> tuple[str, int]:
+def _outcome(target: QuerySet[Any], total: int, changed: int, verb: Verb, given: dict[str, Any]) -> tuple[str, int]:
     if not changed:
         return f"{_('Nothing was changed.')} {_left(total, changed)}".strip(), messages.WARNING
-    said = _("%(done)s: %(rows)s.") % {"rows": _named(target, changed), "done": verb.done}
+    said = _("%(done)s: %(rows)s.") % {"rows": _named(target, changed), "done": verb.done % given if given else verb.done}
     return f"{said} {_left(total, changed)}".strip(), messages.SUCCESS
 
 

@@ -14,6 +14,12 @@ from . import columns, looks
 from .reading import ReadingAdmin
 
 
+@admin.display(description=_("name"))
+def name(process: Process) -> str:
+    """It says its kind, its host and its pid."""
+    return looks.process(process.name)
+
+
 @admin.display(description=_("running jobs"))
 def running(process: Any) -> Any:
     if not process.running:
@@ -36,15 +42,11 @@ def details(process: Process) -> str:
 class ProcessAdmin(ReadingAdmin):
     hint = _("What runs the jobs. A process that is silent for too long is taken for dead, and its jobs are recovered.")
     list_display = (
-        "name",
+        name,
         columns.alive,
         columns.heartbeat,
         running,
-        "kind",
-        "hostname",
-        "pid",
         columns.age("started_at", _("started")),
-        supervisor,
     )
     list_filter = (("kind", admin.ChoicesFieldListFilter),)
     ordering = ("hostname", "kind", "pk")

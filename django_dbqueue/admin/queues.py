@@ -8,22 +8,15 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.http import urlencode
-from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..models import Job, Queue
 from ..models.queue import Load
 from ..models.states import State
-from . import looks
+from . import columns, looks
+from .config import limit_of
 from .operating import OperatingAdmin
-from .verbs import PAUSE, RESUME
-
-
-@admin.display(description=gettext_lazy("state"))
-def paused(queue: Queue) -> str:
-    if queue.paused_at is None:
-        return looks.badge(_("Active"), "▸", "good")
-    return format_html("{} {}", looks.badge(_("Paused"), "‖", "waits"), looks.ago(queue.paused_at))
+from .queue_verbs import CLEAR, PAUSE, PAUSE_FOR, RESTRICT, RESUME
 
 
 @admin.display(description=gettext_lazy("oldest ready job"))
@@ -45,23 +38,32 @@ def jobs(state: State) -> Any:
     return column
 
 
-COLUMNS = (paused, jobs(State.READY), oldest, jobs(State.SCHEDULED), jobs(State.RUNNING))
+@admin.display(description=gettext_lazy("limit"))
+def limit(queue: Queue) -> Any:
+    return limit_of(queue) or "–"
+
+
+COLUMNS = (columns.paused, jobs(State.READY), oldest, jobs(State.SCHEDULED), jobs(State.BLOCKED), jobs(State.RUNNING), limit)
 
 
 @admin.register(Queue)
 class QueueAdmin(OperatingAdmin):
     hint = gettext_lazy("Workers take no jobs from a queue that is paused; what runs already goes on.")
-    verbs = (PAUSE, RESUME)
-    actions = ("pause", "resume")
+    verbs = (PAUSE, PAUSE_FOR, RESUME, RESTRICT, CLEAR)
+    actions = ("pause", "pause_for", "resume", "restrict", "clear")
     list_display = ("name", *COLUMNS)
     ordering = ("name",)
     search_fields = ("name",)
-    fieldsets: ClassVar[Any] = ((None, {"fields": (("name", paused), COLUMNS[1:])}),)
+    fieldsets: ClassVar[Any] = ((None, {"fields": (("name", columns.paused), COLUMNS[1:])}),)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         if self.has_view_permission(request):
             Queue.objects.know({lane.queue for lane in Job.objects.lanes()})
         return super().changelist_view(request, extra_context)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Queue]:
+        rows: Any = super().get_queryset(request)
+        return rows.seen()  # type: ignore[no-any-return]
 
     def completed(self, rows: list[Any]) -> list[Any]:
         loads = Queue.objects.loads(Job.objects.lanes(queue.name for queue in rows))
@@ -77,9 +79,27 @@ class QueueAdmin(OperatingAdmin):
     def pause(self, request: HttpRequest, rows: QuerySet[Queue]) -> HttpResponse | None:
         return self.carry_out(request, rows, PAUSE)
 
+    @admin.action(description=gettext_lazy("Pause selected queues for a while"), permissions=["pause"])
+    def pause_for(self, request: HttpRequest, rows: QuerySet[Queue]) -> HttpResponse | None:
+        return self.carry_out(request, rows, PAUSE_FOR)
+
     @admin.action(description=gettext_lazy("Resume selected queues"), permissions=["pause"])
     def resume(self, request: HttpRequest, rows: QuerySet[Queue]) -> HttpResponse | None:
         return self.carry_out(request, rows, RESUME)
+
+    @admin.action(description=gettext_lazy("Set limit of selected queues"), permissions=["restrict"])
+    def restrict(self, request: HttpRequest, rows: QuerySet[Queue]) -> HttpResponse | None:
+        return self.carry_out(request, rows, RESTRICT)
+
+    @admin.action(description=gettext_lazy("Discard all that wait in selected queues"), permissions=["discard"])
+    def clear(self, request: HttpRequest, rows: QuerySet[Queue]) -> HttpResponse | None:
+        return self.carry_out(request, rows, CLEAR)
+
+    def has_discard_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("dbqueue.discard_job")
+
+    def has_restrict_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("dbqueue.restrict_queue")
 
     def has_pause_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("dbqueue.pause_queue")

@@ -39,6 +39,9 @@ class Page(ChangeList):
     def get_results(self, request: HttpRequest) -> None:
         self.queryset = self.model_admin.listed(self.queryset)
         super().get_results(request)
+        if not self.query and not self.get_filters_params():
+            # There is nothing more to show: no link is needed for it.
+            self.full_result_count = self.result_count
         self.result_list = self.model_admin.completed(list(self.result_list))
 
 
@@ -50,6 +53,7 @@ class ReadingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     sortable_by = ()
+    empty_value_display = "–"
     paginator = BoundedPaginator
     hint: Any = ""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..arguments import signature_of
 from ..exceptions import InvalidTaskPath
-from ..models import Job
+from ..models import Job, RecurringTask
 from ..tasks import Task, discover, load
 from .config import options
 
@@ -28,8 +28,8 @@ def without_secrets(value: Any) -> Any:
     return value
 
 
-def arguments_without_secrets(job: Job) -> list[Any]:
-    """A job's positional arguments, which have the names that its task's function gives them."""
+def arguments_without_secrets(job: Job | RecurringTask) -> list[Any]:
+    """The positional arguments of a job, or of what recurs, which have the names that the task's function gives them."""
     names = chain(_names(job), repeat(""))
     return [HIDDEN if _is_secret(name) else without_secrets(each) for name, each in zip(names, job.args, strict=False)]
 
@@ -38,7 +38,7 @@ def _is_secret(name: str) -> bool:
     return any(word.lower() in name.lower() for word in options().hidden)
 
 
-def _names(job: Job) -> list[str]:
+def _names(job: Job | RecurringTask) -> list[str]:
     try:
         task = _load(job.task)
     except InvalidTaskPath:

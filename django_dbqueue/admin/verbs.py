@@ -6,12 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from django import forms
 from django.db import router
 from django.db.models import QuerySet
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
-from ..models import Job, Queue
+from ..models import Job
+from ..models.states import HIGHEST_PRIORITY
+from ..recurring_calls import enqueue
 from ..wakeup import wake
 
 Rows = QuerySet[Any]
@@ -30,11 +33,12 @@ class Verb:
     permission: it needs the page's ``has_<permission>_permission``.
     label: what its button says.
     means: what it does to a row, as said before a confirmation.
-    done: what was done, before how many rows: "Discarded: 3 jobs."
+    done: what was done, before how many rows: "Discarded: 3 jobs." It may name the value, as ``%(value)s``.
     eligible: the rows, of those given, that it would change.
-    act: changes them, and says how many.
+    act: changes them, and says how many. With ``field``, it takes the value too: ``act(rows, value)``.
     target: the rows that it is about, for those that the operator chose; a failure's verbs are about its jobs.
     asks_from: from how many rows on it asks first; None never.
+    field: what it must be told before it can act. It always asks then, and takes only what the field takes.
     """
 
     name: str
@@ -43,12 +47,20 @@ class Verb:
     means: Text
     done: Text
     eligible: Callable[[Any], Rows]
-    act: Callable[[Any], int]
+    act: Callable[..., int]
     target: Callable[[Rows], Rows] = themselves
     asks_from: int | None = None
+    field: forms.Field | None = None
 
     def asks(self, number: int) -> bool:
-        return self.asks_from is not None and number >= self.asks_from
+        return self.field is not None or (self.asks_from is not None and number >= self.asks_from)
+
+    def form(self, data: Any = None) -> forms.Form | None:
+        """The question for its value, with the answer if there is one."""
+        if self.field is None:
+            return None
+        form = type("ValueForm", (forms.Form,), {"value": self.field})
+        return form(data)  # type: ignore[no-any-return]
 
 
 # So many queues are woken at once; workers find the jobs of the others by themselves, within their poll interval.
@@ -60,14 +72,6 @@ def _retry(jobs: Any) -> int:
     changed: int = jobs.retry()
     for queue in queues:
         wake(router.db_for_write(Job), queue)
-    return changed
-
-
-def _resume(queues: Any) -> int:
-    names = list(queues.paused().values_list("name", flat=True)[:SAMPLE])
-    changed: int = queues.resume()
-    for queue in names:
-        wake(router.db_for_write(Queue), queue)
     return changed
 
 
@@ -103,24 +107,17 @@ STOP = Verb(
     act=lambda jobs: jobs.stop(),
     asks_from=1,
 )
-PAUSE = Verb(
-    name="pause",
-    permission="pause",
-    label=_("Pause"),
-    means=_("No worker takes jobs from a paused queue until it is resumed. What runs already goes on."),
-    done=_("Paused"),
-    eligible=lambda queues: queues.unpaused(),
-    act=lambda queues: queues.pause(),
-    asks_from=2,
-)
-RESUME = Verb(
-    name="resume",
-    permission="pause",
-    label=_("Resume"),
-    means=_("Workers take jobs from a resumed queue again."),
-    done=_("Resumed"),
-    eligible=lambda queues: queues.paused(),
-    act=_resume,
+REPRIORITISE = Verb(
+    name="reprioritise",
+    permission="reprioritise",
+    label=_("Set priority"),
+    means=_("Of the jobs of a queue, the one with the highest priority runs first."),
+    done=_("Given priority %(value)s"),
+    eligible=lambda jobs: jobs.waiting(),
+    act=lambda jobs, priority: jobs.reprioritise(priority),
+    field=forms.IntegerField(
+        label=_("Priority"), min_value=-HIGHEST_PRIORITY, max_value=HIGHEST_PRIORITY, help_text=_("From -100 to 100.")
+    ),
 )
 MUTE = Verb(
     name="mute",
@@ -148,4 +145,33 @@ REOPEN = Verb(
     done=_("Open again"),
     eligible=lambda failures: failures.closed(),
     act=lambda failures: failures.reopen(),
+)
+ENABLE = Verb(
+    name="enable",
+    permission="enable",
+    label=_("Enable"),
+    means=_("An enabled task runs again, from its next time on."),
+    done=_("Enabled"),
+    eligible=lambda tasks: tasks.disabled(),
+    act=lambda tasks: tasks.enable(),
+)
+DISABLE = Verb(
+    name="disable",
+    permission="enable",
+    label=_("Disable"),
+    means=_("A disabled task is not enqueued until it is enabled. Jobs that it has enqueued already run."),
+    done=_("Disabled"),
+    eligible=lambda tasks: tasks.enabled(),
+    act=lambda tasks: tasks.disable(),
+    asks_from=2,
+)
+RUN_NOW = Verb(
+    name="run",
+    permission="run",
+    label=_("Run now"),
+    means=_("It is enqueued once more, at once; its next time stays."),
+    done=_("Enqueued"),
+    eligible=themselves,
+    act=lambda tasks: tasks.run_now(enqueue),
+    asks_from=2,
 )

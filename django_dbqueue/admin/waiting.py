@@ -11,21 +11,39 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ..models import Job, Process, Queue
+from ..models import Job, KnownTask, Process, Queue, Semaphore, Slot
 from ..models.counts import count
-from ..models.states import State
+from ..models.states import WAITING, State
 from ..selector import QueueSelector
-from .looks import ago, moment
+from .columns import span_of_pause
+from .config import limit_of
+from .looks import ago, duration, moment
 
 
 def why_waiting(job: Job) -> str:
     """Nothing for a job that does not wait."""
+    if said := _too_late(job):
+        return said
     reasons: dict[str, Callable[[Job], str]] = {
         State.SCHEDULED: _scheduled,
-        State.BLOCKED: lambda job: _("It waits for a slot of its concurrency key."),
+        State.BLOCKED: _blocked,
         State.READY: _ready,
     }
     return reasons[job.state](job) if job.state in reasons else ""
+
+
+def _too_late(job: Job) -> str:
+    """Of a job that waits and will not run, as it expires before."""
+    if job.expires_at is None or job.state not in WAITING:
+        return ""
+    now = job.seen_at  # type: ignore[attr-defined]
+    if job.expires_at <= now:
+        said = _("It expired {}, at {}. It does not run: it is discarded when a worker comes to it.")
+    elif job.state == State.SCHEDULED and job.run_after >= job.expires_at:
+        said = _("It does not run: it expires {}, at {}, before its time has come, and is discarded then.")
+    else:
+        return ""
+    return format_html(said, ago(job.expires_at, now), moment(job.expires_at))
 
 
 def _scheduled(job: Job) -> str:
@@ -37,11 +55,24 @@ def _scheduled(job: Job) -> str:
     return _("It is due, and a dispatcher makes it ready in a moment.")
 
 
+def _blocked(job: Job) -> str:
+    semaphore = Semaphore.objects.filter(pk=job.blocked_by).first()
+    ahead = count(Job.objects.in_line_before(job))
+    if semaphore and semaphore.every:
+        said = _("It waits for the rate of “{}”: one starts every {}, and jobs ahead of it: {}.")
+        return format_html(said, semaphore, duration(semaphore.every), ahead)
+    taken = Slot.objects.count_by_key([job.blocked_by or ""])[job.blocked_by or ""]
+    said = _("It waits for a slot of “{}”, of which {} of {} are taken. Jobs ahead of it: {}.")
+    return format_html(said, job.blocked_by, taken, semaphore.most if semaphore else "–", ahead)
+
+
 def _ready(job: Job) -> str:
-    if paused := Queue.objects.paused().filter(name=job.queue).first():
-        address = reverse("admin:dbqueue_queue_change", args=[quote(paused.pk)])
-        said = _("Its queue “{}” is paused, since {}.")
-        return format_html(said, format_html('<a href="{}">{}</a>', address, paused), moment(paused.paused_at))
+    if queue := Queue.objects.paused().filter(name=job.queue).first():
+        return _paused(_("Its queue “{}” is paused, {}."), queue)
+    if task := KnownTask.objects.paused().filter(name=job.task).first():
+        return _paused(_("Its task “{}” is paused, {}."), task)
+    if said := _full(job.queue):
+        return said
     serving = [worker for worker in _alive(Process.Kind.WORKER) if _serves(worker, job.queue)]
     if not serving:
         said = _("It is ready, and no worker that serves the queue “{}” is alive. Start one with “manage.py runqueue”.")
@@ -50,6 +81,25 @@ def _ready(job: Job) -> str:
     jobs = ngettext("%(count)s job is ahead of it", "%(count)s jobs are ahead of it", ahead) % {"count": ahead}
     by = ngettext("%(count)d worker serves its queue", "%(count)d workers serve its queue", workers) % {"count": workers}
     return _("It is ready: %(jobs)s, and %(by)s.") % {"jobs": jobs, "by": by}
+
+
+def _full(name: str) -> str:
+    """Nothing while its queue has room, or no limit."""
+    queue = Queue.objects.filter(name=name).first() or Queue(name=name)
+    if not (limit := limit_of(queue)):
+        return ""
+    running = count(Job.objects.running().filter(queue=name), "process_id")
+    said = _("It is ready, and its queue “{}” is full: {} of {} jobs run.")
+    return format_html(said, _linked(queue), running, limit) if running >= limit else ""
+
+
+def _linked(row: Queue | KnownTask) -> str:
+    address = reverse(f"admin:dbqueue_{row._meta.model_name}_change", args=[quote(row.pk)])
+    return format_html('<a href="{}">{}</a>', address, row)
+
+
+def _paused(said: str, row: Queue | KnownTask) -> str:
+    return format_html(said, _linked(row), span_of_pause(row))
 
 
 def _alive(kind: Process.Kind) -> list[Process]:

@@ -1,11 +1,34 @@
 """The nouns of the queue, one to a file, and every statement that changes a job's state."""
 
+from .batch import Batch
 from .execution import Execution, Settlement
 from .failure import Failure
 from .hanged import HangedJob
 from .job import Job
+from .known_task import KnownTask
 from .process import Process
+from .progress import Progress
 from .queue import Queue
+from .recurring import RecurringTask
+from .recurring_execution import RecurringExecution
+from .semaphore import Semaphore
+from .slot import Slot
 from .stack import Stack
 
-__all__ = ["Execution", "Failure", "HangedJob", "Job", "Process", "Queue", "Settlement", "Stack"]
+__all__ = [
+    "Batch",
+    "Execution",
+    "Failure",
+    "HangedJob",
+    "Job",
+    "KnownTask",
+    "Process",
+    "Progress",
+    "Queue",
+    "RecurringExecution",
+    "RecurringTask",
+    "Semaphore",
+    "Settlement",
+    "Slot",
+    "Stack",
+]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -8,31 +7,39 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import models, transaction
-from django.db.models import Exists, F, OuterRef
 from django.utils.translation import gettext_lazy as _
 
 from ..errors import ErrorReport
-from .counts import LIMIT, Many
-from .expressions import Now, after, lock
+from .asked import AskedExecutions
+from .expressions import lock
 from .failure import Failure
 from .job import Job
-from .jobs import JobQuerySet
-from .states import FINISHED, State
+from .noted import Noted
+from .progress import Progress
+from .semaphore import Semaphore
+from .states import State
+
+# Of the earlier runs of a key's job, so many attempts are kept at least, and twice as many at most.
+KEPT = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settlement:
-    """How an attempt ended, and what becomes of its job: the next state, and after which wait in seconds.
+    """How an attempt ended, and what becomes of its job: the next state, and after which wait in seconds, or at which time.
 
-    ``erase``: nothing of the job is kept.
+    erase: nothing of the job is kept.
+    then: how the job is at the next stage of its pipeline. children: the new jobs that it has become.
     """
 
     execution: Execution
     state: State
-    wait: float = 0.0
+    wait: float | datetime = 0.0
     result: Any = None
     error: ErrorReport | None = None
     erase: bool = False
+    then: Job | None = None
+    children: Sequence[Job] = ()
+    noted: Noted | None = None
 
     @classmethod
     def of(
@@ -42,15 +49,16 @@ class Settlement:
         state: State,
         *,
         started_at: datetime | None = None,
-        wait: float = 0.0,
+        wait: float | datetime = 0.0,
         result: Any = None,
         error: ErrorReport | None = None,
-        erase: bool = False,
+        **rest: Any,
     ) -> Settlement:
         """The end, now, of the attempt that a claimed job is in."""
         execution = Execution(
             job=job,
             attempt=job.attempt,
+            stage=job.stage,
             outcome=outcome,
             process=job.process.name if job.process else "",
             claimed_at=job.claimed_at,
@@ -59,7 +67,12 @@ class Settlement:
         )
         if error:
             execution.error_type, execution.message, execution.traceback = error.type[:255], error.message, error.traceback
-        return cls(execution=execution, state=state, wait=wait, result=result, error=error, erase=erase)
+        return cls(execution=execution, state=state, wait=wait, result=result, error=error, **rest)
+
+    @property
+    def new(self) -> list[Job]:
+        """What is to run after it: the job at its next stage, or the new jobs that it has become."""
+        return [self.then, *self.children] if self.then else list(self.children)
 
     @property
     def is_failure(self) -> bool:
@@ -70,21 +83,20 @@ class Settlement:
     def fence(self) -> tuple[UUID, int]:
         return self.execution.job_id, self.execution.attempt
 
-    @property
-    def change(self) -> tuple[Any, ...]:
-        """What its job's row changes to; equal for jobs that one statement can settle."""
-        return self.state, self.wait, self.is_failure
-
 
 class Settled(NamedTuple):
-    """The outcomes that were written, those whose job somebody else held, and those whose job was lost meanwhile."""
+    """The outcomes that were written, those whose job somebody else held, and those whose job was lost meanwhile.
+
+    unblocked: the queues of jobs that had waited for a slot, and are ready.
+    """
 
     written: list[Settlement]
     held: list[Settlement]
     lost: list[Settlement]
+    unblocked: list[str]
 
 
-class ExecutionQuerySet(models.QuerySet["Execution"]):
+class ExecutionQuerySet(AskedExecutions):
     def settle(self, outcomes: Sequence[Settlement]) -> Settled:
         """Record how attempts ended, in one transaction: their jobs move on, and each gets its execution.
 
@@ -95,37 +107,38 @@ class ExecutionQuerySet(models.QuerySet["Execution"]):
             ids = [outcome.execution.job_id for outcome in outcomes]
             # Found by key alone: with the state in the WHERE, PostgreSQL may walk the index of running jobs, and under a
             # long transaction all its dead entries (60 s instead of 3 for 100,000 jobs).
-            rows = jobs.filter(pk__in=ids).order_by("pk").values_list("pk", "attempt", "state")
-            seen = {pk: (pk, attempt) for pk, attempt, state in lock(rows) if state == State.RUNNING}
-            settled = Settled([o for o in outcomes if seen.get(o.fence[0]) == o.fence], [], [])
-            kept = [outcome for outcome in settled.written if not outcome.erase]
-            _move_on(jobs, kept)
+            rows = jobs.filter(pk__in=ids).order_by("pk").values_list("pk", "attempt", "state", "asked_again")
+            running = [row for row in lock(rows) if row[2] == State.RUNNING]
+            seen = {pk: (pk, attempt) for pk, attempt, _state, _again in running}
+            again = {pk for pk, _attempt, _state, again in running if again}
+            settled = Settled([o for o in outcomes if seen.get(o.fence[0]) == o.fence], [], [], [])
+            erased = [outcome.fence[0] for outcome in settled.written if outcome.erase and outcome.fence[0] not in again]
+            kept = [outcome for outcome in settled.written if outcome.fence[0] not in erased]
+            jobs.move_on(kept, again)
             self._record(kept)
-            if len(kept) < len(settled.written):
-                jobs.erase([outcome.fence[0] for outcome in settled.written if outcome.erase])
+            Progress.objects.using(self.db).write([(o.execution.job, o.noted) for o in kept if o.noted])
+            jobs.erase(erased)
+            self._forget_runs(outcome.execution for outcome in kept)
+            left = [outcome.execution.job for outcome in settled.written]
+            settled.unblocked.extend(Semaphore.objects.using(self.db).leave(left))
             if len(settled.written) < len(outcomes):
                 self._sort_out(rows, [o for o in outcomes if seen.get(o.fence[0]) != o.fence], settled)
         return settled
 
-    def failed_jobs(self, failures: Iterable[Any]) -> JobQuerySet:
-        """The jobs that are failed now, and were failed by one of these failures the last time."""
-        last = self.filter(job=OuterRef("pk"), attempt=OuterRef("attempt"), failure__in=failures)
-        return Job.objects.using(self._db).failed().filter(Exists(last))  # type: ignore[attr-defined]
+    def of_this_run(self, job: Job) -> ExecutionQuerySet:
+        """A job's attempts since it was enqueued, or asked for again by its key; oldest first, without what they logged."""
+        return self.filter(job=job, attempt__gt=job.attempts_before).order_by("attempt").defer("log")
 
-    def count_failed_jobs(self, failures: Iterable[Any]) -> dict[int, int]:
-        """How many jobs are failed now by each of these failures; at least so many, where there are very many in all."""
-        last = self.filter(failure__in=failures, job__state=State.FAILED, attempt=F("job__attempt"))
-        found = Counter(last.values_list("failure_id", flat=True)[: LIMIT + 1])
-        number = Many if found.total() > LIMIT else int
-        return {failure: number(found[failure]) for failure in failures}
+    def of_this_stage(self, job: Job) -> ExecutionQuerySet:
+        """Those of them at the stage that it is at; of a job without a pipeline, all."""
+        return self.of_this_run(job).filter(stage=job.stage) if job.pipeline else self.of_this_run(job)
 
-    def last_of_each(self) -> ExecutionQuerySet:
-        """For a subquery in a query of jobs: each one's last attempt."""
-        return self.filter(job=OuterRef("pk")).order_by("-attempt")[:1]
-
-    def newest_of(self, failure: Failure, limit: int) -> list[Execution]:
-        """The attempts that failed so most recently, with their jobs, those that were deleted left out."""
-        return list(self.filter(failure=failure).select_related("job").order_by("-pk")[:limit])
+    def _forget_runs(self, executions: Iterable[Execution]) -> None:
+        """A key's job may run without end: of its earlier runs, only the newest attempts are kept."""
+        for each in executions:
+            if each.job.key and each.attempt % KEPT == 0:
+                oldest = min(each.attempt - KEPT, each.job.attempts_before)
+                self.filter(job=each.job_id, attempt__lte=oldest)._raw_delete(self.db)
 
     def _record(self, outcomes: list[Settlement]) -> None:
         failures = Failure.objects.using(self.db)
@@ -140,7 +153,7 @@ class ExecutionQuerySet(models.QuerySet["Execution"]):
 
     def _sort_out(self, rows: Any, outcomes: Iterable[Settlement], settled: Settled) -> None:
         """What was not ours to lock is held by somebody and still ours, or written before by a COMMIT of unknown end, or lost."""
-        current = {pk: (pk, attempt, state) for pk, attempt, state in rows}
+        current = {pk: (pk, attempt, state) for pk, attempt, state, _again in rows}
         known = {
             (job, attempt): (process, outcome)
             for job, attempt, process, outcome in self.filter(job__in=list(current)).values_list(
@@ -165,23 +178,6 @@ def _dropped(execution: Execution) -> Execution:
     return execution
 
 
-def _move_on(jobs: models.QuerySet[Job], outcomes: list[Settlement]) -> None:
-    alike = defaultdict(list)
-    for outcome in outcomes:
-        alike[outcome.change].append(outcome.execution.job_id)
-    for (state, wait, failed), ids in alike.items():
-        changes: dict[str, Any] = {"state": state, "process": None}
-        if failed:
-            changes["failures"] = F("failures") + 1
-        if state in FINISHED:
-            changes["finished_at"] = Now()
-        else:
-            changes["run_after"] = after(wait)
-        jobs.filter(pk__in=ids).update(**changes)
-    results = [Job(pk=o.execution.job_id, result=o.result) for o in outcomes if o.result is not None]
-    jobs.bulk_update(results, ["result"])
-
-
 class Execution(models.Model):
     """One attempt to run a job: written once, when it has ended, and never changed."""
 
@@ -194,7 +190,9 @@ class Execution(models.Model):
         LOST = "lost", _("Lost")
         # Its process was told to stop, and gave it back.
         INTERRUPTED = "interrupted", _("Interrupted")
-        # It raised what its task is called off for, or an operator stopped it.
+        # It asked to be run again later.
+        SNOOZED = "snoozed", _("Snoozed")
+        # It raised what its task is called off for, an operator stopped it, or it had expired.
         DISCARDED = "discarded", _("Discarded")
 
     job = models.ForeignKey(
@@ -206,6 +204,7 @@ class Execution(models.Model):
         related_name="executions",
     )
     attempt = models.PositiveIntegerField(_("attempt"))
+    stage = models.PositiveSmallIntegerField(_("stage"), null=True, blank=True)
     outcome = models.CharField(_("outcome"), max_length=20, choices=Outcome.choices)
     process = models.CharField(_("process"), max_length=200)
     claimed_at = models.DateTimeField(_("claimed at"))
@@ -214,6 +213,7 @@ class Execution(models.Model):
     error_type = models.CharField(_("error"), max_length=255, blank=True)
     message = models.TextField(_("message"), blank=True)
     traceback = models.TextField(_("traceback"), blank=True)
+    log = models.TextField(_("log"), blank=True)
     failure = models.ForeignKey(
         Failure,
         verbose_name=_("failure"),

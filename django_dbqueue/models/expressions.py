@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from django.db import connections, models
@@ -19,14 +19,20 @@ class Now(functions.Now):
         return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)
 
 
-# Beyond it, a time may be later than a datetime can be.
-LONGEST_WAIT = timedelta(days=36_500)
-
-
-def after(wait: timedelta | float) -> models.Expression:
-    """The database's time, and ``wait`` (seconds, or a timedelta) from it."""
+def after(wait: timedelta | float | datetime) -> models.Expression:
+    """The database's time, and ``wait`` (seconds, or a timedelta) from it; of a time, that time."""
+    if isinstance(wait, datetime):
+        return models.Value(wait, output_field=models.DateTimeField())
     delay = wait if isinstance(wait, timedelta) else timedelta(seconds=wait)
     return models.ExpressionWrapper(Now() + models.Value(delay), output_field=models.DateTimeField()) if delay else Now()
+
+
+def after_start(start: timedelta | datetime | None, wait: timedelta) -> models.Expression:
+    """``wait`` from ``start``, which is a time, or a timedelta from now; from now, if that is later."""
+    if not isinstance(start, datetime):
+        return after((start or timedelta()) + wait)
+    later = functions.Greatest(Now(), after(start))
+    return models.ExpressionWrapper(later + models.Value(wait), output_field=models.DateTimeField())
 
 
 def lock(rows: QS, **options: Any) -> QS:
@@ -38,26 +44,61 @@ def lock(rows: QS, **options: Any) -> QS:
 
 
 class PartialIndex(models.Index):
-    """An index of the rows in which ``state`` has one of ``states``.
+    """An index of the rows in which ``state`` has one of ``states`` and ``present`` is not null, as far as these are given.
 
     A database without partial indexes gets a full one, with ``state`` in front. (Django itself would leave out there
     what has a ``condition``, and warn.)
     """
 
-    def __init__(self, *, states: Sequence[str], fields: list[str], name: str) -> None:
-        self.states = [str(state) for state in states]
+    def __init__(self, *, fields: list[str], name: str, states: Sequence[str] = (), present: str = "") -> None:
+        self.states, self.present = [str(state) for state in states], present
         super().__init__(fields=fields, name=name)
 
     def deconstruct(self) -> Any:
         path, args, kwargs = super().deconstruct()
-        return path, args, {**kwargs, "states": self.states}
+        own = {"states": self.states, "present": self.present}
+        return path, args, {**kwargs, **{name: value for name, value in own.items() if value}}
 
     def create_sql(self, model: Any, schema_editor: Any, using: str = "", **kwargs: Any) -> Any:
         if schema_editor.connection.features.supports_partial_indexes:
-            # A single state is compared with "=": the planner proves "state = x" from nothing else.
-            only = models.Q(state=self.states[0]) if len(self.states) == 1 else models.Q(state__in=self.states)
-            index = models.Index(fields=self.fields, name=self.name, condition=only)
+            index = models.Index(fields=self.fields, name=self.name, condition=self._rows())
         else:
-            leading = [] if "state" in self.fields else ["state"]
+            leading = ["state"] if self.states and "state" not in self.fields else []
             index = models.Index(fields=[*leading, *self.fields], name=self.name)
         return index.create_sql(model, schema_editor, using=using, **kwargs)
+
+    def _rows(self) -> models.Q:
+        present = models.Q(**{f"{self.present}__isnull": False}) if self.present else models.Q()
+        if len(self.states) == 1:
+            # Compared with "=": the planner proves "state = x" from nothing else.
+            return present & models.Q(state=self.states[0])
+        return present & models.Q(state__in=self.states) if self.states else present
+
+
+class UniqueIfPresent(models.UniqueConstraint):
+    """No two rows have the same value in a field that may be null.
+
+    Rows without a value are left out of its index, where the database has partial ones.
+    """
+
+    def __init__(self, *, field: str, name: str) -> None:
+        super().__init__(fields=[field], name=name)
+
+    def deconstruct(self) -> Any:
+        path, args, kwargs = super().deconstruct()
+        return path, args, {"field": self.fields[0], "name": kwargs["name"]}
+
+    def constraint_sql(self, model: Any, schema_editor: Any) -> Any:
+        return self._for(schema_editor).constraint_sql(model, schema_editor)
+
+    def create_sql(self, model: Any, schema_editor: Any) -> Any:
+        return self._for(schema_editor).create_sql(model, schema_editor)
+
+    def remove_sql(self, model: Any, schema_editor: Any) -> Any:
+        return self._for(schema_editor).remove_sql(model, schema_editor)
+
+    def _for(self, schema_editor: Any) -> Any:
+        if not schema_editor.connection.features.supports_partial_indexes:
+            return models.UniqueConstraint(fields=self.fields, name=self.name)
+        present = models.Q(**{f"{self.fields[0]}__isnull": False})
+        return models.UniqueConstraint(fields=self.fields, name=self.name, condition=present)

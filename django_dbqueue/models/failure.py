@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from django.db import models
 from django.db.models import Case, F, Value, When
+from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 
 from ..errors import ErrorReport
@@ -90,4 +91,4 @@ class Failure(models.Model):
         permissions = [("triage_failure", "Can mute, resolve and reopen failures")]
 
     def __str__(self) -> str:
-        return f"{self.error_type.rpartition('.')[2]}: {self.message.strip()[:100]}"
+        return f"{self.error_type.rpartition('.')[2]}: {Truncator(self.message.strip()).chars(100)}"

@@ -9,8 +9,9 @@ from django.db.models import F, Q
 from django.utils.translation import gettext_lazy as _
 
 from ..ids import uuid7
-from .expressions import Now, PartialIndex
+from .expressions import Now, PartialIndex, UniqueIfPresent
 from .jobs import JobQuerySet
+from .noted import Noted
 from .process import Process
 from .states import FINISHED, OnLost, State
 
@@ -29,6 +30,9 @@ class Job(models.Model):
     kwargs = models.JSONField(_("keyword arguments"), default=dict, blank=True)
     metadata = models.JSONField(_("metadata"), default=dict, blank=True)
     run_after = models.DateTimeField(_("run after"), db_default=Now())
+    expires_at = models.DateTimeField(
+        _("expires at"), null=True, blank=True, help_text=_("It is called off if it is not started by then.")
+    )
     attempt = models.PositiveIntegerField(_("attempt"), default=0, help_text=_("How often it was claimed."))
     failures = models.PositiveIntegerField(_("failures"), default=0, help_text=_("How many of its attempts failed."))
     max_attempts = models.PositiveSmallIntegerField(
@@ -56,6 +60,27 @@ class Job(models.Model):
     # Of a job that fails when it is lost: whether it has run at all, or was only claimed.
     has_begun = models.BooleanField(_("has begun"), default=False)
     stop_asked_at = models.DateTimeField(_("asked to stop at"), null=True, blank=True)
+    # Of all jobs with one key there is one row: the task's path, a space, and the key.
+    key = models.CharField(_("key"), max_length=460, null=True, blank=True)  # noqa: DJ001
+    version = models.BigIntegerField(_("version"), null=True, blank=True, help_text=_("The newest of its key."))
+    asked_again = models.BooleanField(_("asked for again"), default=False, help_text=_("It runs once more when it has ended."))
+    attempts_before = models.PositiveIntegerField(_("attempts of earlier runs"), default=0)
+    # Of a limited job: each limit, as it was at the call; and the semaphore that it waits for.
+    limits = models.JSONField(_("limits"), null=True, blank=True)
+    blocked_by = models.CharField(_("waits for"), max_length=460, null=True, blank=True)  # noqa: DJ001
+    # Of a pipeline: each stage's task, queue and priority; and the place of the one that it is at.
+    pipeline = models.JSONField(_("pipeline"), null=True, blank=True)
+    stage = models.PositiveSmallIntegerField(_("stage"), null=True, blank=True)
+    batch = models.ForeignKey(
+        "dbqueue.Batch",
+        verbose_name=_("batch"),
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        db_constraint=False,
+        db_index=False,
+        related_name="+",
+    )
     result = models.JSONField(_("result"), null=True, blank=True)
     enqueued_at = models.DateTimeField(_("enqueued at"), db_default=Now())
     started_at = models.DateTimeField(_("started at"), null=True, blank=True)
@@ -66,6 +91,10 @@ class Job(models.Model):
     # Of a job that this process has claimed: the database's time and this process's clock at that moment.
     claimed_at: datetime
     clock: float
+    # Why it is not to run although it was claimed.
+    called_off = ""
+    # How far its task has said that it is, as long as that is not written.
+    noted: Noted | None = None
 
     class Meta:
         verbose_name = _("job")
@@ -82,30 +111,56 @@ class Job(models.Model):
                 name="dbqueue_job_finished_is_dated",
                 condition=Q(state__in=FINISHED, finished_at__isnull=False) | ~Q(state__in=FINISHED) & Q(finished_at__isnull=True),
             ),
+            models.CheckConstraint(
+                name="dbqueue_job_blocked_has_why",
+                condition=Q(state=State.BLOCKED, blocked_by__isnull=False) | ~Q(state=State.BLOCKED) & Q(blocked_by__isnull=True),
+            ),
             models.CheckConstraint(name="dbqueue_job_priority", condition=Q(priority__gte=-100, priority__lte=100)),
             models.CheckConstraint(name="dbqueue_job_failures", condition=Q(failures__lte=F("attempt"))),
+            UniqueIfPresent(name="dbqueue_job_key", field="key"),
         ]
         indexes = [
             PartialIndex(name="dbqueue_job_lane", states=[State.READY], fields=["queue", "priority", "run_after", "id"]),
             PartialIndex(name="dbqueue_job_due", states=[State.SCHEDULED], fields=["run_after"]),
+            PartialIndex(name="dbqueue_job_blocked", states=[State.BLOCKED], fields=["blocked_by", "-priority", "id"]),
             PartialIndex(name="dbqueue_job_running", states=[State.RUNNING], fields=["process"]),
+            PartialIndex(name="dbqueue_job_batch", fields=["batch", "state"], present="batch"),
             PartialIndex(name="dbqueue_job_finished", states=FINISHED, fields=["state", "finished_at"]),
         ]
         permissions = [
             ("retry_job", "Can retry jobs"),
             ("discard_job", "Can discard jobs"),
             ("stop_job", "Can stop running jobs"),
-            ("pause_queue", "Can pause and resume queues"),
+            ("move_job", "Can move jobs to another queue"),
+            ("reprioritise_job", "Can change the priority of jobs"),
+            ("restrict_queue", "Can limit how many jobs of a queue run at a time"),
+            ("pause_queue", "Can pause and resume queues and tasks"),
         ]
 
     def __str__(self) -> str:
         return f"{self.task.rpartition('.')[2]} {self.pk}"
+
+    @classmethod
+    def from_columns(cls, columns: dict[str, Any]) -> Job:
+        """A new job of what ``columns`` gave."""
+        seconds = columns["timeout"]
+        return cls(**{**columns, "timeout": timedelta(seconds=seconds) if seconds else None})
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """What it was enqueued with, as JSON."""
+        names = ("task", "queue", "priority", "args", "kwargs", "max_attempts", "on_lost", "limits")
+        return {**{name: getattr(self, name) for name in names}, "timeout": self.timeout and self.timeout.total_seconds()}
 
     @property
     def log_fields(self) -> dict[str, Any]:
         """What a line of the log about it, once it is claimed, says to machines."""
         process = self.process.log_fields if self.process else {}
         return {"job_id": str(self.pk), "task": self.task, "queue": self.queue, "attempt": self.attempt, **process}
+
+    def has_expired(self, wait: float = 0.0) -> bool:
+        """Whether it would be too late to start this job, which is claimed, in so many seconds."""
+        return self.expires_at is not None and self.now() + timedelta(seconds=wait) >= self.expires_at
 
     def now(self) -> datetime:
         """The database's time, for whoever has claimed this job: as of the claim, and by the monotonic clock since."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -10,15 +11,23 @@ from typing import TYPE_CHECKING, Any
 from django.db import models, transaction
 from django.db.models import Exists, F, OuterRef, Q
 
+from . import keyed, walking
 from .expressions import Now, after, lock
+from .operated import OperatedJobs
 from .process import Process
-from .states import UNSUCCESSFUL, WAITING, Lane, State
+from .semaphore import Semaphore
+from .states import FINISHED, Fate, Lane, State
 
 if TYPE_CHECKING:
+    from .execution import Settlement
     from .job import Job
 
 
-class JobQuerySet(models.QuerySet["Job"]):
+# So often a claim goes on behind jobs that find no slot.
+ROUNDS = 50
+
+
+class JobQuerySet(OperatedJobs):
     def ready(self) -> JobQuerySet:
         return self.filter(state=State.READY)
 
@@ -38,7 +47,7 @@ class JobQuerySet(models.QuerySet["Job"]):
     def overdue(self, grace: float = 0.0) -> JobQuerySet:
         """Running for longer than they may, by that many seconds at least."""
         end = models.ExpressionWrapper(F("started_at") + F("timeout"), output_field=models.DateTimeField())
-        return self.running().filter(timeout__isnull=False).annotate(end=end).filter(end__lt=after(-grace))
+        return self.running().filter(timeout__isnull=False).annotate(end=end).filter(end__lt=after(-grace))  # type: ignore[no-any-return]
 
     def asked_to_stop(self) -> JobQuerySet:
         return self.running().filter(stop_asked_at__isnull=False)
@@ -52,8 +61,18 @@ class JobQuerySet(models.QuerySet["Job"]):
         return bool(self.owned(job).update(has_begun=True))
 
     def save_metadata(self, job: Job) -> bool:
-        """Store what its attempt has noted with it. False if the job is another process's now."""
-        return bool(self.owned(job).update(metadata=job.metadata))
+        """Store what its attempt has noted with it. False if the job is another process's now.
+
+        What one notes that was asked for again meanwhile is dropped: its row is the next run's already.
+        """
+        noted = models.Case(
+            models.When(asked_again=True, then=F("metadata")), default=models.Value(job.metadata, models.JSONField())
+        )
+        return bool(self.owned(job).update(metadata=noted))
+
+    def merge(self, jobs: Sequence[Job], how: keyed.Merge) -> list[tuple[Job, Fate]]:
+        """Write jobs that have keys, each into the one row of its key. Returns that row, and what the call did to it."""
+        return keyed.merge(self, jobs, how)
 
     def lanes(self, queues: Iterable[str] | None = None) -> list[Lane]:
         """The lanes that have ready jobs, of these queues or of all. Each step is one look into the lane index."""
@@ -74,18 +93,34 @@ class JobQuerySet(models.QuerySet["Job"]):
             queue = rows.filter(queue__gt=queue).first()
 
     def claim(self, lane: Lane, process: Process, limit: int) -> list[Job]:
-        """Make up to ``limit`` of the lane's jobs the process's own, oldest first."""
-        with transaction.atomic(using=self.db):
+        """Make up to ``limit`` of the lane's jobs the process's own, oldest first. Those that find no slot are BLOCKED."""
+        claimed: list[Job] = []
+        for _ in range(ROUNDS):
+            wanted = limit - len(claimed)
+            found, jobs = self._claim(lane, process, wanted)
+            claimed += jobs
+            if found < wanted or len(claimed) >= limit:
+                break
+        return claimed
+
+    def _claim(self, lane: Lane, process: Process, limit: int) -> tuple[int, list[Job]]:
+        """Returns how many were found, and those that are the process's own now."""
+        with transaction.atomic(using=self.db, savepoint=False):
             waiting = self.ready().filter(queue=lane.queue, priority=lane.priority).order_by("run_after", "id")
-            jobs = list(lock(waiting).annotate(db_now=Now())[:limit])
+            jobs = found = list(lock(waiting).annotate(db_now=Now())[:limit])
+            if any(job.limits for job in found):
+                jobs = Semaphore.objects.using(self.db).acquire(found)
+            if anew := [job for job in jobs if job.asked_again]:
+                keyed.count_anew(self.ready(), anew)
             if jobs:
-                now = jobs[0].db_now  # type: ignore[attr-defined]
+                now = jobs[0].db_now
                 self.ready().filter(pk__in=[job.pk for job in jobs]).update(
                     state=State.RUNNING,
                     process=process,
                     attempt=F("attempt") + 1,
                     started_at=now,
                     has_begun=False,
+                    asked_again=False,
                     stop_asked_at=None,
                 )
         clock = time.monotonic()
@@ -93,7 +128,7 @@ class JobQuerySet(models.QuerySet["Job"]):
             job.state, job.process, job.started_at = State.RUNNING, process, now
             job.claimed_at, job.clock = now, clock
             job.attempt += 1
-        return jobs
+        return len(found), jobs
 
     def release(self, jobs: Iterable[Job]) -> int:
         """Give back claimed jobs that were not started: they count no attempt, and nothing is recorded of them."""
@@ -102,6 +137,27 @@ class JobQuerySet(models.QuerySet["Job"]):
             owned = self.running().filter(attempt=attempt, pk__in=[job.pk for job in group])
             released += owned.update(state=State.READY, process=None, started_at=None)
         return released
+
+    def move_on(self, outcomes: Sequence[Settlement], again: set[Any]) -> None:
+        """Settled jobs leave RUNNING. Those of ``again`` were asked for once more while they ran."""
+        # One that is tried again anyway does so with what it was asked for last.
+        ends = {outcome.fence[0] for outcome in outcomes if outcome.state in FINISHED or outcome.then}
+        if anew := ends & again:
+            keyed.begin_anew(self.filter(pk__in=anew))
+        if moves := [(outcome.fence[0], outcome.then) for outcome in outcomes if outcome.then and outcome.fence[0] not in anew]:
+            walking.walk(self, moves)
+        if children := [child for outcome in outcomes if outcome.fence[0] not in anew for child in outcome.children]:
+            walking.fan_out(self, children)
+        alike = defaultdict(list)
+        for outcome in outcomes:
+            if outcome.fence[0] not in anew and not outcome.then:
+                alike[outcome.state, outcome.wait, outcome.is_failure].append(outcome.fence[0])
+        for (state, wait, failed), ids in alike.items():
+            changes: dict[str, Any] = {"failures": F("failures") + 1} if failed else {}
+            changes |= {"finished_at": Now()} if state in FINISHED else {"run_after": after(wait)}
+            self.filter(pk__in=ids).update(state=state, process=None, **changes)
+        results = [self.model(pk=o.fence[0], result=o.result) for o in outcomes if o.result is not None]
+        self.bulk_update([row for row in results if row.pk not in anew], ["result"])
 
     def dispatch(self, limit: int = 1000) -> list[str]:
         """Make jobs ready whose time has come. Returns the queue of each."""
@@ -115,19 +171,14 @@ class JobQuerySet(models.QuerySet["Job"]):
         first = self.filter(state=State.SCHEDULED).order_by("run_after").values_list("run_after", Now()).first()
         return first and max(0.01, (first[0] - first[1]).total_seconds())
 
-    def retriable(self) -> JobQuerySet:
-        return self.filter(state__in=UNSUCCESSFUL)
-
-    def retry(self) -> int:
-        """Make failed and discarded jobs ready again, with all their attempts before them. Returns how many."""
-        return self.retriable().update(state=State.READY, run_after=Now(), failures=0, started_at=None, finished_at=None)
-
-    def discardable(self) -> JobQuerySet:
-        return self.filter(state__in=[*WAITING, State.FAILED])
-
-    def discard(self) -> int:
-        """Call off jobs that wait or have failed; what runs or has ended stays as it is. Returns how many."""
-        return self.discardable().update(state=State.DISCARDED, finished_at=Now())
+    def waits(self, lanes: Iterable[Lane]) -> dict[Lane, float]:
+        """Seconds since the oldest job of each lane could have run. One look into the lane index for each."""
+        found = {}
+        for lane in lanes:
+            oldest = self.ready().filter(queue=lane.queue, priority=lane.priority).order_by("run_after", "id")
+            if times := oldest.values_list("run_after", Now()).first():
+                found[lane] = (times[1] - times[0]).total_seconds()
+        return found
 
     def ahead_of(self, job: Job) -> JobQuerySet:
         """The ready jobs of a job's queue that are claimed before it."""
@@ -135,12 +186,19 @@ class JobQuerySet(models.QuerySet["Job"]):
         ahead = Q(priority__gt=job.priority) | Q(sooner, priority=job.priority)
         return self.ready().filter(ahead, queue=job.queue).exclude(pk=job.pk)
 
-    def stoppable(self) -> JobQuerySet:
-        return self.running().filter(stop_asked_at__isnull=True)
+    def blocked_by_others(self) -> JobQuerySet:
+        """Waiting for others to end, and not for a time that a rate gives them."""
+        timed = Semaphore.objects.using(self.db).filter(pk=OuterRef("blocked_by"), every__isnull=False)
+        return self.filter(state=State.BLOCKED).exclude(Exists(timed))
 
-    def stop(self) -> int:
-        """Ask the processes that run them to stop them; they are DISCARDED then. Returns how many are asked for now."""
-        return self.stoppable().update(stop_asked_at=Now())
+    def in_line_before(self, job: Job) -> JobQuerySet:
+        """The blocked jobs that have the next slot of a job's semaphore before it."""
+        sooner = Q(priority__gt=job.priority) | Q(priority=job.priority, pk__lt=job.pk)
+        return self.filter(sooner, state=State.BLOCKED, blocked_by=job.blocked_by)
+
+    def waiting_for(self, semaphore: Any) -> JobQuerySet:
+        """The blocked jobs of a semaphore, the one that has the next slot first."""
+        return self.filter(state=State.BLOCKED, blocked_by=semaphore).order_by("-priority", "id")
 
     def prune(self, states: Sequence[str], older_than: float, limit: int) -> int:
         """Delete finished jobs that ended so many seconds ago, with all that is kept of them. Returns how many."""
@@ -161,6 +219,10 @@ class JobQuerySet(models.QuerySet["Job"]):
     def count_running(self) -> dict[int, int]:
         """How many jobs each process runs, or holds to run next."""
         return dict(self.running().values_list("process").annotate(number=models.Count("pk")))
+
+    def recent_keyed_tasks(self, sample: int = 2000) -> set[str]:
+        """The tasks whose keys the newest jobs have."""
+        return {key.partition(" ")[0] for key in self.order_by("-pk").values_list("key", flat=True)[:sample] if key}
 
     def recent_tasks(self, sample: int = 2000) -> list[str]:
         """The tasks of the newest jobs: all that is cheap to know of a large table, whose ids are in order of time."""

@@ -3,60 +3,98 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Any
 
-from django.db import models
+from django.db import connections, models, router
+from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
+from ..selector import check_name
+from ..wakeup import wake
+from .clearing import clear
 from .counts import LIMIT, Many, count
 from .expressions import Now
 from .job import Job
-from .states import Lane, State
+from .jobs import JobQuerySet
+from .pausing import Pausable, PausableQuerySet
+from .states import WAITING, Lane, State
+
+# So many queues are woken at once; workers find the jobs of the others by themselves, within their poll interval.
+WOKEN = 1000
 
 
 @dataclass
 class Load:
-    """What a queue holds, as far as it can be counted cheaply, and since when its oldest ready job could have run."""
+    """What a queue holds, as far as it can be counted cheaply, and since when its oldest ready job could have run.
+
+    age: how long ago that was, by the database's time; nothing if no job is ready.
+    """
 
     ready: int = 0
     scheduled: int = 0
+    blocked: int = 0
     running: int = 0
     oldest: datetime | None = None
+    age: timedelta = timedelta()
 
 
-class QueueQuerySet(models.QuerySet["Queue"]):
-    def paused(self) -> QueueQuerySet:
-        return self.filter(paused_at__isnull=False)
-
-    def pause(self) -> int:
-        """No worker claims from them until they are resumed. Returns how many were not paused before."""
-        return self.unpaused().update(paused_at=Now())
+class QueueQuerySet(PausableQuerySet["Queue"]):
+    def clear(self) -> int:
+        """Call off all jobs that wait in them, a thousand at a time; what runs goes on. Returns how many."""
+        return clear(self.waiting())
 
     def resume(self) -> int:
-        """Workers claim from them again. Returns how many were paused."""
-        return self.paused().update(paused_at=None)
+        """Workers claim from them again: those that wait are woken. Returns how many were paused."""
+        names = list(self.paused().values_list("name", flat=True)[:WOKEN])
+        resumed = super().resume()
+        for name in names:
+            wake(router.db_for_write(self.model) if self._db is None else self._db, name)  # type: ignore[attr-defined]
+        return resumed
 
-    def unpaused(self) -> QueueQuerySet:
-        return self.filter(paused_at__isnull=True)
+    def waiting(self) -> JobQuerySet:
+        """The jobs that wait in them."""
+        names = list(self.values_list("name", flat=True))
+        # State by state: each has an index of its own, of which PostgreSQL would use none for a list of states.
+        states = [Q(state=state, queue__in=names) for state in WAITING]
+        return Job.objects.using(self._db).filter(states[0] | states[1] | states[2])  # type: ignore[attr-defined]
+
+    def room(self, queue: str, limit: int) -> int:
+        """How many more jobs of a queue may run, for whoever holds its lock until the end of their transaction."""
+        row = self.filter(name=queue)
+        list(row.select_for_update() if connections[self.db].features.has_select_for_update else row)
+        return limit - Job.objects.using(self.db).running().filter(queue=queue).count()
+
+    def restrict(self, limit: int | None) -> int:
+        """Let so many of each one's jobs run at a time, over all hosts; None as the settings say. Returns how many changed.
+
+        Raises ValueError for what is no number of at least 1.
+        """
+        if limit is not None and (type(limit) is not int or not 1 <= limit < 10**6):
+            raise ValueError(f"limit={limit!r} is not a whole number of at least 1. Pause the queue if none is to run.")
+        others = self.exclude(limit__isnull=True) if limit is None else self.exclude(limit=limit)
+        return others.update(limit=limit)
+
+    def load(self, queue: str) -> Load:
+        """What one queue holds: it costs the same however many jobs there are."""
+        lanes = Job.objects.using(self._db).lanes([queue])  # type: ignore[attr-defined]
+        return self.loads(lanes).get(queue, Load())
 
     def loads(self, lanes: Iterable[Lane]) -> dict[str, Load]:
-        """What the queues hold that have these lanes, or scheduled or running jobs: a few looks into indexes for each lane."""
+        """What the queues hold that have these lanes, or jobs that are not ready: a few looks into indexes for each lane."""
         found: defaultdict[str, Load] = defaultdict(Load)
         jobs = Job.objects.using(self._db)  # type: ignore[attr-defined]
         for lane in lanes:
             waiting, load = jobs.ready().filter(queue=lane.queue, priority=lane.priority), found[lane.queue]
-            load.ready = _sum(load.ready, count(waiting))
-            first = waiting.order_by("run_after").values_list("run_after", flat=True).first()
-            load.oldest = min(filter(None, (load.oldest, first)), default=None)
-        for state in (State.SCHEDULED, State.RUNNING):
-            for queue, number in _by_queue(jobs.filter(state=state)).items():
+            load.ready = _sum(load.ready, count(waiting, "run_after"))
+            first = waiting.order_by("run_after").values_list("run_after", Now()).first()
+            if first and (load.oldest is None or first[0] < load.oldest):
+                load.oldest, load.age = first[0], max(first[1] - first[0], timedelta())
+        # Each in the order of its index: see count().
+        for state, along in ((State.SCHEDULED, "run_after"), (State.BLOCKED, "blocked_by"), (State.RUNNING, "process_id")):
+            for queue, number in _by_queue(jobs.filter(state=state).order_by(along)).items():
                 setattr(found[queue], state.value, number)
         return found
-
-    def know(self, names: Iterable[str]) -> None:
-        """Have a row for each of the names, so that operators see the queue and can pause it."""
-        new = set(names) - set(self.filter(name__in=list(names)).values_list("name", flat=True))
-        self.bulk_create([Queue(name=name) for name in sorted(new)], ignore_conflicts=True)
 
 
 def _sum(one: int, other: int) -> int:
@@ -69,11 +107,13 @@ def _by_queue(jobs: models.QuerySet[Job]) -> dict[str, int]:
     return {queue: number(each) for queue, each in found.items()}
 
 
-class Queue(models.Model):
+class Queue(Pausable):
     """A name that jobs wait under, and whether they may be claimed."""
 
     name = models.CharField(_("name"), max_length=100, primary_key=True)
-    paused_at = models.DateTimeField(_("paused at"), null=True, blank=True)
+    limit = models.PositiveIntegerField(
+        _("limit"), null=True, blank=True, help_text=_("So many of its jobs run at a time. Empty: as the settings say.")
+    )
 
     objects = QueueQuerySet.as_manager()
 
@@ -84,3 +124,7 @@ class Queue(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @classmethod
+    def check_name(cls, name: Any) -> None:
+        check_name(name)

@@ -39,6 +39,30 @@ class OnLost(models.TextChoices):
     FAIL = "fail", _("Fail")
 
 
+class Conflict(models.TextChoices):
+    """What a call does whose key has a job already."""
+
+    # The one that waits gets the call's arguments; one that runs is run once more after it.
+    RERUN = "rerun", _("Run again")
+    # The one that waits or runs stands.
+    SKIP = "skip", _("Skip")
+    # As rerun, and the time of the one that waits is the call's.
+    REPLACE = "replace", _("Replace")
+
+
+class Fate(models.TextChoices):
+    """What became of a call."""
+
+    # A run of its own: a new job, or one that had ended and runs again.
+    CREATED = "created", _("Created")
+    # A job that waits or runs took it over.
+    MERGED = "merged", _("Merged")
+    # The job that there is stands as it was.
+    IGNORED = "ignored", _("Ignored")
+
+
+HIGHEST_PRIORITY = 100
 WAITING = [State.SCHEDULED, State.BLOCKED, State.READY]
+UNFINISHED = [*WAITING, State.RUNNING]
 FINISHED = [State.SUCCESSFUL, State.FAILED, State.DISCARDED]
 UNSUCCESSFUL = [State.FAILED, State.DISCARDED]

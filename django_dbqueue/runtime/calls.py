@@ -9,21 +9,26 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
 from ..exceptions import Interruption
 from ..models import Job
+from .lines import Lines
+
+NO_LOG = nullcontext()
 
 
 class Call:
-    """One attempt's call of a task. ``reason`` is why it is to end, once it is."""
+    """One attempt's call of a task. ``reason`` is why it is to end, once it is; ``log`` keeps what it logs."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.began = job, time.monotonic()
         self.should_stop = False
         self.reason: type[Interruption] | None = None
         self.asked_at = float("inf")
+        self.log: Lines | None = None
         self._lock = threading.Lock()
 
     def ask(self, reason: type[Interruption]) -> None:
@@ -52,7 +57,8 @@ class ThreadCall(Call):
                 self._thread = threading.get_ident()
                 if self.reason:
                     raise self.reason
-            return function()
+            with self.log or NO_LOG:
+                return function()
         finally:
             self._end()
 
@@ -89,7 +95,8 @@ class CoroutineCall(Call):
                 raise self.reason
             self._coroutine, self._task = function(), asyncio.current_task()
         try:
-            return await self._coroutine
+            with self.log or NO_LOG:
+                return await self._coroutine
         except asyncio.CancelledError as error:
             if self.reason is None:
                 raise

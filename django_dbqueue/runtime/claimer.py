@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
-from ..models import Job, Process, Queue
+from django.db import transaction
+
+from ..models import Job, KnownTask, Process, Queue
 from ..models.jobs import JobQuerySet
 from ..models.states import Lane
+from ..options import Options
 from ..selector import QueueSelector
+
+DEFAULT = Options()
 
 
 class Claimer:
-    """Keeps the list of lanes for a second: a claim then costs its own statements and nothing else."""
+    """Keeps the list of lanes for a second: a claim then costs its own statements and nothing else.
+
+    A lane counts as one priority higher for each ``ageing`` seconds that its oldest job has waited.
+    """
 
     FRESH = 1.0
     # So long, in seconds, jobs of a task that is not known here are left to others.
     LEFT = 30.0
 
-    def __init__(self, database: str, process: Process, queues: QueueSelector) -> None:
+    def __init__(self, database: str, process: Process, queues: QueueSelector, options: Options = DEFAULT) -> None:
         self._jobs = Job.objects.using(database)
         self._queues = Queue.objects.using(database)
-        self._process, self._selector = process, queues
+        self._tasks = KnownTask.objects.using(database)
+        self._process, self._selector, self._options = process, queues, options
         self._lanes: list[Lane] = []
         self._order: dict[Lane, tuple[int, int]] = {}
         self._read_at = float("-inf")
         self._known: set[str] = set()
+        # The queues of which only so many jobs may run at a time.
+        self.limits: dict[str, int] = {}
         self._left: dict[str, float] = {}
+        self._paused_tasks: list[str] = []
+        self._tasks_read_at = float("-inf")
 
     def claim(self, limit: int) -> list[Job]:
         """Up to ``limit`` jobs, now owned by the process; fewer only if no lane has more."""
@@ -40,31 +54,52 @@ class Claimer:
         self._left[task] = time.monotonic() + self.LEFT
 
     def _wanted(self) -> JobQuerySet:
-        if not self._left:
+        now = time.monotonic()
+        if now - self._tasks_read_at >= self.FRESH:
+            self._paused_tasks, self._tasks_read_at = self._tasks.names_of_paused(), now
+        if not self._left and not self._paused_tasks:
             return self._jobs.all()
-        self._left = {task: end for task, end in self._left.items() if end > time.monotonic()}
-        return self._jobs.exclude(task__in=list(self._left))
+        self._left = {task: end for task, end in self._left.items() if end > now}
+        return self._jobs.exclude(task__in=[*self._left, *self._paused_tasks])
 
     def _claim(self, limit: int) -> list[Job]:
         jobs: list[Job] = []
-        wanted = self._wanted()
+        wanted = self._wanted() if self._lanes else self._jobs
         for lane in self._lanes:
             if len(jobs) < limit:
-                jobs += wanted.claim(lane, self._process, limit - len(jobs))
+                claim = self._claim_limited if lane.queue in self.limits else JobQuerySet.claim
+                jobs += claim(wanted, lane, self._process, limit - len(jobs))
         # Lanes of the same rank take turns: a full one must not starve its neighbours.
         self._lanes = sorted([*self._lanes[1:], *self._lanes[:1]], key=self._order.__getitem__)
         return jobs
 
+    def _claim_limited(self, wanted: JobQuerySet, lane: Lane, process: Process, limit: int) -> list[Job]:
+        with transaction.atomic(using=wanted.db):
+            room = self._queues.room(lane.queue, self.limits[lane.queue])
+            return wanted.claim(lane, process, min(limit, room)) if room > 0 else []
+
     def _read_lanes(self) -> None:
         ranks = {lane: self._selector.rank(lane.queue) for lane in self._jobs.lanes(self._selector.names())}
         served = {lane: (rank, -lane.priority) for lane, rank in ranks.items() if rank is not None}
-        paused = self._paused({lane.queue for lane in served})
+        paused = self._read_queues({lane.queue for lane in served})
         self._order = {lane: order for lane, order in served.items() if lane.queue not in paused}
+        if self._options.ageing:
+            self._raise_old(self._options.ageing)
         self._lanes = sorted(self._order, key=self._order.__getitem__)
         self._read_at = time.monotonic()
 
-    def _paused(self, names: set[str]) -> set[str]:
+    def _raise_old(self, ageing: float) -> None:
+        """The order of the queues comes first even so: an operator has chosen it."""
+        for lane, wait in self._jobs.waits(self._order).items():
+            rank, depth = self._order[lane]
+            self._order[lane] = (rank, depth - max(0, int(wait / ageing)))
+
+    def _read_queues(self, names: set[str]) -> set[str]:
+        """Learn the limits of these queues. Returns those that are paused."""
         if new := names - self._known:
             self._queues.know(new)
             self._known |= new
-        return set(self._queues.filter(name__in=names).paused().values_list("name", flat=True)) if names else set()
+        rows: list[Any] = list(self._queues.filter(name__in=names).seen()) if names else []
+        limits = {row.name: row.limit or self._options.of(row.name).limit for row in rows}
+        self.limits = {name: limit for name, limit in limits.items() if limit}
+        return {row.name for row in rows if row.is_paused(row.seen_at)}

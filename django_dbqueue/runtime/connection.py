@@ -12,7 +12,7 @@ from django.db import connections, reset_queries, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
-from .deadline import note_line
+from .deadline import forget_line, note_line
 
 # A connection that was idle for so many seconds is checked before it is used again.
 IDLE = 1.0
@@ -161,6 +161,7 @@ def discard(alias: str) -> None:
     del connections[alias]
     database, limit = getattr(_thread, "prepared", (None, 0.0))
     if alias == database:
+        forget_line()
         _prepare_unconnected(connections[alias], limit)
 
 

@@ -28,6 +28,11 @@ def note_line(line: Any) -> None:
     _lines[threading.get_ident()] = line
 
 
+def forget_line() -> None:
+    """The calling thread has closed it."""
+    _lines.pop(threading.get_ident(), None)
+
+
 @contextmanager
 def answered_within(seconds: float) -> Iterator[None]:
     """Cut the calling thread's line if what is asked inside has no answer by then: its wait ends in an error."""

@@ -1,4 +1,4 @@
-"""The role that makes due jobs ready, recovers those of dead processes, and prunes old ones."""
+"""The role that makes due jobs ready, enqueues what recurs, recovers jobs of dead processes, and prunes old ones."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import time
 from django.db import DatabaseError, InterfaceError
 
 from ..backend import DatabaseBackend
-from ..models import Failure, Job, Process
+from ..models import Failure, Job, Process, Semaphore
 from ..models.states import State
 from ..options import Options
+from ..tasks import discover
 from ..wakeup import wake
 from . import recovery
 from .board import Board
@@ -19,6 +20,7 @@ from .connection import close_connections, discard, prepare
 from .deadline import answered_within
 from .heartbeat import Heartbeat
 from .log import Trouble
+from .scheduler import Scheduler
 from .stop import Stop
 from .witness import Witness
 
@@ -28,21 +30,28 @@ logger = logging.getLogger("django_dbqueue")
 class Dispatcher:
     """Any number of them may run, on any hosts: each step is safe beside another's."""
 
+    # Whether it enqueues recurring tasks.
+    schedules = True
     BATCH = 1000
     # Seconds between two looks for what is old enough to be pruned.
     PRUNE = 60.0
+    # And for jobs that wait although there is a slot, and rates whose next times are to be given out.
+    SWEEP = 2.0
 
     def __init__(self, backend: DatabaseBackend, options: Options, board: Board) -> None:
         self._backend, self._database, self._options, self._board = backend, backend.database, options, board
         self._jobs = Job.objects.using(backend.database)
         self._heartbeat = Heartbeat(Process.Kind.DISPATCHER, backend.database, options, board, {})
         self._witness = Witness(options.patience, options.statement_limit)
-        self._prune_at = time.monotonic()
+        self._scheduler = Scheduler(backend)
+        self._prune_at = self._sweep_at = time.monotonic()
         self._trouble = Trouble("Due jobs could not be made ready")
 
     def run(self, stop: Stop, supervisor: int | None = None) -> bool:
         """Work until ``stop`` is asked for. Returns True: it leaves nothing behind."""
         prepare(self._database, self._options.statement_limit)
+        if self.schedules:
+            discover(self._options.task_modules)
         process = self._heartbeat.start(supervisor)
         logger.info("%s looks for due jobs every %g s.", process, self._options.poll_interval, extra=process.log_fields)
         while not stop.asked and not self._heartbeat.declared_dead:
@@ -60,17 +69,27 @@ class Dispatcher:
         pause = self._options.poll_interval * random.uniform(0.8, 1.0)
         try:
             queues = self._jobs.dispatch(self.BATCH)
-            for queue in set(queues):
+            for queue in {*queues, *self._sweep()}:
                 wake(self._database, queue)
             self._recover()
+            longest = self._scheduler.turn() if self.schedules else pause
             self._trouble.over()
             if len(queues) == self.BATCH or self._prune():
                 return 0.0
-            return min(pause, self._jobs.next_due_in() or pause)
+            return min(pause, longest, self._jobs.next_due_in() or pause)
         except (DatabaseError, InterfaceError) as error:
             self._trouble.report(error)
             discard(self._database)
             return pause
+
+    def _sweep(self) -> list[str]:
+        """Settling a job unblocks the next, and finishes its batch. What slips through, or nobody settles, is found here."""
+        if time.monotonic() < self._sweep_at:
+            return []
+        self._sweep_at = time.monotonic() + self.SWEEP * random.uniform(0.8, 1.2)
+        semaphores = Semaphore.objects.using(self._database)
+        semaphores.book()
+        return [*semaphores.sweep(self.BATCH), *self._backend.batches.finish()]
 
     def _recover(self) -> None:
         processes = Process.objects.using(self._database)
@@ -83,10 +102,14 @@ class Dispatcher:
         """Delete some of what is old enough. Returns whether there may be more."""
         if time.monotonic() < self._prune_at:
             return False
-        if self._prune_some():
+        semaphores = Semaphore.objects.using(self._database)
+        if self._prune_some() or self.BATCH in (self._scheduler.prune(self.BATCH), semaphores.prune(self.BATCH)):
             return True
+        for queue in set(semaphores.revive(self.BATCH)):
+            wake(self._database, queue)
         if self._options.keep_failed is not None:
             Failure.objects.using(self._database).prune(self._options.keep_failed)
+            self._backend.batches.prune(self._options.keep_failed)
         self._prune_at = time.monotonic() + self.PRUNE * random.uniform(0.8, 1.2)
         return False
 
@@ -101,3 +124,9 @@ class Dispatcher:
                 ([State.FAILED, State.DISCARDED], options.keep_failed),
             )
         )
+
+
+class DrainingDispatcher(Dispatcher):
+    """For ``runqueue --drain``, which would never end if more were enqueued all the time."""
+
+    schedules = False

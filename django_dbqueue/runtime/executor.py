@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from inspect import iscoroutinefunction
 from types import TracebackType
@@ -16,14 +17,27 @@ from django.db import DatabaseError, InterfaceError, transaction
 from .. import arguments, errors
 from ..backend import DatabaseBackend
 from ..compat import TaskError, TaskResultStatus, signals
-from ..exceptions import Interrupted, InvalidTaskPath, JobLost, Stopped, TimedOut
+from ..exceptions import (
+    CalledOff,
+    Expired,
+    Interrupted,
+    InvalidTaskPath,
+    JobLost,
+    Retried,
+    Snoozed,
+    Stopped,
+    TimedOut,
+)
 from ..models import Execution, Job, Settlement
+from ..models.execution import Settled
 from ..models.states import OnLost, State
 from ..results import JobContext, JobResult, result_of, task_of
 from ..retry import wait_before_retry
 from . import calls
 from .calls import CoroutineCall, ThreadCall
 from .connection import look_after_connections, ready_connections
+from .lines import Lines
+from .stages import after_stage
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,14 +45,13 @@ R = TypeVar("R")
 logger = logging.getLogger("django_dbqueue")
 
 
-def run(call: ThreadCall, backend: DatabaseBackend) -> Settlement | None:
-    """Run a job on this thread. Returns what is to be settled, or None if it settled itself."""
+def run(call: ThreadCall, backend: DatabaseBackend) -> Settlement | Settled:
+    """Run a job on this thread. Returns what is to be settled, or what it has settled itself."""
     attempt = Attempt(call, backend)
     try:
         function = attempt.begin()
         if attempt.is_atomic:
-            attempt.settle_in_transaction(function)
-            return None
+            return attempt.settle_in_transaction(function)
         return attempt.succeed(call.run(async_to_sync(function) if iscoroutinefunction(function) else function))
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
@@ -81,11 +94,17 @@ class Attempt:
     def begin(self) -> Callable[[], Any]:
         """Announce the attempt, and return the call that it consists of."""
         job, alias = self._job, self._backend.alias
+        if job.called_off:
+            raise CalledOff(job.called_off)
+        if job.has_expired():
+            raise Expired(f"It expired at {job.expires_at}, before it was started.")
         task = task_of(job, alias)
         if job.on_lost == OnLost.FAIL and not self._jobs.begin(job):
             raise JobLost
-        earlier = self._executions.filter(job=job).order_by("attempt") if job.attempt > 1 else ()
+        earlier = self._executions.of_this_stage(job) if job.attempt > job.attempts_before + 1 else ()
         self._result = result_of(job, alias, task, earlier)
+        if self._options.keep_log:
+            self._call.log = Lines(job, self._options.keep_log)
         self._announce(signals.task_started)
         leading = (JobContext(task_result=self._result, job=job, call=self._call),) if task.takes_context else ()
         return partial(task.func, *leading, *job.args, **job.kwargs)
@@ -102,18 +121,21 @@ class Attempt:
     def succeed(self, value: Any) -> Settlement:
         """Raises TypeError or ValueError for a return value that is not JSON: then the attempt has failed."""
         success = self._success(value)
-        self._announce_end(TaskResultStatus.SUCCESSFUL, success.result)
+        if not success.then:
+            self._announce_end(TaskResultStatus.SUCCESSFUL, success.result)
         return success
 
-    def settle_in_transaction(self, function: Callable[[], Any]) -> None:
+    def settle_in_transaction(self, function: Callable[[], Any]) -> Settled:
         """What the task does to the queue's database, and that it succeeded, are committed together or not at all."""
         with transaction.atomic(using=self._backend.database):
             success = self._success(self._call.run(function))
             # Waits for whoever holds the row; settling alone would step over it.
             if not self._jobs.owned(self._job).select_for_update().exists():
                 raise JobLost
-            self._executions.settle([success])
-        self._announce_end(TaskResultStatus.SUCCESSFUL, success.result)
+            settled = self._executions.settle([success])
+        if not success.then:
+            self._announce_end(TaskResultStatus.SUCCESSFUL, success.result)
+        return settled
 
     def fail(self, error: BaseException) -> Settlement:
         """Decide what becomes of the job. Called while ``error`` is handled, as receivers of the signal expect."""
@@ -127,10 +149,14 @@ class Attempt:
         report = errors.report(error, _frames_of_the_task(error))
         if isinstance(error, (Interrupted, JobLost)):
             return self._interrupt(report)
+        if isinstance(error, Snoozed):
+            return self._snooze(error)
         if self._result is None:
             return self._decide_unbegun(error, report)
+        if isinstance(error, Retried):
+            report = report.caused_by(error.__cause__, error.reason)
         self._result.errors.append(TaskError(exception_class_path=report.type, traceback=report.traceback))
-        if isinstance(error, (Stopped, *self._task.discard_on)):
+        if isinstance(error, (Stopped, *self._task.discard_on)) and not isinstance(error, Retried):
             return self._give_up(Execution.Outcome.DISCARDED, State.DISCARDED, report)
         outcome = Execution.Outcome.TIMED_OUT if isinstance(error, TimedOut) else Execution.Outcome.FAILED
         wait = wait_before_retry(self._job, self._task, error, self._result, self._options)
@@ -146,8 +172,15 @@ class Attempt:
         self._warn("is interrupted and given back")
         return self._settle(Execution.Outcome.INTERRUPTED, State.READY)
 
+    def _snooze(self, asked: Snoozed) -> Settlement:
+        logger.info("Job %s of %s is snoozed", self._job.pk, self._job.task, extra=self._job.log_fields)
+        return self._settle(Execution.Outcome.SNOOZED, State.SCHEDULED if asked.until else State.READY, wait=asked.until)
+
     def _decide_unbegun(self, error: BaseException, report: errors.ErrorReport) -> Settlement:
-        """Of a job whose task could not be found, or whose earlier attempts could not be read."""
+        """Of a job that is not to run, whose task could not be found, or whose earlier attempts could not be read."""
+        if isinstance(error, CalledOff):
+            self._warn("is called off: %s", error)
+            return self._settle(Execution.Outcome.DISCARDED, State.DISCARDED, error=replace(report, traceback=""))
         if isinstance(error, (DatabaseError, InterfaceError)):
             self._warn("is given back: its earlier attempts could not be read: %s", error)
             return self._settle(Execution.Outcome.INTERRUPTED, State.SCHEDULED, wait=1.0)
@@ -172,13 +205,18 @@ class Attempt:
         logger.warning(f"Job %s of %s {what}", self._job.pk, self._job.task, *args, extra=self._job.log_fields)
 
     def _success(self, value: Any) -> Settlement:
+        if self._job.pipeline:
+            return self._settle(Execution.Outcome.SUCCESSFUL, **after_stage(self._job, value, self._backend))
         result = arguments.to_json(value, of=f"What {self._job.task} returned")
         own = self._task.delete_on_success
         erase = self._options.delete_on_success if own is None else own
         return self._settle(Execution.Outcome.SUCCESSFUL, State.SUCCESSFUL, result=result, erase=erase)
 
     def _settle(self, outcome: Execution.Outcome, state: State, **rest: Any) -> Settlement:
-        return Settlement.of(self._job, outcome, state, started_at=self._started_at, **rest)
+        settlement = Settlement.of(self._job, outcome, state, started_at=self._started_at, **rest)
+        if self._call.log:
+            settlement.execution.log = self._call.log.text
+        return replace(settlement, noted=self._job.noted) if self._job.noted else settlement
 
     def _announce_end(self, status: Any, value: Any = None) -> None:
         self._announce(signals.task_finished, status=status, finished_at=self._job.now(), _return_value=value)

@@ -20,7 +20,6 @@ from .stop import Stop
 
 logger = logging.getLogger("django_dbqueue")
 
-
 # How long a role may take to start, in seconds.
 START = 60.0
 

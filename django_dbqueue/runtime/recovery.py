@@ -49,14 +49,16 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: Death) -> in
 
     A process is signed off in the transaction that settles its jobs: nobody finds them without knowing how it died.
     """
-    database, left = backend.database, []
+    database, settled = backend.database, []
     if dead.using(database).exists():
         with transaction.atomic(using=database):
             names = _bury(dead.using(database), death)
-            left = _settle(database, _jobs(database).filter(process__in=list(names)), names, death)
+            settled.append(_settle(database, _jobs(database).filter(process__in=list(names)), names, death))
     orphans = _jobs(database).orphaned()[:BATCH]
-    left += _settle(database, orphans, {}, Death(how="is gone"))
-    for queue in {job.queue for job in left if job.state == State.READY}:
+    settled.append(_settle(database, orphans, {}, Death(how="is gone")))
+    left = [job for jobs, _unblocked in settled for job in jobs]
+    unblocked = [queue for _jobs, queues in settled for queue in queues]
+    for queue in {*unblocked, *(job.queue for job in left if job.state == State.READY)}:
         wake(database, queue)
     for job in left:
         if job.state in FINISHED:
@@ -79,7 +81,8 @@ def _bury(dead: ProcessQuerySet, death: Death) -> dict[int, str]:
     return buried
 
 
-def _settle(database: str, rows: Iterable[Job], names: Mapping[int, str], death: Death) -> list[Job]:
+def _settle(database: str, rows: Iterable[Job], names: Mapping[int, str], death: Death) -> tuple[list[Job], list[str]]:
+    """Returns the jobs that were settled, and the queues of those that had waited for one of them."""
     jobs = list(rows)
     unbegun = [job for job in jobs if _is_unbegun(job, death)]
     ran = [job for job in jobs if not _is_unbegun(job, death)]
@@ -88,8 +91,8 @@ def _settle(database: str, rows: Iterable[Job], names: Mapping[int, str], death:
     Job.objects.using(database).release(unbegun)
     for job in unbegun:
         job.state = State.READY
-    settled = Execution.objects.using(database).settle(lost) if lost else Settled([], [], [])
-    return unbegun + [outcome.execution.job for outcome in settled.written]
+    settled = Execution.objects.using(database).settle(lost) if lost else Settled([], [], [], [])
+    return unbegun + [outcome.execution.job for outcome in settled.written], settled.unblocked
 
 
 def _is_unbegun(job: Job, death: Death) -> bool:

@@ -7,11 +7,15 @@ from typing import Any
 from ..backend import DatabaseBackend
 from ..compat import task_backends
 from .board import Board
-from .dispatcher import Dispatcher
+from .dispatcher import Dispatcher, DrainingDispatcher
 from .stop import Stop
 from .worker import Worker
 
-ROLES: dict[str, type[Worker] | type[Dispatcher]] = {"worker": Worker, "dispatcher": Dispatcher}
+ROLES: dict[str, type[Worker] | type[Dispatcher]] = {
+    "worker": Worker,
+    "dispatcher": Dispatcher,
+    "draining dispatcher": DrainingDispatcher,
+}
 # The exit code of a role whose jobs still ran when it ended; sysexits.h calls it "temporary failure".
 LEFT_JOBS = 75
 

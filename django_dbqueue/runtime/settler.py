@@ -7,12 +7,14 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 
 from django.db import transaction
 
 from .. import errors
 from ..models import Execution, Job, Settlement
+from ..models.execution import Settled
 from ..options import Options
 from .connection import close_connections, discard, prepare
 from .deadline import answered_within
@@ -21,17 +23,24 @@ logger = logging.getLogger("django_dbqueue")
 
 
 class Settler:
-    """A thread with a buffer. ``owns`` tells whether what the process has claimed may still be its own."""
+    """A thread with a buffer. ``owns`` tells whether what the process has claimed may still be its own; ``told`` is called
+    with what has been settled.
+    """
 
     LARGEST_GROUP = 500
+    # Between two tries, in seconds: during an outage, and for rows that somebody else holds at that moment.
+    OUTAGE, HELD = 2.0, 0.05
 
-    def __init__(self, database: str, options: Options, owns: Callable[[], bool]) -> None:
-        self._database, self._options, self._owns = database, options, owns
+    def __init__(
+        self, database: str, options: Options, owns: Callable[[], bool], told: Callable[[Settled], None] = lambda settled: None
+    ) -> None:
+        self._database, self._options, self._owns, self._told = database, options, owns, told
         self._executions = Execution.objects.using(database)
         self._waiting: list[Settlement] = []
         self._writing: list[Settlement] = []
         self._changed = threading.Condition()
         self._closed = False
+        self._longest_pause = self.OUTAGE
         self._thread = threading.Thread(target=self._run, name="settler", daemon=True)
 
     @property
@@ -64,7 +73,7 @@ class Settler:
         while group := self._take(pause):
             with answered_within(self._options.answer_limit):
                 left = self._write(group)
-            pause = min(2.0, pause * 2 or 0.02) * random.uniform(0.5, 1.0) if left else 0.0
+            pause = min(self._longest_pause, pause * 2 or 0.02) * random.uniform(0.5, 1.0) if left else 0.0
             self._put_back(left)
         close_connections()
 
@@ -85,7 +94,10 @@ class Settler:
         """Settle a group. Returns what must be tried again."""
         try:
             settled = self._executions.settle(group)
+            self._longest_pause = self.HELD
+            self._told(settled)
         except Exception as error:
+            self._longest_pause = self.OUTAGE
             discard(self._database)
             return self._after_error(group, error)
         for settlement in settled.lost:
@@ -122,13 +134,23 @@ class Settler:
 
     def _write_refused(self, outcome: Settlement) -> list[Settlement]:
         """Once more, as the first error may have been a passing one; then without what the database does not take."""
-        try:
-            return self._executions.settle([outcome]).held
-        except Exception as error:
-            discard(self._database)
-            job = outcome.execution.job
-            logger.error("The database refused the outcome of job %s: %s", job.pk, error, extra=job.log_fields)
-            return self._write([_plain(outcome, error)])
+        error: Exception
+        for version in (outcome, _said_in_ascii(outcome)):
+            try:
+                return self._executions.settle([version]).held
+            except Exception as refusal:
+                discard(self._database)
+                error = refusal
+        job = outcome.execution.job
+        logger.error("The database refused the outcome of job %s: %s", job.pk, error, extra=job.log_fields)
+        return self._write([_plain(outcome, error)])
+
+
+def _said_in_ascii(outcome: Settlement) -> Settlement:
+    """What its task has logged and noted must not cost a job its result."""
+    execution = copy(outcome.execution)
+    execution.log = execution.log.encode("ascii", "backslashreplace").decode()
+    return replace(outcome, execution=execution, noted=outcome.noted and outcome.noted.in_ascii())
 
 
 def _plain(outcome: Settlement, error: Exception) -> Settlement:

@@ -36,7 +36,8 @@ class Supervisor:
     FROZEN = 3.0
 
     def __init__(self, backend: DatabaseBackend, roles: list[str], changes: dict[str, Any], *, drain: bool = False) -> None:
-        self._backend, self._roles, self._changes = backend, roles, changes
+        self._backend, self._changes = backend, changes
+        self._roles = [f"draining {role}" if drain and role == "dispatcher" else role for role in roles]
         self.options = backend.config.changed(**changes)
         self._selector = QueueSelector(self.options.queues, frozenset(backend.queues))
         self._board = Board.private()

@@ -14,6 +14,7 @@ from django.db import DatabaseError, InterfaceError
 from ..backend import DatabaseBackend
 from ..exceptions import Interrupted, Interruption, JobLost, Stopped
 from ..models import Job, Process, Settlement, Stack
+from ..models.execution import Settled
 from ..models.jobs import JobQuerySet
 from ..options import Options
 from ..selector import QueueSelector
@@ -25,9 +26,11 @@ from .claimer import Claimer
 from .connection import close_connections, discard, prepare
 from .coroutines import Coroutines
 from .deadline import answered_within
+from .following import follow_up
 from .heartbeat import Heartbeat
 from .listener import Listener
 from .log import Trouble
+from .notes import Notes
 from .pool import Pool
 from .settler import Settler
 from .stop import Stop
@@ -57,8 +60,9 @@ class Worker:
         self._trouble = Trouble("Jobs could not be claimed")
         details = {"queues": str(self._selector), "threads": options.threads}
         self._heartbeat = Heartbeat(Process.Kind.WORKER, backend.database, options, board, details)
-        self._settler = Settler(backend.database, options, lambda: not self._heartbeat.declared_dead)
+        self._settler = Settler(backend.database, options, lambda: not self._heartbeat.declared_dead, self._settled)
         self._watch = Watch(backend, options.timeout_grace, self._running, self._wake.set)
+        self._notes = Notes(backend.database, self._running)
         self._pool = Pool(options, board, self._run_call, self._settler.put, self._wake.set)
         self._coroutines = Coroutines(options.coroutines, self._await_call, self._settler.put, self._wake.set)
 
@@ -91,7 +95,7 @@ class Worker:
         prepare(self._backend.database, self._options.statement_limit)
         discover(self._options.task_modules)
         process = self._heartbeat.start(supervisor)
-        self._claimer = Claimer(self._backend.database, process, self._selector)
+        self._claimer = Claimer(self._backend.database, process, self._selector, self._options)
         stop.wakes(self._wake)
         self._ended = Stop()
         Listener(self._backend.database, stop, self._heard).start()
@@ -138,8 +142,9 @@ class Worker:
         self._in_doubt = False
 
     def _look_after_running(self) -> None:
-        """Store the stacks of those that hang, and stop those that an operator wants stopped."""
+        """Store the stacks of those that hang and what tasks have noted, and stop those that an operator wants stopped."""
         self._store_stacks()
+        self._notes.write()
         now = time.monotonic()
         calls = [call for call in self._running() if now - call.began > self.STOPPABLE]
         if calls and now - self._looked_at > self.STOPPABLE:
@@ -168,12 +173,19 @@ class Worker:
     def _run_call(self, call: ThreadCall) -> Settlement | None:
         outcome = executor.run(call, self._backend)
         self._watch.learn(call)
+        if isinstance(outcome, Settled):
+            self._settled(outcome)
+            return None
         return outcome
 
     async def _await_call(self, call: CoroutineCall) -> Settlement:
         outcome = await executor.run_async(call, self._backend)
         self._watch.learn(call)
         return outcome
+
+    def _settled(self, settled: Settled) -> None:
+        if follow_up(settled, self._backend, self._claimer.limits):
+            self._wake.set()
 
     def _fit(self) -> bool:
         """Whether it can be trusted with more jobs."""

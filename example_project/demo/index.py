@@ -6,11 +6,13 @@ import subprocess
 import time
 
 from django.db import connection
+from django.template.defaultfilters import pluralize
 
 from django_dbqueue.models import Failure, Queue
 
+from ..models import Scan
 from ..progress import Progress
-from ..tasks import index_file
+from ..tasks import INDEX
 from . import DemoError
 from .children import command, log_of
 from .console import Bar, say, shortened, width
@@ -22,13 +24,15 @@ PATIENCE = 60.0
 def index(processes: int) -> None:
     """Run the jobs that wait. Raises DemoError if the workers do not get to their end."""
     before = Progress.now()
-    if not before.unfinished:
+    if not before.unfinished and not Scan.objects.under_way().exists():
         say(f"The demo is complete: all {before.total:,} jobs are finished.")
     else:
         seconds = _run_to_the_end(processes, before)
         _say_how_it_went(Progress.now(), before, seconds)
+    if last := Scan.objects.finished().first():
+        say(f"The last scan: {last}.")
     if _paused():
-        say(f"The queue {index_file.queue_name!r} is paused: its jobs wait until it is resumed in the admin.")
+        say(f"The queue {INDEX!r} is paused: its jobs wait until it is resumed in the admin.")
     _say_what_failed()
 
 
@@ -50,7 +54,7 @@ def _run_to_the_end(processes: int, before: Progress) -> float:
 
 
 def _paused() -> bool:
-    return Queue.objects.paused().filter(name=index_file.queue_name).exists()
+    return Queue.objects.paused().filter(name=INDEX).exists()
 
 
 def _drain(processes: int, bar: Bar) -> None:
@@ -86,7 +90,7 @@ def _exit_code(workers: subprocess.Popen[bytes]) -> int | None:
 
 def _say_how_it_went(after: Progress, before: Progress, seconds: float) -> None:
     jobs = after.finished - before.finished
-    say(f"{jobs:,} jobs in {seconds:.1f} s, {jobs / seconds:,.0f} a second.")
+    say(f"{jobs:,} job{pluralize(jobs)} in {seconds:.1f} s, {jobs / seconds:,.0f} a second.")
     say(f"In all, {after.done:,} are done and {after.failed:,} failed.")
 
 

@@ -12,11 +12,16 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_dbqueue.errors import ErrorReport
-from django_dbqueue.models import Execution, Failure, Job, Queue
+from django_dbqueue.models import Batch, Execution, Failure, Job, KnownTask, Queue, RecurringTask, Semaphore
 from tests.conftest import a_process
 
-VIEW = ["view_job", "view_failure", "view_queue", "view_process"]
-OPERATE = ["retry_job", "discard_job", "stop_job", "pause_queue", "triage_failure"]
+VIEW = ["view_job", "view_failure", "view_queue", "view_process", "view_recurringtask", "view_batch", "view_semaphore"]
+OPERATE = [
+    *("retry_job", "discard_job", "stop_job", "move_job", "reprioritise_job"),
+    *("pause_queue", "restrict_queue", "triage_failure", "enable_recurringtask", "run_recurringtask"),
+]
+# The one page on which rows are made.
+MAKE = ["add_recurringtask", "change_recurringtask", "delete_recurringtask"]
 
 
 def a_client(name: str, permissions: list[str], **values: Any) -> Client:
@@ -51,6 +56,18 @@ def a_job(**values: Any) -> Job:
     if state == Job.State.RUNNING:
         given |= {"started_at": now, "attempt": 1}
     return Job.objects.create(**{**given, **values})
+
+
+def a_recurring_task(**values: Any) -> RecurringTask:
+    given = {"name": "nightly", "task": "tests.tasks.nothing", "cron": "30 2 * * *", "timezone": "Europe/Berlin"}
+    return RecurringTask.objects.create(**{**given, **values})
+
+
+def a_batch(*jobs: Job, **values: Any) -> Batch:
+    """With these jobs, all of it enqueued."""
+    batch = Batch.objects.create(**{"description": "Prices of May", "sealed_at": timezone.now(), **values})
+    Job.objects.filter(pk__in=[job.pk for job in jobs]).update(batch=batch)
+    return batch
 
 
 def a_failure(message: str = "No such customer", **values: Any) -> Failure:
@@ -98,5 +115,13 @@ def failed(db: Any) -> Callable[..., Job]:
 def everything(failed: Callable[..., Job]) -> dict[str, Any]:
     """One row of each kind."""
     job = failed()
-    Queue.objects.create(name="default")
-    return {"job": job, "failure": Failure.objects.get(), "queue": Queue.objects.get(), "process": a_process("worker@here:1:abc")}
+    return {
+        "job": job,
+        "failure": Failure.objects.get(),
+        "queue": Queue.objects.create(name="default"),
+        "knowntask": KnownTask.objects.create(name=job.task),
+        "process": a_process("worker@here:1:abc"),
+        "recurringtask": a_recurring_task(is_from_code=True),
+        "batch": a_batch(job),
+        "semaphore": Semaphore.objects.create(key="charge account=17", most=2),
+    }

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from django.contrib.admin.models import LogEntry
+from django.contrib.admin.utils import quote
 from django.test import Client
 from django.urls import reverse
 
-from django_dbqueue.models import Failure, Job, Queue
+from django_dbqueue.compat import task_backends
+from django_dbqueue.models import Failure, Job, KnownTask, Queue
 
-from .conftest import a_failure, act, an_execution, press, states
+from .conftest import a_failure, a_job, act, an_execution, press, states
 
 JOBS = reverse("admin:dbqueue_job_changelist")
 State = Job.State
@@ -108,3 +110,69 @@ class TestQueues:
         operator.post(address.replace("/change/", "/pause/"))
 
         assert Queue.objects.paused().exists()
+
+    def test_a_queue_is_paused_for_a_while(self, operator: Client, db: Any) -> None:
+        Queue.objects.know(["mail"])
+
+        assert "For how long?" in press(operator, "queue", "pause_for", "mail").text
+        done = press(operator, "queue", "pause_for", "mail", confirmed="yes", value="900")
+
+        assert "Paused for 15 min: 1 queue." in done.text
+        assert "until" in done.text
+        queue = Queue.objects.get()
+        assert queue.resume_at and queue.paused_at
+        assert (queue.resume_at - queue.paused_at).total_seconds() == 900
+
+    def test_a_length_that_is_not_offered_is_refused(self, operator: Client, db: Any) -> None:
+        Queue.objects.know(["mail"])
+
+        assert "Select a valid choice" in press(operator, "queue", "pause_for", "mail", confirmed="yes", value="1").text
+        assert not Queue.objects.paused().exists()
+
+    def test_what_waits_in_a_queue_is_discarded_after_a_question_that_says_how_much(self, operator: Client, db: Any) -> None:
+        Queue.objects.know(["mail"])
+        a_job(queue="mail"), a_job(queue="mail", state=State.SCHEDULED), a_job(queue="mail", state=State.FAILED), a_job()
+
+        assert "Discard all that wait: 2 jobs" in press(operator, "queue", "clear", "mail").text
+        assert "Discarded: 2 jobs." in press(operator, "queue", "clear", "mail", confirmed="yes").text
+        assert sorted(states()) == [State.DISCARDED, State.DISCARDED, State.FAILED, State.READY]
+
+    def test_jobs_are_moved_to_another_queue(self, operator: Client, db: Any) -> None:
+        chosen = [a_job(queue="mail").pk, a_job(queue="mail", state=State.FAILED).pk]
+
+        assert "To which queue?" in act(operator, "move", chosen).text
+        refused = act(operator, "move", chosen, confirmed="yes", value="a,b")
+        assert "is not a queue" in refused.text
+        act(operator, "move", chosen, confirmed="yes", value="slow")
+
+        assert list(Job.objects.order_by("pk").values_list("queue", flat=True)) == ["slow", "mail"]
+
+    def test_jobs_are_not_moved_to_a_queue_that_there_is_not(
+        self, operator: Client, db: Any, settings: Any, monkeypatch: Any
+    ) -> None:
+        monkeypatch.setattr(task_backends["default"], "queues", {"default", "mail"})
+
+        refused = press(operator, "job", "move", a_job().pk, confirmed="yes", value="mial")
+
+        assert "There is no queue mial. There are: default, mail." in refused.text
+
+
+class TestTasks:
+    def test_a_task_is_paused_from_its_jobs_page_and_resumed(self, operator: Client, db: Any) -> None:
+        job = a_job()
+        text = operator.get(reverse("admin:dbqueue_job_change", args=[job.pk])).text
+        address = reverse("admin:dbqueue_knowntask_change", args=[quote(job.task)])
+        assert f'href="{address}"' in text
+        assert operator.get(address).status_code == 200
+
+        assert "Paused: 1 task." in press(operator, "knowntask", "pause", quote(job.task)).text
+        assert KnownTask.objects.names_of_paused() == [job.task]
+        assert "Resumed: 1 task." in press(operator, "knowntask", "resume", quote(job.task)).text
+        assert KnownTask.objects.names_of_paused() == []
+
+    def test_the_tasks_of_the_newest_jobs_are_listed(self, viewer: Client, db: Any) -> None:
+        a_job(), a_job(task="shop.tasks.ship")
+
+        text = viewer.get(reverse("admin:dbqueue_knowntask_changelist")).text
+
+        assert "shop.tasks.send_invoice" in text and "shop.tasks.ship" in text

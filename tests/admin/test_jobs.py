@@ -242,7 +242,7 @@ def test_a_running_job_says_which_process_runs_it(viewer: Client, db: Any) -> No
     process = a_process("worker@here:1:abc")
     job = a_job(state=Job.State.RUNNING, process=process)
 
-    assert "worker@here:1:abc" in viewer.get(page(job)).text
+    assert reverse("admin:dbqueue_process_change", args=[process.pk]) in viewer.get(page(job)).text
     Process.objects.all().delete()
 
     assert "Gone" in viewer.get(page(job)).text
@@ -293,3 +293,22 @@ def test_a_running_job_that_an_operator_stops_says_so(operator: Client, db: Any)
 
     text = operator.get(page(job)).text
     assert "It is being stopped." in text and "/stop/" not in text
+
+
+def test_a_page_shows_of_its_fields_only_what_the_job_has(viewer: Client, db: Any) -> None:
+    now = timezone.now()
+    plain = viewer.get(page(a_job(run_after=now, enqueued_at=now))).text
+    full = viewer.get(
+        page(a_job(run_after=now, enqueued_at=now - timedelta(hours=1), expires_at=now, timeout=timedelta(hours=1)))
+    ).text
+    fields = ("run_after", "expires_at", "timeout")
+
+    assert [f"field-{name}" in plain for name in (*fields, "started_at", "finished_at")] == [False] * 5
+    assert [f"field-{name}" in full for name in fields] == [True] * 3
+
+
+def test_all_is_offered_only_where_there_is_less(viewer: Client, db: Any) -> None:
+    a_job()
+
+    assert "Show all" not in viewer.get(JOBS).text
+    assert "Show all" in viewer.get(JOBS + "?state=ready").text

@@ -96,7 +96,7 @@ class TestFailures:
     def test_very_many_failed_jobs_are_said_to_be_more(
         self, viewer: Client, failed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("django_dbqueue.models.execution.LIMIT", 5)
+        monkeypatch.setattr("django_dbqueue.models.asked.LIMIT", 5)
         failure = a_failure()
         for _number in range(8):
             failed(failure)
@@ -208,5 +208,7 @@ class TestProcesses:
     def test_failures_and_queues_are_what_the_front_page_lists(self, viewer: Client, db: Any) -> None:
         text = viewer.get(reverse("admin:index")).text
 
-        assert [name in text for name in ("Jobs", "Hanged jobs", "Failures", "Queues", "Processes")] == [True] * 5
+        assert [name in text for name in ("Jobs", "Hanged jobs", "Failures", "Queues", "Processes", "Batches", "Limits")] == [
+            True
+        ] * 7
         assert Failure.objects.count() == 0

@@ -6,57 +6,81 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission
 from django.db.models.functions import Now
 from django.test import Client
 from django.urls import reverse
 
-from django_dbqueue.models import Failure, Job, Queue
+from django_dbqueue.models import Failure, Job, KnownTask, Queue, RecurringTask
 
-from .conftest import OPERATE, VIEW, a_client
+from .conftest import MAKE, OPERATE, VIEW, a_client
 
-PAGES = ["job", "hangedjob", "failure", "queue", "process"]
+PAGES = ["job", "hangedjob", "failure", "queue", "knowntask", "process", "recurringtask", "batch", "semaphore"]
 NEEDED = {
     ("job", "retry"): "retry_job",
     ("job", "discard"): "discard_job",
     ("job", "stop"): "stop_job",
+    ("job", "reprioritise"): "reprioritise_job",
     ("failure", "retry"): "retry_job",
     ("failure", "discard"): "discard_job",
     ("failure", "mute"): "triage_failure",
     ("failure", "resolve"): "triage_failure",
     ("failure", "reopen"): "triage_failure",
     ("queue", "pause"): "pause_queue",
+    ("queue", "restrict"): "restrict_queue",
     ("queue", "resume"): "pause_queue",
+    ("queue", "pause_for"): "pause_queue",
+    ("queue", "clear"): "discard_job",
+    ("job", "move"): "move_job",
+    ("knowntask", "pause"): "pause_queue",
+    ("knowntask", "resume"): "pause_queue",
+    ("knowntask", "pause_for"): "pause_queue",
+    ("batch", "retry"): "retry_job",
+    ("batch", "discard"): "discard_job",
+    ("recurringtask", "run"): "run_recurringtask",
+    ("recurringtask", "enable"): "enable_recurringtask",
+    ("recurringtask", "disable"): "enable_recurringtask",
 }
+VALUES = {"pause_for": "3600", "move": "slow", "restrict": "3", "reprioritise": "50"}
 VERBS = list(NEEDED)
 
 
 def url(page: str, name: str = "changelist", *args: Any) -> str:
-    return reverse(f"admin:dbqueue_{page}_{name}", args=args)
+    return reverse(f"admin:dbqueue_{page}_{name}", args=[quote(arg) for arg in args])
 
 
 def snapshot() -> list[Any]:
     return [
-        list(Job.objects.values_list("pk", "state", "stop_asked_at")),
-        list(Queue.objects.values_list("pk", "paused_at")),
+        list(Job.objects.values_list("pk", "state", "stop_asked_at", "queue", "priority")),
+        list(KnownTask.objects.values_list("pk", "paused_at")),
+        list(Queue.objects.values_list("pk", "paused_at", "limit")),
         list(Failure.objects.values_list("pk", "state")),
+        list(RecurringTask.objects.values_list("pk", "is_enabled", "name")),
         LogEntry.objects.count(),
     ]
 
 
 def act(client: Client, page: str, verb: str, pk: Any, across: str = "0") -> Any:
     fields = {"action": verb, "_selected_action": [str(pk)], "select_across": across, "confirmed": "yes"}
-    return client.post(url(page), fields)
+    return client.post(url(page), {**fields, "value": VALUES.get(verb, "")})
 
 
-def prepare(rows: dict[str, Any], verb: str) -> None:
+def prepare(rows: dict[str, Any], verb: str, page: str = "") -> None:
     """Have a row that the verb would change."""
+    if page == "batch" and verb == "discard":
+        Job.objects.update(state="ready", finished_at=None)
     if verb == "stop":
         Job.objects.update(state="running", process=rows["process"], started_at=Now(), finished_at=None)
+    if verb in ("clear", "move", "reprioritise"):
+        Job.objects.update(state="ready", finished_at=None)
     if verb == "resume":
         Queue.objects.pause()
+        KnownTask.objects.pause()
     if verb == "reopen":
         Failure.objects.mute()
+    if verb == "enable":
+        RecurringTask.objects.all().disable()
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -67,7 +91,7 @@ def test_the_pages_are_for_staff_who_may_view_them(everything: dict[str, Any], v
     assert Client().get(url(page)).status_code == 302
 
 
-@pytest.mark.parametrize("page", ["job", "failure", "queue", "process"])
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "hangedjob"])
 def test_an_object_is_shown_to_who_may_view_it(everything: dict[str, Any], viewer: Client, superuser: Client, page: str) -> None:
     address = url(page, "change", everything[page].pk)
 
@@ -78,7 +102,7 @@ def test_an_object_is_shown_to_who_may_view_it(everything: dict[str, Any], viewe
     assert a_client("customer", VIEW, is_staff=False).get(address).status_code == 302
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "recurringtask"])
 def test_nobody_writes_a_row_by_hand(everything: dict[str, Any], superuser: Client, page: str) -> None:
     pk = everything["job" if page == "hangedjob" else page].pk
     before = snapshot()
@@ -108,13 +132,14 @@ def test_a_verb_is_refused_without_its_permission(everything: dict[str, Any], pa
         "anonymous": Client,
     }[who]()
     pk = everything[page].pk
-    prepare(everything, verb)
+    prepare(everything, verb, page)
     before = snapshot()
 
-    pressed = client.post(url(page, verb, pk), {"confirmed": "yes"})
+    pressed = client.post(url(page, verb, pk), {"confirmed": "yes", "value": VALUES.get(verb, "")})
     act(client, page, verb, pk)
     act(client, page, verb, pk, across="1")
     on_the_object = {"change-action": verb, "action": verb, "_selected_action": str(pk), "index": "0", "confirmed": "yes"}
+    on_the_object["value"] = VALUES.get(verb, "")
     client.post(url(page, "change", pk), on_the_object)
 
     assert pressed.status_code == (302 if who in ("customer", "anonymous") else 403)
@@ -126,11 +151,11 @@ def test_a_verb_is_refused_without_its_permission(everything: dict[str, Any], pa
 def test_a_verb_is_done_with_its_permission(everything: dict[str, Any], page: str, verb: str, way: str) -> None:
     client = a_client("someone", [*VIEW, NEEDED[page, verb]])
     pk = everything[page].pk
-    prepare(everything, verb)
+    prepare(everything, verb, page)
     before = snapshot()
 
     if way == "button":
-        answer = client.post(url(page, verb, pk), {"confirmed": "yes"})
+        answer = client.post(url(page, verb, pk), {"confirmed": "yes", "value": VALUES.get(verb, "")})
     else:
         answer = act(client, page, verb, pk, across="1" if way == "all" else "0")
 
@@ -144,7 +169,7 @@ def test_a_button_is_shown_only_to_who_may_press_it(
     everything: dict[str, Any], viewer: Client, operator: Client, page: str, verb: str
 ) -> None:
     pk = everything[page].pk
-    prepare(everything, verb)
+    prepare(everything, verb, page)
     address = f'action="{url(page, verb, pk)}"'
 
     assert address in operator.get(url(page, "change", pk)).text
@@ -170,15 +195,15 @@ def test_a_verb_does_nothing_when_it_is_only_asked_for(everything: dict[str, Any
     assert Job.objects.get().state == Job.State.FAILED
 
 
-def test_there_are_no_permissions_but_to_view_and_for_the_verbs(db: Any) -> None:
+def test_there_are_no_permissions_but_to_view_and_for_the_verbs_and_to_make_what_recurs(db: Any) -> None:
     names = Permission.objects.filter(content_type__app_label="dbqueue").values_list("codename", flat=True)
 
-    assert set(names) == {*VIEW, *OPERATE}
+    assert set(names) == {*VIEW, *OPERATE, *MAKE}
 
 
-@pytest.mark.parametrize("page", ["job", "failure", "queue"])
+@pytest.mark.parametrize("page", ["job", "failure", "queue", "knowntask", "recurringtask", "batch"])
 def test_a_verb_for_what_is_not_there_is_not_found(operator: Client, page: str) -> None:
-    missing = "0190a6c0-0000-7000-8000-000000000000" if page == "job" else "404"
-    verb = {"job": "retry", "failure": "mute", "queue": "pause"}[page]
+    missing = "0190a6c0-0000-7000-8000-000000000000" if page in ("job", "batch") else "404"
+    verb = {"job": "retry", "failure": "mute", "recurringtask": "run", "batch": "discard"}.get(page, "pause")
 
     assert operator.post(url(page, verb, missing)).status_code == 404

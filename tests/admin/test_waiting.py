@@ -12,7 +12,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_dbqueue.models import Job, Queue
+from django_dbqueue.models import Job, KnownTask, Queue, Semaphore
 from tests.conftest import a_process
 
 from .conftest import a_job
@@ -60,12 +60,41 @@ def test_its_queue_is_paused(viewer: Client, db: Any) -> None:
     assert "Its queue “default” is paused" in why(viewer, job)
 
 
+def test_its_queue_is_paused_for_a_while(viewer: Client, db: Any) -> None:
+    Queue.objects.named("default").pause(until=timedelta(hours=1))
+    job = a_job()
+
+    assert re.search(r"Its queue “default” is paused, since [\d:\- ]+, until [\d:\- ]+\.", why(viewer, job))
+    Queue.objects.update(resume_at=timezone.now() - timedelta(minutes=1))
+
+    assert "paused" not in why(viewer, job)
+
+
+def test_its_task_is_paused(viewer: Client, db: Any) -> None:
+    KnownTask.objects.named("shop.tasks.send_invoice").pause()
+    job = a_job()
+
+    assert "Its task “shop.tasks.send_invoice” is paused, since" in why(viewer, job)
+
+
 @pytest.mark.parametrize("queues", [None, "mail", "*, -default"])
 def test_no_worker_serves_its_queue(viewer: Client, db: Any, queues: str | None) -> None:
     if queues:
         a_process("worker@here:1:abc", details={"queues": queues})
 
     assert "no worker that serves the queue “default” is alive" in why(viewer, a_job())
+
+
+def test_its_queue_is_full(viewer: Client, db: Any) -> None:
+    a_process("worker@here:1:abc", details={"queues": "*"})
+    Queue.objects.named("default").restrict(2)
+    a_job(state=Job.State.RUNNING, process_id=1)
+    job = a_job()
+    assert "full" not in why(viewer, job)
+
+    a_job(state=Job.State.RUNNING, process_id=1)
+
+    assert "It is ready, and its queue “default” is full: 2 of 2 jobs run." in why(viewer, job)
 
 
 def test_others_are_ahead(viewer: Client, db: Any) -> None:
@@ -78,4 +107,18 @@ def test_others_are_ahead(viewer: Client, db: Any) -> None:
 
 
 def test_it_waits_for_a_slot(viewer: Client, db: Any) -> None:
-    assert "waits for a slot" in why(viewer, a_job(state=Job.State.BLOCKED))
+    Semaphore.objects.create(key="charge 7", most=2)
+    blocked = {"state": Job.State.BLOCKED, "blocked_by": "charge 7"}
+    a_job(**blocked)
+
+    said = why(viewer, a_job(**blocked))
+
+    assert "waits for a slot of “charge 7”, of which 0 of 2 are taken. Jobs ahead of it: 1." in said
+
+
+def test_it_waits_for_a_rate(viewer: Client, db: Any) -> None:
+    Semaphore.objects.create(key="rate send", every=timedelta(seconds=0.6))
+
+    said = why(viewer, a_job(state=Job.State.BLOCKED, blocked_by="rate send"))
+
+    assert "waits for the rate of “send”: one starts every 600 ms, and jobs ahead of it: 0." in said

@@ -7,7 +7,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 
 from django_dbqueue import testing
-from django_dbqueue.models import Job, Queue
+from django_dbqueue.models import Job, Queue, RecurringTask
 
 from .. import tasks
 from ..conftest import a_process
@@ -65,7 +65,7 @@ def trouble():
 
 def test_each_page_opens_and_the_browser_has_nothing_to_complain_of(operator, trouble):
     a_process("worker@web1:1:abc")
-    for model in ["job", "failure", "hangedjob", "queue", "process"]:
+    for model in ["job", "failure", "hangedjob", "queue", "knowntask", "process", "recurringtask", "batch", "semaphore"]:
         assert "Job queue" in operator.go(f"/admin/dbqueue/{model}/")
     assert operator.go(f"/admin/dbqueue/job/{Job.objects.first().pk}/change/")
 
@@ -93,3 +93,26 @@ def test_a_queue_is_paused_and_resumed(operator):
 
     operator.press("Resume")
     assert not Queue.objects.paused().exists()
+
+
+def test_a_recurring_task_is_made_and_run(operator):
+    operator.go("/admin/dbqueue/recurringtask/add/")
+    for name, text in {
+        "name": "report",
+        "task": "tests.tasks.nothing",
+        "cron": "0 9 * * mon",
+        "timezone": "Europe/Berlim",
+    }.items():
+        operator.browser.find_element("name", name).send_keys(text)
+    assert "Did you mean 'Europe/Berlin'?" in operator.press("Save and continue editing")
+    zone = operator.browser.find_element("name", "timezone")
+    zone.clear()
+    zone.send_keys("Europe/Berlin")
+
+    assert "Its next times" in operator.press("Save and continue editing")
+    assert "Enqueued: 1 recurring task" in operator.press("Run now")
+
+    assert Job.objects.get().task == "tests.tasks.nothing"
+    assert operator.complaints() == []
+    operator.press("Disable")
+    assert not RecurringTask.objects.get().is_enabled

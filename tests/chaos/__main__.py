@@ -1,6 +1,7 @@
 """``python -m tests.chaos``: a queue under load while everything is killed. See ``--help``.
 
-Needs Linux. It starts database servers of its own, and exits with 1 if a job is lost, or ran again without a reason.
+Needs Linux. It starts database servers of its own, and exits with 1 if a job is lost, or ran again without a reason, or
+if what keys, limits, pipelines, batches or schedules promise is broken.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def run(given: argparse.Namespace) -> int:
         monkey.calm_down()
         through = load.wait(given.dead_after * 2 + 120)
         codes = [host.close() for host in hosts]
-        found = report(load.confirmed, monkey.killed_at)
+        found = report(load, monkey.killed_at)
     finally:
         for host in hosts:
             host.power_off()

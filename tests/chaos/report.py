@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from statistics import median
 
-from django_dbqueue.models import Execution, Job
+from django_dbqueue.models import Execution, Job, RecurringExecution
 
-from ..models import Effect
+from ..models import Effect, Interval
+from .load import Load
+from .promises import broken
 
 # Ends of an attempt after which it may run again, through no fault of its own.
 EXCUSES = {"lost", "interrupted", "failed", "timed_out"}
@@ -17,7 +19,7 @@ EXCUSES = {"lost", "interrupted", "failed", "timed_out"}
 
 @dataclass
 class Report:
-    """``lost`` and ``unexplained`` must be empty. Jobs are named by their ids."""
+    """``lost``, ``unexplained`` and each of ``broken`` must be empty. Jobs are named by their ids."""
 
     enqueued: int = 0
     finished: Counter[str] = field(default_factory=Counter)
@@ -25,10 +27,12 @@ class Report:
     again: Counter[str] = field(default_factory=Counter)
     unexplained: list[str] = field(default_factory=list)
     recoveries: list[float] = field(default_factory=list)
+    broken: dict[str, list[str]] = field(default_factory=dict)
+    of_which: dict[str, int] = field(default_factory=dict)
 
     @property
     def is_clean(self) -> bool:
-        return not self.lost and not self.unexplained
+        return not self.lost and not self.unexplained and not any(self.broken.values())
 
     def lines(self) -> list[str]:
         ends = ", ".join(f"{number:,} {state}" for state, number in sorted(self.finished.items()))
@@ -40,13 +44,16 @@ class Report:
             f"lost                       {len(self.lost)} {self.lost[:5] or ''}",
             f"run again                  {sum(self.again.values()):,} attempts ({why})",
             f"run again, unexplained     {len(self.unexplained)} {self.unexplained[:5] or ''}",
+            *(f"{name:26} {len(found)} {found[:5] or ''}" for name, found in self.broken.items()),
+            f"of which                   {', '.join(f'{number:,} {what}' for what, number in self.of_which.items())}",
             f"killed process → its jobs recovered, longest: {longest}",
         ]
 
 
-def report(confirmed: set[str], killed_at: dict[int, datetime]) -> Report:
-    """``confirmed`` are the jobs whose enqueueing was committed, as far as their producer knows."""
-    jobs = {str(job.pk): job for job in Job.objects.only("pk", "state", "task", "attempt")}
+def report(load: Load, killed_at: dict[int, datetime]) -> Report:
+    """``load`` knows which jobs were committed."""
+    confirmed = load.confirmed
+    jobs = {str(job.pk): job for job in Job.objects.only("pk", "state", "task", "attempt", "key", "stage")}
     outcomes: defaultdict[str, dict[int, str]] = defaultdict(dict)
     result = Report(enqueued=len(confirmed), finished=Counter(job.state for pk, job in jobs.items() if pk in confirmed))
     for execution in Execution.objects.only("job", "attempt", "outcome", "process", "finished_at"):
@@ -59,7 +66,19 @@ def report(confirmed: set[str], killed_at: dict[int, datetime]) -> Report:
     for job, attempt in Effect.objects.values_list("job", "attempt"):
         effects[job].append(attempt)
     for pk in set(effects) | set(outcomes):
-        result.unexplained += _check(pk, jobs.get(pk), sorted(effects[pk]), outcomes[pk], result.again)
+        # Jobs of keys and of pipelines run again after a success too: of theirs, more is asked below.
+        if pk in jobs and (jobs[pk].key or jobs[pk].stage is not None):
+            result.again.update(outcome for outcome in outcomes[pk].values() if outcome in EXCUSES)
+        else:
+            result.unexplained += _check(pk, jobs.get(pk), sorted(effects[pk]), outcomes[pk], result.again)
+    result.broken = broken(load)
+    result.of_which = {
+        "limited attempts": Interval.objects.count(),
+        "versions of keys": sum(load.versions.values()),
+        "walks": Job.objects.filter(pipeline__isnull=False).count(),
+        "batches": len(load.batches),
+        "times": RecurringExecution.objects.count(),
+    }
     return result
 
 

@@ -7,14 +7,14 @@ import threading
 import pytest
 from django.db import connections, transaction
 
-from django_dbqueue import task, testing
+from django_dbqueue import batch, task, testing
 from django_dbqueue.compat import InvalidTask
 from django_dbqueue.models import Execution, Job
 from django_dbqueue.runtime import executor
 from django_dbqueue.runtime.calls import ThreadCall
 
 from .. import tasks
-from ..conftest import a_process, until_somebody_waits_for_a_lock
+from ..conftest import a_process, until, until_somebody_waits_for_a_lock
 from ..models import Run
 from .conftest import Elsewhere
 
@@ -29,7 +29,7 @@ def test_its_effects_and_its_end_are_one_commit(backend, claim):
     tasks.atomic_row.enqueue("once")
     (job,) = claim()
 
-    assert run(job, backend) is None
+    assert run(job, backend).written
 
     assert Run.objects.get().job == "once"
     assert (Job.objects.get().state, Job.objects.get().result) == ("successful", "done: once")
@@ -54,7 +54,7 @@ def test_if_its_job_was_lost_its_effects_are_undone(backend, claim):
 
     assert not Run.objects.exists()
     assert Execution.objects.settle([outcome]).lost
-    assert run(owner, backend) is None
+    assert run(owner, backend).written
     assert Run.objects.count() == 1
     assert Job.objects.get().state == "successful"
 
@@ -90,7 +90,7 @@ def test_who_holds_the_row_for_a_moment_is_waited_for(backend, claim):
     assert not Run.objects.exists()
     done.set()
 
-    assert runner.result() is None
+    assert runner.result().written
     holder.join()
     assert Job.objects.get().state == "successful"
 
@@ -101,3 +101,11 @@ def test_a_coroutine_cannot_be_atomic():
     coroutine.__module__, coroutine.__qualname__ = "tests.tasks", "coroutine"
     with pytest.raises(InvalidTask, match="needs a plain function"):
         task(atomic=True)(coroutine)
+
+
+def test_what_has_waited_for_it_is_told_at_once(runqueue):
+    with batch(on_finish=tasks.sum_up):
+        tasks.atomic_row.using(queue_name="limited").enqueue("once")
+    runqueue("--poll-interval", "30")
+
+    until(lambda: Run.objects.count() == 2, 10)

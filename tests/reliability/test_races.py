@@ -10,7 +10,7 @@ from django.db import connections, transaction
 
 from django_dbqueue.compat import signals, task_backends
 from django_dbqueue.exceptions import JobLost
-from django_dbqueue.models import Execution, Job, Process, Settlement
+from django_dbqueue.models import Execution, Job, Process, Semaphore, Settlement, Slot
 from django_dbqueue.results import JobContext
 from django_dbqueue.runtime import host, recovery
 
@@ -126,6 +126,21 @@ def test_a_job_that_is_retried_while_it_is_pruned_is_kept(claim):
         assert Job.objects.prune(["failed"], 3600, 10) == 0
 
     assert Job.objects.get().state == "ready"
+
+
+@locks_rows
+def test_a_slot_that_is_taken_while_old_ones_are_pruned_counts(claim):
+    tasks.one_at_a_time.enqueue()
+    Job.objects.release(claim())
+    tasks.one_at_a_time.enqueue()
+
+    with held_open(lambda: claim(limit=1)):
+        pruning = Elsewhere(lambda: Semaphore.objects.prune(100))
+        pruning.wait(1.0)
+    pruning.result()
+
+    assert Slot.objects.taken().count() == 1
+    assert claim() == []
 
 
 def test_what_a_lost_attempt_notes_is_refused(claim, backend):

@@ -1,0 +1,71 @@
+"""How far a batch is: a bar, how many of its jobs are in each state, and what follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.http import urlencode
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ..models import Batch, Job
+from ..models.counts import Many
+from ..models.noted import Noted
+from ..models.states import FINISHED, UNSUCCESSFUL, State
+from . import columns, looks, progress
+
+# What is wrong first, then what is under way, then what is well.
+ORDER = (State.FAILED, State.DISCARDED, State.RUNNING, State.READY, State.BLOCKED, State.SCHEDULED, State.SUCCESSFUL)
+
+
+@admin.display(description=gettext_lazy("ended"))
+def bar(batch: Any) -> str:
+    """Without an end where there are more jobs than are counted."""
+    counted: dict[str, int] = batch.tallied
+    if any(isinstance(number, Many) for number in counted.values()):
+        return _("very many jobs")
+    if not counted:
+        return _("no jobs")
+    ended = sum(counted.get(state, 0) for state in FINISHED)
+    return progress.bar(Noted(ended, sum(counted.values())))
+
+
+@admin.display(description=gettext_lazy("jobs"))
+def numbers(batch: Any) -> str:
+    """How many of its jobs are in each state, each a link to them."""
+    address = reverse("admin:dbqueue_job_changelist")
+    found = [(state, batch.tallied[state]) for state in ORDER if batch.tallied.get(state)]
+    links = [
+        (address, urlencode({"batch": batch.pk, "state": state.value}), looks.state(f"{number} {state.label}", state))
+        for state, number in found
+    ]
+    return format_html_join(" ", '<a class="dbq-number" href="{}?{}">{}</a>', links) or "–"
+
+
+def unsuccessful(batch: Any) -> dict[str, int]:
+    return {state: batch.tallied.get(state, 0) for state in UNSUCCESSFUL}
+
+
+def followers(batch: Any) -> list[dict[str, Any]]:
+    """The tasks that follow, each with what became of it: its job, if it has been enqueued."""
+    jobs = Job.objects.only("task", "state").in_bulk(list(filter(None, map(batch.follower, ("on_finish", "on_success")))))
+    by_id = {str(pk): job for pk, job in jobs.items()}
+    when = {"on_finish": _("When all have ended"), "on_success": _("If all are successful")}
+    return [
+        {"when": said, "task": looks.short(given["task"]), "job": _became(batch, name, by_id)}
+        for name, said in when.items()
+        if (given := getattr(batch, name))
+    ]
+
+
+def _became(batch: Batch, name: str, jobs: dict[str, Job]) -> str:
+    pk = batch.follower(name)
+    if pk in jobs:
+        address = reverse("admin:dbqueue_job_change", args=[pk])
+        return format_html('<a href="{}">{}</a> {}', address, looks.brief(pk), columns.state(jobs[pk]))
+    if pk:
+        return _("It was enqueued, and its job is gone.")
+    return _("It does not follow: not all were successful.") if batch.finished_at else _("Not yet.")

@@ -1,0 +1,65 @@
+"""How far a job has said that it is: a bar, and in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.utils.formats import number_format
+from django.utils.html import format_html
+from django.utils.text import Truncator
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ..models import Job
+from ..models.noted import Noted
+from ..models.progress import progress_of
+from ..models.states import WAITING, State
+from . import columns, looks
+from .limited import named
+
+
+@admin.display(description=gettext_lazy("state"))
+def state_and_progress(job: Job) -> str:
+    """Progress only of what runs: how far it came before is on its page. And of what waits, for what; or that it is in vain."""
+    beneath = _beneath(job)
+    return format_html("{}<br>{}", columns.state(job), beneath) if beneath else columns.state(job)
+
+
+def _beneath(job: Any) -> str:
+    if job.state == State.RUNNING and (progress := progress_of(job)):
+        return bar(progress.noted)
+    if job.state in WAITING and job.expires_at and job.expires_at <= job.seen_at:
+        return format_html('<span class="dbq-quiet">{}</span>', _("expired"))
+    if job.state == State.SCHEDULED:
+        return looks.ago(job.run_after, job.seen_at)
+    if job.state == State.BLOCKED:
+        return format_html('<span class="dbq-quiet">{}</span>', Truncator(named(job.blocked_by)).chars(60))
+    return ""
+
+
+def described(job: Any) -> str:
+    """For the job's page; nothing if it has not said anything."""
+    progress = progress_of(job)
+    if progress is None:
+        return ""
+    noted, when = progress.noted, looks.ago(progress.noted_at, job.seen_at)
+    return format_html('{} {} <span class="dbq-quiet">({})</span>', bar(noted), noted.note, when)
+
+
+def bar(noted: Noted) -> str:
+    """Without an end where nobody knows the total."""
+    said = _said(noted)
+    if noted.fraction is None:
+        return format_html('<span class="dbq-quiet">{}</span>', said)
+    value = f"{noted.fraction:.4f}"
+    return format_html('<progress class="dbq-bar" value="{}" aria-label="{}"></progress> {}', value, said, said)
+
+
+def _said(noted: Noted) -> str:
+    done = number_format(noted.done, force_grouping=True)
+    if noted.total is None:
+        return _("%(done)s done") % {"done": done}
+    total = number_format(noted.total, force_grouping=True)
+    percent = number_format(int((noted.fraction or 0) * 100))
+    return _("%(done)s of %(total)s (%(percent)s %%)") % {"done": done, "total": total, "percent": percent}

@@ -1,0 +1,54 @@
+"""The form of a recurring task that is made in the admin: checked as what the code declares is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.utils.translation import gettext_lazy as _
+
+from ..exceptions import InvalidSchedule, InvalidTaskPath
+from ..models import RecurringTask
+from ..recurring_calls import RecurringCall
+from ..tasks import discover
+from .config import options
+
+WHAT = ("name", "task", "command", "args", "kwargs", "queue", "priority")
+WHEN = ("cron", "timezone", "every", "drift", "starts_at", "ends_at")
+HOW = ("missed", "most_missed", "jitter")
+
+
+class RecurringTaskForm(forms.ModelForm):  # type: ignore[type-arg]
+    class Meta:
+        model = RecurringTask
+        fields = (*WHAT, *WHEN, *HOW)
+        widgets = {"args": forms.Textarea({"rows": 2}), "kwargs": forms.Textarea({"rows": 2})}
+
+    def clean_args(self) -> Any:
+        return [] if self.cleaned_data["args"] is None else self.cleaned_data["args"]
+
+    def clean_kwargs(self) -> Any:
+        return {} if self.cleaned_data["kwargs"] is None else self.cleaned_data["kwargs"]
+
+    def clean(self) -> dict[str, Any] | None:
+        given = super().clean() or self.cleaned_data
+        # Of what is missing or too much, the constraints of the model speak.
+        if not self.errors and bool(given["cron"]) != (given["every"] is not None):
+            self._check_schedule(RecurringTask(**given))
+        if not self.errors and bool(given["task"]) != bool(given["command"]):
+            self._check_call(RecurringTask(**given))
+        return given
+
+    def _check_schedule(self, row: RecurringTask) -> None:
+        try:
+            if not row.next_times(1):
+                self.add_error("ends_at", _("There is no time left before it ends."))
+        except InvalidSchedule as error:
+            self.add_error("cron" if row.cron else "every", str(error))
+
+    def _check_call(self, row: RecurringTask) -> None:
+        discover(options().task_modules)
+        try:
+            RecurringCall.of(row).resolved()
+        except (InvalidSchedule, InvalidTaskPath) as error:
+            self.add_error("command" if row.command else "task", str(error))

@@ -1,0 +1,103 @@
+"""Batches: many jobs, and one that is enqueued when all of them have ended."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar, Token
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from .compat import DEFAULT_TASK_BACKEND_ALIAS, InvalidTask, task_backends
+from .tasks import Task
+from .transactions import after_commit
+from .wakeup import wake
+
+if TYPE_CHECKING:
+    from .models import Batch
+
+# What is enqueued now belongs to it.
+current: ContextVar[Batch | None] = ContextVar("dbqueue_batch", default=None)
+
+
+class batch:
+    """``with batch(on_finish=summarise) as b:`` What is enqueued inside belongs to it.
+
+    on_finish: a task that is enqueued when all of its jobs have ended, in whatever way; its argument is the batch's id.
+    on_success: another, if all of them were successful.
+    description: for people.
+
+    Entered once more, by a member or by anybody, it takes more jobs until it has finished; then BatchFinished is raised.
+    """
+
+    _backend: Any
+
+    def __init__(
+        self,
+        *,
+        on_finish: Task[..., Any] | None = None,
+        on_success: Task[..., Any] | None = None,
+        description: str = "",
+        backend: str = DEFAULT_TASK_BACKEND_ALIAS,
+    ) -> None:
+        self._backend = task_backends[backend]
+        self._tokens: list[Token[Batch | None]] = []
+        if not hasattr(self._backend, "columns_of"):
+            raise TypeError(f"A batch needs a DatabaseBackend; TASKS[{backend!r}] is a {type(self._backend).__qualname__}.")
+        self._batch: Batch = self._backend.batches.model(description=description[:200])
+        self._batch._state.db = self._backend.database
+        self._batch.on_finish = self._callback("on_finish", on_finish)
+        self._batch.on_success = self._callback("on_success", on_success)
+
+    @classmethod
+    def of(cls, pk: UUID | str, backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> batch:
+        """The batch with that id. Raises Batch.DoesNotExist."""
+        found = object.__new__(cls)
+        found._backend, found._tokens = task_backends[backend], []
+        found._batch = found._backend.batches.get(pk=pk)
+        return found
+
+    @property
+    def id(self) -> UUID:
+        return self._batch.pk
+
+    def progress(self) -> dict[str, int]:
+        """How many of its jobs are in each state."""
+        return dict(self._batch.progress())
+
+    def discard(self) -> int:
+        """Call off those of its jobs that wait. Returns how many."""
+        return self._batch.discard()
+
+    def __enter__(self) -> batch:
+        if self._batch._state.adding:
+            self._batch.save(using=self._backend.database, force_insert=True)
+        self._tokens.append(current.set(self._batch))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        current.reset(self._tokens.pop())
+        rows = self._backend.batches.filter(pk=self.id)
+        if error is not None and self._batch.sealed_at is None:
+            # What was enqueued before the error is not the whole: none of it is to run, and nothing is to follow.
+            self.discard()
+            rows.update(on_finish=None, on_success=None)
+        rows.seal()
+        after_commit(partial(self._finish, rows))
+
+    def _finish(self, rows: Any) -> None:
+        """It may have had no jobs at all, or none that have not ended by now."""
+        for queue in rows.finish():
+            wake(self._backend.database, queue)
+
+    def _callback(self, name: str, task: Any) -> Any:
+        if task is None:
+            return None
+        if not isinstance(task, Task):
+            raise InvalidTask(f"{name} must be a task that takes the batch's id, not {task!r}.")
+        if task.run_after is not None or task.key is not None:
+            raise InvalidTask(f"{name} is a job of its own, enqueued when the batch has finished: leave run_after and key out.")
+        try:
+            return self._backend.columns_of(task, [str(self.id)])
+        except TypeError as error:
+            raise InvalidTask(f"{name} gets one argument, the batch's id: {error}") from None

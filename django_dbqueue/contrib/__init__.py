@@ -1,0 +1,1 @@
+"""What is ready-made on top of the queue."""

@@ -1,0 +1,96 @@
+"""Ready-made tasks, which every worker knows: a management command, and a statement of SQL."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from django.core import management
+from django.db import DEFAULT_DB_ALIAS, transaction
+
+from ..compat import DEFAULT_TASK_BACKEND_ALIAS, DEFAULT_TASK_QUEUE_NAME, task_backends
+from ..exceptions import SqlNotAllowed
+from ..tasks import task
+from . import rows
+from .output import Output
+
+if TYPE_CHECKING:
+    from ..results import JobContext
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MOST_ROWS = 10_000
+
+
+def _checked_by(check: Callable[..., None]) -> Callable[[F], F]:
+    """Have ``check`` called with the backend and the arguments before a job is written."""
+
+    def decorate(function: F) -> F:
+        function.check_call = check  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def _where() -> dict[str, Any]:
+    """The backend and the queue of these tasks, in a project that may have neither a backend nor a queue "default"."""
+    backends = task_backends.settings
+    alias = DEFAULT_TASK_BACKEND_ALIAS if DEFAULT_TASK_BACKEND_ALIAS in backends else next(iter(backends))
+    queues = list(backends[alias].get("QUEUES") or [DEFAULT_TASK_QUEUE_NAME])
+    queue = DEFAULT_TASK_QUEUE_NAME if DEFAULT_TASK_QUEUE_NAME in queues else queues[0]
+    return {"backend": alias, "queue_name": queue}
+
+
+def _check_command(backend: Any, name: Any, /, *args: Any, **options: Any) -> None:
+    known = management.get_commands()
+    if not isinstance(name, str) or name not in known:
+        near = difflib.get_close_matches(str(name), known, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else "manage.py help lists those that there are."
+        raise ValueError(f"call_command: {name!r} is not a management command. {hint}")
+
+
+def _check_sql(backend: Any, sql: Any, parameters: Any = None, database: str = DEFAULT_DB_ALIAS, keep: Any = rows.KEPT) -> None:
+    config = getattr(backend, "config", None)
+    if config is None or database not in config.allow_sql:
+        raise SqlNotAllowed(
+            f"run_sql may not run on the database {database!r}. To allow it, name it in "
+            f"TASKS[{backend.alias!r}]['OPTIONS']['allow_sql']."
+        )
+    if not isinstance(sql, str) or not sql.strip():
+        raise ValueError(f"run_sql: sql must be a statement, not {sql!r}.")
+    if not isinstance(parameters, list | tuple | dict | None):
+        raise ValueError(f"run_sql: parameters must be a list or a dict, not {parameters!r}.")
+    if type(keep) is not int or not 0 <= keep <= MOST_ROWS:
+        raise ValueError(f"run_sql: keep must be a number of rows from 0 to {MOST_ROWS:,}, not {keep!r}.")
+
+
+@task(**_where())
+@_checked_by(_check_command)
+def call_command(name: str, /, *args: Any, **options: Any) -> str:
+    """Run a management command, given as to Django's ``call_command``. Returns what it wrote, or the end of it.
+
+    Raises ValueError where it is enqueued for a command that there is not. A CommandError fails the job.
+    """
+    output = Output()
+    management.call_command(name, *args, **{**options, "stdout": output, "stderr": output})
+    return output.text
+
+
+@task(takes_context=True, atomic=True, **_where())
+@_checked_by(_check_sql)
+def run_sql(
+    context: JobContext,
+    sql: str,
+    parameters: list[Any] | dict[str, Any] | None = None,
+    database: str = DEFAULT_DB_ALIAS,
+    keep: int = rows.KEPT,
+) -> Any:
+    """Run a statement in a transaction that is committed if it succeeds.
+
+    Returns its rows as dicts, ``keep`` of them at most; or, of a statement that has none, how many it changed. Raises
+    SqlNotAllowed on a database that ``OPTIONS["allow_sql"]`` does not name.
+    """
+    _check_sql(task_backends[context.task_result.backend], sql, parameters, database, keep)
+    with transaction.atomic(using=database):
+        return rows.run(sql, parameters, database, keep, context.job.timeout)

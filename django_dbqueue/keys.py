@@ -1,0 +1,64 @@
+"""Keys and versions of jobs: given with a call, or computed from its arguments by a function that takes some by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter
+from typing import Any
+from uuid import UUID
+
+from . import arguments
+
+LONGEST = 200
+# What the column holds on every database.
+LARGEST_VERSION = 2**63 - 1
+
+
+def check(function: Any, task_function: Callable[..., Any], takes_context: bool, what: str) -> None:
+    """Raises ValueError for what is no function of the task's arguments. ``what`` names it in the message."""
+    if not callable(function):
+        raise ValueError(f"{what} must be a function of the task's arguments, or text, not {function!r}.")
+    known = list(arguments.signature_of(task_function).parameters)[bool(takes_context) :]
+    unknown = [name for name in wanted(function) if name not in known]
+    if unknown:
+        there = f"it has {', '.join(known)}" if known else "it has none"
+        raise ValueError(f"{what} takes {unknown[0]!r}, which is no argument of {task_function.__qualname__}(): {there}.")
+
+
+def compute(function: Callable[..., Any], task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: str) -> str | None:
+    """The key of a call of the task; None if the function returns none. Raises ValueError for what cannot be a key."""
+    return as_text(_of_call(function, task, args, kwargs), what)
+
+
+def compute_version(function: Callable[..., Any], task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+    """The version of a call of the task; None if the function returns none. Raises ValueError for what cannot be one."""
+    return as_version(_of_call(function, task, args, kwargs), f"{task.module_path}: what version returned")
+
+
+def as_text(value: Any, what: str) -> str | None:
+    """Raises ValueError for what cannot be a key."""
+    if value is None:
+        return None
+    text = str(value) if isinstance(value, str | int | UUID) and not isinstance(value, bool) else ""
+    if not 0 < len(text) <= LONGEST:
+        raise ValueError(f"{what} must be text of 1 to {LONGEST} characters, a whole number or a UUID, not {value!r}.")
+    return str(arguments.to_json(text, of=what))
+
+
+def as_version(value: Any, what: str) -> int | None:
+    """Raises ValueError for what cannot be a version."""
+    if value is not None and (type(value) is not int or abs(value) > LARGEST_VERSION):
+        raise ValueError(f"{what} must be a whole number of at most 63 bits, not {value!r}.")
+    return value
+
+
+def wanted(function: Callable[..., Any]) -> list[str]:
+    named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    return [each.name for each in arguments.signature_of(function).parameters.values() if each.kind in named]
+
+
+def _of_call(function: Callable[..., Any], task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    leading = (None,) if task.takes_context else ()
+    bound = arguments.signature_of(task.func).bind(*leading, *args, **kwargs)
+    bound.apply_defaults()
+    return function(**{name: bound.arguments[name] for name in wanted(function)})

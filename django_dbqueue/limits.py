@@ -1,0 +1,119 @@
+"""How many jobs that have something in common may run at a time, or start in a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+from . import keys
+
+LONGEST_GROUP = 100
+# What the key of a rate begins with, so that it is not that of a number at a time.
+RATE = "rate "
+# Of a rate, in seconds.
+LONGEST_PER = 10.0**8
+
+Key = Callable[..., Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """``most`` jobs with one key run at a time.
+
+    key: a function of some of the call's arguments, by name. Without it, all jobs of the task have one key; what it returns
+        None for is not limited.
+    group: tasks that name one share their limit; without it, each task has its own.
+    on_conflict: what becomes of a job that finds no slot: "wait", or "discard".
+    """
+
+    most: int
+    key: Key | None = None
+    group: str | None = None
+    on_conflict: Literal["wait", "discard"] = "wait"
+
+    def __post_init__(self) -> None:
+        _must_be_whole(self.most, "limit()")
+        if self.on_conflict not in ("wait", "discard"):
+            raise ValueError(f"limit(on_conflict={self.on_conflict!r}): it is 'wait' or 'discard'.")
+        _must_be_group(self.group, "limit()")
+
+    def of_call(self, key: str) -> dict[str, Any]:
+        return {"key": key, "most": self.most, "discard": self.on_conflict == "discard"}
+
+
+def limit(
+    most: int, *, key: Key | None = None, group: str | None = None, on_conflict: Literal["wait", "discard"] = "wait"
+) -> Limit:
+    """``limit(2, key=lambda account_id: account_id)``: two jobs of an account at a time, over all hosts."""
+    return Limit(most=most, key=key, group=group, on_conflict=on_conflict)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """``number`` jobs start in ``per`` seconds, over all hosts: one after the other, evenly.
+
+    key, group: as of a Limit.
+    burst: how many may start together after a pause.
+    """
+
+    number: int
+    per: float | timedelta = 1.0
+    key: Key | None = None
+    group: str | None = None
+    burst: int = 1
+
+    def __post_init__(self) -> None:
+        _must_be_whole(self.number, "Rate()")
+        _must_be_whole(self.burst, "Rate(burst=)")
+        if isinstance(self.per, bool) or not isinstance(self.per, int | float | timedelta) or not 0 < self.seconds < LONGEST_PER:
+            raise ValueError(f"Rate(per={self.per!r}): give a number of seconds above 0, or a timedelta.")
+        _must_be_group(self.group, "Rate()")
+
+    @property
+    def seconds(self) -> float:
+        return self.per.total_seconds() if isinstance(self.per, timedelta) else self.per
+
+    def of_call(self, key: str) -> dict[str, Any]:
+        return {"key": f"{RATE}{key}", "every": self.seconds / self.number, "burst": self.burst}
+
+
+def check(task: Any) -> None:
+    """Raises ValueError for limits that cannot be of this task."""
+    for name, kind, example in (("concurrency", Limit, "limit(2)"), ("rate", Rate, "Rate(100, per=60)")):
+        for each in _as_tuple(getattr(task, name)):
+            if not isinstance(each, kind):
+                raise ValueError(f"{name} must be such as {example}, or a tuple of these, not {each!r}.")
+            if each.key is not None:
+                keys.check(each.key, task.func, task.takes_context, f"{name}: key")
+
+
+def of_call(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """What a call of the task is limited by, as it is stored with its job."""
+    given = (*_as_tuple(task.concurrency), *_as_tuple(task.rate))
+    return [each.of_call(key) for each in given if (key := _key(each, task, args, kwargs))] or None
+
+
+def _key(each: Limit | Rate, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    name = each.group or task.module_path
+    if each.key is None:
+        return str(name)
+    value = keys.compute(each.key, task, args, kwargs, f"{task.module_path}: what a limit's key returned")
+    # Two limits of one task, by different arguments, are two.
+    by = "" if each.group else "+".join(keys.wanted(each.key)) + "="
+    return None if value is None else f"{name} {by}{value}"
+
+
+def _as_tuple(given: Any) -> tuple[Any, ...]:
+    return given if isinstance(given, tuple) else (given,)
+
+
+def _must_be_whole(number: Any, where: str) -> None:
+    if type(number) is not int or not 1 <= number < 10**6:
+        raise ValueError(f"{where}: {number!r} is not a whole number of at least 1.")
+
+
+def _must_be_group(group: Any, where: str) -> None:
+    if group is not None and (not isinstance(group, str) or not 0 < len(group) <= LONGEST_GROUP or "\x00" in group):
+        raise ValueError(f"{where}: group={group!r} is not text of 1 to {LONGEST_GROUP} characters.")

@@ -1,0 +1,158 @@
+"""Keyed jobs: of all that are enqueued with one key there is one row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from django.db import OperationalError, connections, models, transaction
+from django.db.models import Case, F, Value, When
+
+from ..moments import LONGEST_WAIT
+from .expressions import Now
+from .states import FINISHED, Conflict, Fate, State
+
+if TYPE_CHECKING:
+    from .job import Job
+
+T = TypeVar("T")
+
+CHUNK = 500
+TRIES = 5
+# What a job has from the call that asked for it last.
+OF_THE_CALL = [
+    *("task", "queue", "priority", "args", "kwargs", "metadata", "max_attempts", "on_lost", "timeout", "limits"),
+    *("pipeline", "stage", "batch_id"),
+]
+_OF_A_RUN = ["state", "blocked_by", "run_after", "expires_at", "asked_again", "failures", "attempts_before"]
+_OF_A_NEW_RUN = ["enqueued_at", "started_at", "finished_at", "result"]
+_WRITTEN = [*OF_THE_CALL, *_OF_A_RUN, *_OF_A_NEW_RUN, "version"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge:
+    """How a call meets the job that its key has already.
+
+    run_after: when the call wants it to run; None at once. expires: until when, or how long after that.
+    max_wait: the longest that it can be put off, from when it was asked for first.
+    """
+
+    on_conflict: Conflict = Conflict.RERUN
+    run_after: datetime | timedelta | None = None
+    expires: datetime | timedelta | None = None
+    max_wait: timedelta = LONGEST_WAIT
+
+
+def merge(rows: models.QuerySet[Job], jobs: Sequence[Job], how: Merge) -> list[tuple[Job, Fate]]:
+    """Write jobs that have keys. Returns the row of each, and what the call did to it."""
+    connection: Any = connections[rows.db]
+    for _ in range(TRIES):
+        try:
+            return _merge(rows, jobs, how)
+        except OperationalError:
+            # Where a key is new, MySQL may find a deadlock between two who bring it. It has rolled back all of it.
+            if connection.in_atomic_block or not connection.is_usable():
+                raise
+    return _merge(rows, jobs, how)
+
+
+def begin_anew(rows: models.QuerySet[Job]) -> None:
+    """Running jobs that were asked for again run once more; their rows have what they were asked for last already."""
+    state = Case(When(run_after__gt=Now(), then=Value(State.SCHEDULED)), default=Value(State.READY))
+    rows.update(state=state, process=None, failures=0, attempts_before=F("attempt"), started_at=None, enqueued_at=Now())
+
+
+def count_anew(rows: models.QuerySet[Job], jobs: Sequence[Job]) -> None:
+    """For jobs that are tried again, and were asked for again since: the attempts of that run count from the one that begins."""
+    rows.filter(pk__in=[job.pk for job in jobs]).update(failures=0, attempts_before=F("attempt"))
+    for job in jobs:
+        job.failures, job.attempts_before, job.asked_again = 0, job.attempt, False
+
+
+def _merge(rows: models.QuerySet[Job], jobs: Sequence[Job], how: Merge) -> list[tuple[Job, Fate]]:
+    with transaction.atomic(using=rows.db, savepoint=False):
+        standing = _stand(rows, jobs)
+        met = [(standing[job.key or ""], _meet(standing[job.key or ""], job, how)) for job in jobs]
+        changed = {row.pk: row for row, _fate in met if vars(row).pop("is_changed", False)}
+        _write(rows, list(changed.values()))
+    return met
+
+
+def _stand(rows: models.QuerySet[Job], jobs: Iterable[Job]) -> dict[str, Job]:
+    """The row of each key, locked; made, where there was none."""
+    first: dict[str, Job] = {}
+    # In the order of the keys, first all inserts and then all locks: two that have keys in common do not wait in a circle.
+    for job in sorted(jobs, key=lambda job: job.key or ""):
+        first.setdefault(job.key or "", job)
+    # On MySQL, an insert that meets a key locks what lies beside it: there, only what is missing is inserted.
+    found = _lock(rows, list(first)) if connections[rows.db].vendor == "mysql" else {}
+    # Once more for one that was deleted in between.
+    while missing := [key for key in first if key not in found]:
+        for chunk in _chunks(missing):
+            rows.bulk_create([first[key] for key in chunk], ignore_conflicts=True)
+        found |= _lock(rows, missing)
+    return found
+
+
+def _lock(rows: models.QuerySet[Job], keys: list[str]) -> dict[str, Job]:
+    can_lock = connections[rows.db].features.has_select_for_update
+    found: dict[str, Job] = {}
+    for chunk in _chunks(keys):
+        held = rows.filter(key__in=chunk).order_by("key").annotate(db_now=Now())
+        found.update((row.key or "", row) for row in (held.select_for_update() if can_lock else held))
+    return found
+
+
+def _write(rows: models.QuerySet[Job], changed: list[Job]) -> None:
+    """All in one statement, found by their ids. They are locked, so nothing else has changed them."""
+    # MySQL has no such clause: there, any unique index tells which row is meant.
+    unique = None if connections[rows.db].vendor == "mysql" else ["id"]
+    for chunk in _chunks(changed):
+        rows.bulk_create(chunk, update_conflicts=True, update_fields=_WRITTEN, unique_fields=unique)
+
+
+def _chunks(items: list[T]) -> Iterator[list[T]]:
+    for start in range(0, len(items), CHUNK):
+        yield items[start : start + CHUNK]
+
+
+def _meet(row: Any, job: Job, how: Merge) -> Fate:
+    """Change the row, in memory, to what the call wants of it."""
+    if row.pk == job.pk:
+        return Fate.CREATED
+    if row.version is not None and job.version is not None and job.version < row.version:
+        return Fate.IGNORED
+    ends = row.state in FINISHED
+    if how.on_conflict == Conflict.SKIP and not ends:
+        return Fate.IGNORED
+    for name in OF_THE_CALL:
+        setattr(row, name, getattr(job, name))
+    row.version = row.version if job.version is None else job.version
+    row.run_after = _time(row, how)
+    begins = max(row.run_after, row.db_now)
+    row.expires_at = begins + how.expires if isinstance(how.expires, timedelta) else how.expires
+    if row.state == State.RUNNING:
+        row.asked_again = True
+    else:
+        _set_out(row, State.SCHEDULED if row.run_after > row.db_now else State.READY)
+    row.is_changed = True
+    return Fate.CREATED if ends else Fate.MERGED
+
+
+def _set_out(row: Any, state: State) -> None:
+    if row.state in FINISHED:
+        row.enqueued_at, row.started_at, row.finished_at, row.result = row.db_now, None, None, None
+    row.state, row.blocked_by = state, None
+    row.failures, row.attempts_before = 0, row.attempt
+
+
+def _time(row: Any, how: Merge) -> Any:
+    """When it is to run. To be asked for again never puts it off, unless the call is to replace what waits."""
+    asked = row.db_now + how.run_after if isinstance(how.run_after, timedelta) else how.run_after or row.db_now
+    if row.state in FINISHED or row.state == State.RUNNING:
+        return asked
+    if how.on_conflict == Conflict.REPLACE and how.run_after:
+        return min(asked, row.enqueued_at + how.max_wait)
+    return min(asked, row.run_after)

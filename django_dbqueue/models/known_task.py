@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from .pausing import Pausable, PausableQuerySet
+
+
+class KnownTaskQuerySet(PausableQuerySet["KnownTask"]):
+    def names_of_paused(self) -> list[str]:
+        """The tasks whose jobs may not be claimed now."""
+        return list(self.paused().values_list("name", flat=True))
+
+
+class KnownTask(Pausable):
+    """A task by its path, and whether its jobs may be claimed."""
+
+    name = models.CharField(_("task"), max_length=255, primary_key=True)
+
+    objects = KnownTaskQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("task")
+        verbose_name_plural = _("tasks")
+        # Who may view jobs may view it.
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+    @classmethod
+    def check_name(cls, name: Any) -> None:
+        if not isinstance(name, str) or "." not in name or len(name) > 255:
+            raise ValueError(f"{name!r} is not a task. Give its path, such as 'shop.tasks.confirm': its module_path.")

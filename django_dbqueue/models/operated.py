@@ -1,0 +1,67 @@
+"""What operators do to jobs, one or very many: each verb is one statement, and leaves what is in another state as it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django.db import models, router
+
+from ..selector import check_name
+from ..wakeup import wake
+from .expressions import Now
+from .states import HIGHEST_PRIORITY, UNSUCCESSFUL, WAITING, State
+
+if TYPE_CHECKING:
+    pass
+
+if TYPE_CHECKING:
+    from .job import Job
+
+
+class OperatedJobs(models.QuerySet["Job"]):
+    def waiting(self) -> models.QuerySet[Job]:
+        return self.filter(state__in=WAITING)
+
+    def retriable(self) -> models.QuerySet[Job]:
+        return self.filter(state__in=UNSUCCESSFUL)
+
+    def retry(self) -> int:
+        """Make failed and discarded jobs ready again, with all their attempts before them. Returns how many.
+
+        They expire no more: whoever retries them wants them to run.
+        """
+        changes = {"failures": 0, "expires_at": None, "started_at": None, "finished_at": None}
+        return self.retriable().update(state=State.READY, run_after=Now(), **changes)
+
+    def discardable(self) -> models.QuerySet[Job]:
+        return self.filter(state__in=[*WAITING, State.FAILED])
+
+    def discard(self) -> int:
+        """Call off jobs that wait or have failed; what runs or has ended stays as it is. Returns how many."""
+        return self.discardable().update(state=State.DISCARDED, blocked_by=None, finished_at=Now())
+
+    def move(self, queue: str) -> int:
+        """Have jobs that wait wait in another queue, and wake its workers. Returns how many were in others before.
+
+        Raises ValueError for what is no name of a queue.
+        """
+        check_name(queue)
+        if moved := self.waiting().exclude(queue=queue).update(queue=queue):
+            wake(router.db_for_write(self.model) if self._db is None else self._db, queue)  # type: ignore[attr-defined]
+        return moved
+
+    def reprioritise(self, priority: int) -> int:
+        """Give jobs that wait another priority; what runs or has ended keeps its own. Returns how many are changed.
+
+        Raises ValueError for what is no whole number from -100 to 100.
+        """
+        if type(priority) is not int or abs(priority) > HIGHEST_PRIORITY:
+            raise ValueError(f"priority={priority!r} is not a whole number from -100 to 100. Change it.")
+        return self.waiting().exclude(priority=priority).update(priority=priority)
+
+    def stoppable(self) -> models.QuerySet[Job]:
+        return self.filter(state=State.RUNNING, stop_asked_at__isnull=True)
+
+    def stop(self) -> int:
+        """Ask the processes that run them to stop them; they are DISCARDED then. Returns how many are asked for now."""
+        return self.stoppable().update(stop_asked_at=Now())

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from django.db import connections, models, transaction
+from django.utils.translation import gettext_lazy as _
+
+from .expressions import Now, lock
+from .job import Job
+from .noted import LONGEST_NOTE, Noted
+from .states import State
+
+
+class Recorded(NamedTuple):
+    """The attempts whose notes were written, and those whose job was lost."""
+
+    written: set[tuple[UUID, int]]
+    lost: set[tuple[UUID, int]]
+
+
+class ProgressQuerySet(models.QuerySet["Progress"]):
+    def record(self, notes: Sequence[tuple[Job, Noted]]) -> Recorded:
+        """Keep what running jobs have noted, if they are still whose who claimed them: (id, attempt) is the fence.
+
+        A job that somebody holds is left out, and is neither written nor lost.
+        """
+        with transaction.atomic(using=self.db):
+            rows = Job.objects.using(self.db).filter(pk__in=[job.pk for job, _ in notes]).order_by("pk")
+            wanted, free = {(job.pk, job.attempt) for job, _ in notes}, _running(lock(rows))
+            self.write([(job, noted) for job, noted in notes if (job.pk, job.attempt) in free])
+            lost = wanted - free - _running(rows) if wanted - free else set()
+        return Recorded(wanted & free, lost)
+
+    def write(self, notes: Iterable[tuple[Job, Noted]]) -> None:
+        """Keep the newest for each job, for whoever holds the rows of these jobs, which are its own."""
+        rows = [
+            Progress(job=job, attempt=job.attempt, done=noted.done, total=noted.total, note=noted.note, noted_at=Now())
+            for job, noted in notes
+        ]
+        if rows:
+            unique = ["job"] if connections[self.db].features.supports_update_conflicts_with_target else None
+            changed = ["attempt", "done", "total", "note", "noted_at"]
+            self.bulk_create(rows, update_conflicts=True, unique_fields=unique, update_fields=changed)
+
+
+def _running(rows: models.QuerySet[Job]) -> set[tuple[UUID, int]]:
+    return {(pk, attempt) for pk, attempt, state in rows.values_list("pk", "attempt", "state") if state == State.RUNNING}
+
+
+class Progress(models.Model):
+    """How far the last attempt of a job has said that it is. A row of its own: the job's is not written again for it."""
+
+    job = models.OneToOneField(
+        Job, verbose_name=_("job"), on_delete=models.CASCADE, db_constraint=False, primary_key=True, related_name="progress"
+    )
+    attempt = models.PositiveIntegerField(_("attempt"))
+    done = models.FloatField(_("done"))
+    total = models.FloatField(_("total"), null=True, blank=True)
+    note = models.CharField(_("note"), max_length=LONGEST_NOTE, blank=True)
+    noted_at = models.DateTimeField(_("noted at"), db_default=Now())
+
+    objects = ProgressQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("progress")
+        verbose_name_plural = _("progress")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.job_id} #{self.attempt}"
+
+    @property
+    def noted(self) -> Noted:
+        return Noted.of(self.done, self.total, self.note)
+
+
+def progress_of(job: Job) -> Progress | None:
+    """What the job's last attempt has noted; of a job that was loaded with it, without a query."""
+    found: Progress | None = getattr(job, "progress", None)
+    return found if found and found.attempt == job.attempt else None

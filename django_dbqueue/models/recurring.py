@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from dataclasses import fields
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from ..recurrence import Plan, Recurrence
+from .recurring_tasks import RecurringTaskQuerySet
+
+
+class RecurringTask(models.Model):
+    """A task, or a management command, that is enqueued again and again."""
+
+    class Missed(models.TextChoices):
+        """What becomes of times at which no dispatcher ran."""
+
+        SKIP = "skip", _("Skip them")
+        ONE = "one", _("Run once for all of them")
+        ALL = "all", _("Run for each of them")
+
+    name = models.CharField(_("name"), max_length=255, unique=True)
+    task = models.CharField(_("task"), max_length=255, blank=True, help_text=_("Its path, such as shop.tasks.report."))
+    command = models.CharField(_("command"), max_length=100, blank=True, help_text=_("A management command, in place of a task."))
+    cron = models.CharField(
+        _("cron expression"),
+        max_length=100,
+        blank=True,
+        help_text=_("Minute, hour, day of the month, month, day of the week: 0 9 * * mon-fri."),
+    )
+    timezone = models.CharField(
+        _("time zone"), max_length=64, blank=True, help_text=_("Of the cron expression. Empty: the project's TIME_ZONE.")
+    )
+    every = models.DurationField(
+        _("every"), null=True, blank=True, help_text=_("An interval in place of a cron expression: 00:05:00 is five minutes.")
+    )
+    drift = models.BooleanField(
+        _("drift"), default=False, help_text=_("Count the interval from the end of a run, not from its planned time.")
+    )
+    args = models.JSONField(_("arguments"), default=list, blank=True)
+    kwargs = models.JSONField(_("keyword arguments"), default=dict, blank=True)
+    queue = models.CharField(_("queue"), max_length=100, blank=True, help_text=_("Empty: as the task has it."))
+    priority = models.SmallIntegerField(_("priority"), null=True, blank=True, help_text=_("Empty: as the task has it."))
+    missed = models.CharField(_("missed runs"), max_length=4, choices=Missed.choices, default=Missed.SKIP)
+    most_missed = models.PositiveSmallIntegerField(
+        _("most missed runs"), default=10, help_text=_("Of more missed runs than this, the oldest are skipped.")
+    )
+    jitter = models.DurationField(
+        _("jitter"), default=timedelta, blank=True, help_text=_("Each run waits for a part of this, by chance.")
+    )
+    starts_at = models.DateTimeField(_("starts at"), null=True, blank=True)
+    ends_at = models.DateTimeField(_("ends at"), null=True, blank=True)
+    is_enabled = models.BooleanField(_("enabled"), default=True, editable=False)
+    is_from_code = models.BooleanField(_("from code"), default=False, editable=False)
+    # Of what the code declares, and when a dispatcher with that code was last there.
+    definition = models.CharField(max_length=64, blank=True, editable=False)
+    declared_at = models.DateTimeField(null=True, editable=False)
+    next_run_at = models.DateTimeField(_("next run"), null=True, editable=False)
+    last_run_at = models.DateTimeField(_("last run"), null=True, editable=False)
+    # The job from whose end its next time counts.
+    waits_for = models.UUIDField(null=True, editable=False)
+    problem = models.TextField(_("problem"), blank=True, editable=False)
+
+    objects = RecurringTaskQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("recurring task")
+        verbose_name_plural = _("recurring tasks")
+        constraints = [
+            models.CheckConstraint(
+                name="dbqueue_recurring_calls_one",
+                condition=Q(task="") & ~Q(command="") | ~Q(task="") & Q(command=""),
+                violation_error_message=_("Give either a task or a command."),
+            ),
+            models.CheckConstraint(
+                name="dbqueue_recurring_by_one",
+                condition=Q(cron="", every__isnull=False) | ~Q(cron="") & Q(every__isnull=True),
+                violation_error_message=_("Give either a cron expression or an interval."),
+            ),
+        ]
+        permissions = [
+            ("enable_recurringtask", "Can enable and disable recurring tasks"),
+            ("run_recurringtask", "Can run recurring tasks now"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def recurrence(self) -> Recurrence:
+        """Raises InvalidSchedule."""
+        values: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(Recurrence)}
+        for name in ("starts_at", "ends_at"):
+            values[name] = values[name] and aware(values[name])
+        return Recurrence(**values)
+
+    def next_times(self, number: int = 5, after: datetime | None = None) -> list[datetime]:
+        """The next of its times, in UTC, whether it is enabled or not. Raises InvalidSchedule."""
+        return self.recurrence.next_times(number, aware(after or timezone.now()), self._planned)
+
+    def time_after(self, moment: datetime) -> datetime | None:
+        """The first of its times after a moment; None if there is none before it ends. Raises InvalidSchedule."""
+        return self.recurrence.time_after(aware(moment))
+
+    def time_from(self, end: datetime) -> datetime | None:
+        """For one that drifts: its next time, if its last run ended then. Raises InvalidSchedule."""
+        return self.recurrence.time_from(aware(end))
+
+    def plan(self, now: datetime) -> Plan:
+        """What its due time leads to, by the database's time. Raises InvalidSchedule."""
+        return self.recurrence.plan(self._planned or aware(now), aware(now))
+
+    @property
+    def _planned(self) -> datetime | None:
+        return aware(self.next_run_at) if self.next_run_at else None
+
+
+def aware(time: datetime) -> datetime:
+    """With a time zone, which times from the database lack under ``USE_TZ = False``."""
+    return timezone.make_aware(time) if timezone.is_naive(time) else time

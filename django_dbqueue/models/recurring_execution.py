@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from django.db import models, transaction
+from django.utils.translation import gettext_lazy as _
+
+from .expressions import Now, after, lock
+
+
+class RecurringExecutionQuerySet(models.QuerySet["RecurringExecution"]):
+    def prune(self, older_than: float, limit: int) -> int:
+        """Forget those whose time was so many seconds ago. Returns how many."""
+        with transaction.atomic(using=self.db):
+            old = self.filter(run_at__lt=after(-older_than)).order_by("run_at")
+            ids = list(lock(old).values_list("pk", flat=True)[:limit])
+            return self.filter(pk__in=ids)._raw_delete(self.db) if ids else 0
+
+
+class RecurringExecution(models.Model):
+    """That a recurring task was enqueued for one of its times: there can be no other, however many dispatchers run.
+
+    It outlives its job, which may be deleted as soon as it has succeeded.
+    """
+
+    task = models.ForeignKey(
+        "dbqueue.RecurringTask",
+        verbose_name=_("recurring task"),
+        on_delete=models.CASCADE,
+        db_index=False,
+        related_name="executions",
+    )
+    run_at = models.DateTimeField(_("run at"), db_index=True)
+    job = models.UUIDField(_("job"), null=True)
+    enqueued_at = models.DateTimeField(_("enqueued at"), db_default=Now())
+
+    objects = RecurringExecutionQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("recurring execution")
+        verbose_name_plural = _("recurring executions")
+        default_permissions = ()
+        constraints = [models.UniqueConstraint(name="dbqueue_recurring_once", fields=["task", "run_at"])]
+
+    def __str__(self) -> str:
+        return f"{self.task_id} {self.run_at}"

@@ -1,0 +1,159 @@
+"""What can be done to recurring tasks, and how those are found whose time has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.db import models, transaction
+from django.db.models import Exists, F, OuterRef, Q
+
+from .expressions import Now, after, lock
+from .job import Job
+from .recurring_execution import RecurringExecution
+from .states import FINISHED
+
+if TYPE_CHECKING:
+    from .recurring import RecurringTask
+
+# Writes a job of a recurring task, which is to wait so long, and returns its id.
+Enqueue = Callable[["RecurringTask", timedelta], UUID]
+# So long after a dispatcher last declared it, a definition is taken for one that no code has any more.
+UNDECLARED = 120.0
+# What a change of makes the next time another.
+SCHEDULE = ("cron", "timezone", "every", "drift", "starts_at", "ends_at")
+
+
+class RecurringTaskQuerySet(models.QuerySet["RecurringTask"]):
+    def enabled(self) -> RecurringTaskQuerySet:
+        return self.filter(is_enabled=True)
+
+    def disabled(self) -> RecurringTaskQuerySet:
+        return self.filter(is_enabled=False)
+
+    def enable(self) -> int:
+        """They run again, from their next time on. Returns how many were disabled."""
+        return self.disabled().update(is_enabled=True, next_run_at=None, waits_for=None)
+
+    def disable(self) -> int:
+        """They run no more until they are enabled. Returns how many were enabled."""
+        return self.enabled().update(is_enabled=False, next_run_at=None, waits_for=None)
+
+    def replan(self) -> int:
+        """Have their next time found anew, as after a change of their schedule."""
+        return self.update(next_run_at=None, waits_for=None)
+
+    def undeclared(self) -> RecurringTaskQuerySet:
+        """From code that no dispatcher has any more."""
+        return self.filter(is_from_code=True, declared_at__lt=after(-UNDECLARED))
+
+    def of(self, definitions: Iterable[str]) -> RecurringTaskQuerySet:
+        """Those made in the admin, and those that the code declares just so."""
+        return self.filter(Q(is_from_code=False) | Q(definition__in=list(definitions)))
+
+    def upcoming(self) -> RecurringTaskQuerySet:
+        """Enabled, with the database's time in ``seen_at``: those to be planned first, then by when they are due.
+
+        Those that drift are left out while the job runs from whose end their next time counts.
+        """
+        unfinished = Job.objects.using(self.db).filter(pk=OuterRef("waits_for")).exclude(state__in=FINISHED)
+        is_over = Q(next_run_at=None) & Q(ends_at__lte=Now())
+        rows = self.enabled().exclude(is_over).filter(~Exists(unfinished)).annotate(seen_at=Now())
+        return rows.order_by(F("next_run_at").asc(nulls_first=True), "pk")
+
+    def due(self) -> RecurringTaskQuerySet:
+        return self.upcoming().filter(next_run_at__lte=Now())
+
+    def enqueue_due(self, row: RecurringTask, enqueue: Enqueue) -> list[datetime] | None:
+        """Enqueue a task for its due times, or plan its first, in one transaction. Returns the times; None if nothing was to do.
+
+        Each time has one execution, written with its job. A row that another dispatcher holds is left to it. Raises what
+        ``enqueue`` raises, and InvalidSchedule: then nothing has changed.
+        """
+        with transaction.atomic(using=self.db):
+            found: Any = lock(self.enabled().filter(pk=row.pk)).annotate(seen_at=Now()).first()
+            if found is None:
+                return None
+            if found.next_run_at is None:
+                return [] if self._plan(found) else None
+            return self._enqueue(found, enqueue) if found.next_run_at <= found.seen_at else None
+
+    def run_now(self, enqueue: Enqueue) -> int:
+        """Enqueue them once more, at once, whether they are enabled or not. Returns how many. Raises what ``enqueue`` raises."""
+        with transaction.atomic(using=self.db):
+            rows: list[Any] = list(lock(self.annotate(seen_at=Now())))
+            for row in rows:
+                job = self._once(row, row.seen_at, enqueue, timedelta())
+                waits = {"waits_for": job, "next_run_at": None} if row.drift and row.is_enabled else {}
+                self._at(row).update(last_run_at=row.seen_at, **waits)
+        return len(rows)
+
+    def note(self, row: RecurringTask, problem: str) -> None:
+        """Why it cannot be enqueued, for operators to see."""
+        if row.problem != problem:
+            self._at(row).update(problem=problem)
+
+    def synchronise(self, declared: Mapping[str, Mapping[str, Any]], *, takes_over: bool) -> list[str]:
+        """Have a row for each task that the code declares, by name. Returns the names that the admin's rows have already.
+
+        Old and new code may run beside each other: a row follows who starts (``takes_over``). Others leave it as it is while
+        anybody is there who declares it so, and take it back after that.
+        """
+        rows = {row.name: row for row in self.filter(name__in=list(declared)).annotate(seen_at=Now())}
+        missing = [self.model(**values, is_from_code=True) for name, values in declared.items() if name not in rows]
+        self.bulk_create(missing, ignore_conflicts=True)
+        same = [values["definition"] for values in declared.values()]
+        self.filter(name__in=list(declared), definition__in=same).update(declared_at=Now())
+        for name in declared.keys() & rows.keys():
+            if rows[name].is_from_code and rows[name].definition != declared[name]["definition"]:
+                self._declare(rows[name], declared[name], takes_over)
+        return sorted(name for name, row in rows.items() if not row.is_from_code)
+
+    def forget(self, older_than: float) -> None:
+        """Delete those from code that nobody has declared for so many seconds, with their executions."""
+        self.filter(is_from_code=True, declared_at__lt=after(-older_than)).delete()
+
+    def _declare(self, row: RecurringTask, values: Mapping[str, Any], takes_over: bool) -> None:
+        changes = {**values, "declared_at": Now(), "problem": ""}
+        if any(getattr(row, name) != values[name] for name in SCHEDULE):
+            changes |= {"next_run_at": None, "waits_for": None}
+        rows = self.filter(pk=row.pk, definition=row.definition)
+        (rows if takes_over else rows.undeclared()).update(**changes)
+
+    def _plan(self, row: Any) -> bool:
+        """Its first time; for one that drifts, so long after its last job ended, or was deleted."""
+        if row.waits_for is None:
+            following = row.time_after(row.seen_at)
+        else:
+            job = Job.objects.using(self.db).filter(pk=row.waits_for).first()
+            if job and job.state not in FINISHED:
+                return False
+            following = row.time_from(job.finished_at if job and job.finished_at else row.seen_at)
+        return bool(following and self._at(row).update(next_run_at=following, waits_for=None, problem=""))
+
+    def _enqueue(self, row: Any, enqueue: Enqueue) -> list[datetime]:
+        plan, recurrence = row.plan(row.seen_at), row.recurrence
+        jobs = [self._once(row, time, enqueue, recurrence.any_jitter()) for time in plan.times]
+        changes = {"next_run_at": plan.following, "problem": ""}
+        if row.drift:
+            waits = next(filter(None, jobs), None)
+            changes |= {"waits_for": waits, "next_run_at": None if waits else row.time_from(row.seen_at)}
+        if plan.times:
+            changes["last_run_at"] = plan.times[-1]
+        self._at(row).update(**changes)
+        return plan.times  # type: ignore[no-any-return]
+
+    def _once(self, row: RecurringTask, time: datetime, enqueue: Enqueue, wait: timedelta) -> UUID | None:
+        """The job for a time, unless there has been one."""
+        executions = RecurringExecution.objects.using(self.db)
+        execution, is_new = executions.get_or_create(task=row, run_at=time)
+        if not is_new:
+            return None
+        execution.job = enqueue(row, wait)
+        execution.save(using=self.db, update_fields=["job"])
+        return execution.job
+
+    def _at(self, row: RecurringTask) -> RecurringTaskQuerySet:
+        return self.model._default_manager.using(self.db).filter(pk=row.pk)

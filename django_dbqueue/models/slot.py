@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from django.db import connections, models
+from django.db.models import Count, F
+from django.utils.translation import gettext_lazy as _
+
+from .states import State
+
+
+class SlotQuerySet(models.QuerySet["Slot"]):
+    def taken(self) -> SlotQuerySet:
+        """Those whose job runs. What is left of others counts for nothing, so no slot can leak."""
+        return self.filter(job__state=State.RUNNING, job__attempt=F("attempt"))
+
+    def count_by_key(self, keys: Iterable[str]) -> Counter[str]:
+        rows = self.taken().filter(semaphore__in=list(keys)).order_by().values_list("semaphore")
+        return Counter(dict(rows.annotate(number=Count("pk"))))
+
+    def take(self, jobs: Iterable[Any]) -> None:
+        """One slot of each of its semaphores for each job, for the attempt that begins now."""
+        keys = [(job, limit["key"]) for job in jobs for limit in job.limits if "most" in limit]
+        rows = [Slot(semaphore_id=key, job=job, attempt=job.attempt + 1) for job, key in keys]
+        unique = None if connections[self.db].vendor == "mysql" else ["semaphore", "job"]
+        self.bulk_create(rows, update_conflicts=True, update_fields=["attempt"], unique_fields=unique)
+
+
+class Slot(models.Model):
+    """A running attempt's place at a semaphore. It counts as long as that attempt runs, and not a moment longer."""
+
+    semaphore = models.ForeignKey(
+        "dbqueue.Semaphore",
+        verbose_name=_("semaphore"),
+        on_delete=models.CASCADE,
+        db_constraint=False,
+        db_index=False,
+        related_name="slots",
+    )
+    job = models.ForeignKey(
+        "dbqueue.Job", verbose_name=_("job"), on_delete=models.CASCADE, db_constraint=False, related_name="slots"
+    )
+    attempt = models.PositiveIntegerField(_("attempt"))
+
+    objects = SlotQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("slot")
+        verbose_name_plural = _("slots")
+        default_permissions = ()
+        constraints = [models.UniqueConstraint(name="dbqueue_slot_once", fields=["semaphore", "job"])]
+
+    def __str__(self) -> str:
+        return f"{self.semaphore_id}: {self.job_id} #{self.attempt}"

@@ -1,0 +1,48 @@
+"""Jobs of pipelines, from one stage to the next."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from django.db import models
+
+from .expressions import Now
+from .semaphore import Semaphore
+from .states import State
+
+if TYPE_CHECKING:
+    from .job import Job
+
+# What is of the stage, and the same for all jobs that enter it; the arguments are each one's own.
+_OF_A_STAGE = ["stage", "task", "queue", "priority", "max_attempts", "on_lost", "timeout"]
+_OF_EACH = ["args", "kwargs", "limits"]
+
+
+def walk(jobs: models.QuerySet[Job], moves: Iterable[tuple[Any, Job]]) -> None:
+    """Have running jobs enter their next stages: each is a job, and how it is there."""
+    alike = defaultdict(list)
+    for pk, there in moves:
+        alike[tuple(getattr(there, name) for name in _OF_A_STAGE)].append((pk, there))
+    for values, group in alike.items():
+        jobs.filter(pk__in=[pk for pk, _there in group]).update(
+            **dict(zip(_OF_A_STAGE, values, strict=True)),
+            state=State.READY,
+            process=None,
+            run_after=Now(),
+            failures=0,
+            finished_at=None,
+        )
+        jobs.bulk_update([_own(jobs.model, pk, there) for pk, there in group], _OF_EACH)
+
+
+def fan_out(jobs: models.QuerySet[Job], children: list[Job]) -> None:
+    """Write the jobs that a stage has made of one."""
+    if limited := [child for child in children if child.limits]:
+        Semaphore.objects.using(jobs.db).line_up(limited)
+    jobs.bulk_create(children, batch_size=1000)
+
+
+def _own(model: Any, pk: Any, there: Job) -> Any:
+    return model(pk=pk, **{name: getattr(there, name) for name in _OF_EACH})

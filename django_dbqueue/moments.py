@@ -1,0 +1,62 @@
+"""What ``expires``, ``context.snooze()`` and ``context.retry()`` take: times, and waits."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+from django.utils import timezone
+
+from .compat import InvalidTask
+
+# Beyond it, a time may be later than a datetime can be.
+LONGEST_WAIT = timedelta(days=36_500)
+
+
+def check_expires(expires: Any, run_after: Any) -> None:
+    """Raises InvalidTask, with the value, for a time by which no job could be started."""
+    if expires is None:
+        return
+    if isinstance(expires, timedelta):
+        if not timedelta() < expires <= LONGEST_WAIT:
+            raise InvalidTask(f"expires must be above 0 and within {LONGEST_WAIT.days:,} days, not {expires!r}.")
+    elif not isinstance(expires, datetime):
+        raise InvalidTask(f"expires must be a timedelta such as timedelta(minutes=10), or an aware datetime, not {expires!r}.")
+    elif timezone.is_aware(expires) != settings.USE_TZ:
+        raise InvalidTask(f"expires must be {_a_datetime()}, not {expires!r}. Take it from django.utils.timezone.")
+    else:
+        _check_order(expires, run_after)
+
+
+def _check_order(expires: datetime, run_after: Any) -> None:
+    # By this host's clock, as it is not stored: it only spares a job that would wait in vain.
+    first = timezone.now() + run_after if isinstance(run_after, timedelta) else run_after
+    if isinstance(first, datetime) and timezone.is_aware(first) == settings.USE_TZ and expires <= first:
+        raise InvalidTask(f"expires must be later than run_after: {expires} is not later than {first}.")
+
+
+def _a_datetime() -> str:
+    return "an aware datetime" if settings.USE_TZ else "a naive datetime, as USE_TZ is False"
+
+
+def seconds_of(delay: Any, name: str) -> float:
+    """A wait in seconds. Raises TypeError or ValueError, with the value, for what is none."""
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(f"{name}: {delay!r} is no delay. Give seconds, or a timedelta.")
+    if not math.isfinite(seconds) or not 0 <= seconds <= LONGEST_WAIT.total_seconds():
+        raise ValueError(f"{name}: {delay!r} is no delay from 0 to {LONGEST_WAIT.days:,} days. Give one that is.")
+    return float(seconds)
+
+
+def seconds_or_time(delay: Any, name: str) -> float | datetime:
+    """A wait in seconds, or the time that it lasts to. Raises as ``seconds_of()``."""
+    if not isinstance(delay, datetime):
+        return seconds_of(delay, name)
+    if timezone.is_aware(delay) != settings.USE_TZ:
+        raise ValueError(f"{name}: {delay!r} is not {_a_datetime()}. Take it from django.utils.timezone.")
+    if delay - timezone.now() > LONGEST_WAIT:
+        raise ValueError(f"{name}: {delay} is more than {LONGEST_WAIT.days:,} days off. Give an earlier time.")
+    return delay

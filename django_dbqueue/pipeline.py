@@ -1,0 +1,106 @@
+"""Pipelines: one job that walks through several tasks, each of which gets what the one before it returned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import sync_to_async
+
+from . import arguments
+from .compat import InvalidTask
+from .tasks import Task, split
+from .transactions import after_commit
+
+if TYPE_CHECKING:
+    from .results import JobResult
+
+
+@dataclass(frozen=True)
+class GoTo:
+    """Returned by a stage: the job goes on at another stage of its pipeline, with ``value``."""
+
+    stage: Task[..., Any]
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Returned by a stage: the job ends here, with ``value`` as its result."""
+
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class FanOut:
+    """Returned by a stage: for each of the values a job of its own walks on from the next stage; this one ends.
+
+    Its result are their ids. They belong to its batch, if it has one.
+    """
+
+    values: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Stages, in their order. Each has the queue, priority, limits and retries of its task."""
+
+    stages: tuple[Task[..., Any], ...]
+
+    def using(self, **settings: Any) -> Pipeline:
+        """The same pipeline with other settings for its jobs: run_after, metadata, key, version, on_conflict, max_wait."""
+        if unknown := settings.keys() - {"run_after", "metadata", "key", "version", "on_conflict", "max_wait", "expires"}:
+            raise TypeError(f"{unknown.pop()!r} is a stage's: give it to the stage, such as parse.using(queue_name='cpu').")
+        return replace(self, stages=(self.stages[0].using(**settings), *self.stages[1:]))
+
+    def enqueue(self, *args: Any, **kwargs: Any) -> JobResult:
+        """Write one job, which begins at the first stage with these arguments."""
+        return self._enqueue([(args, kwargs)])[0]
+
+    async def aenqueue(self, *args: Any, **kwargs: Any) -> JobResult:
+        return await sync_to_async(self.enqueue, thread_sensitive=True)(*args, **kwargs)
+
+    def enqueue_on_commit(self, *args: Any, **kwargs: Any) -> None:
+        """Enqueue once the caller's open transactions have committed; at once if there are none."""
+        arguments.bind(self.stages[0].func, self.stages[0].takes_context, args, kwargs)
+        after_commit(partial(self.enqueue, *args, **kwargs))
+
+    def enqueue_many(self, calls: Iterable[tuple[Any, ...] | dict[str, Any]]) -> list[JobResult]:
+        """Write many jobs, all or none. Each call is a tuple of positional or a dict of keyword arguments."""
+        return self._enqueue(map(split, calls))
+
+    def _enqueue(self, calls: Iterable[Any]) -> list[JobResult]:
+        backend: Any = self.stages[0].get_backend()
+        if not hasattr(backend, "enqueue_many"):
+            raise TypeError(f"A pipeline needs a DatabaseBackend; TASKS[{backend.alias!r}] is a {type(backend).__qualname__}.")
+        return backend.enqueue_many(self.stages[0], calls, stages=self.stages)  # type: ignore[no-any-return]
+
+
+def pipeline(*stages: Task[..., Any]) -> Pipeline:
+    """``pipeline(fetch, parse, index).enqueue(url)``: fetch(url), then parse with what it returned, then index with that.
+
+    Raises InvalidTask for what cannot be walked through.
+    """
+    if not stages:
+        raise InvalidTask("A pipeline needs stages: pipeline(fetch, parse, index).")
+    for place, stage in enumerate(stages):
+        if not isinstance(stage, Task):
+            raise InvalidTask(f"{stage!r} is no task, and cannot be a stage. Decorate it with @task.")
+        if stage.backend != stages[0].backend:
+            raise InvalidTask(f"{stage.module_path} is of the backend {stage.backend!r}, and the first stage of another.")
+        if place:
+            _must_follow(stage)
+    return Pipeline(stages)
+
+
+def _must_follow(stage: Task[..., Any]) -> None:
+    leading = (None,) if stage.takes_context else ()
+    try:
+        arguments.signature_of(stage.func).bind(*leading, None)
+    except TypeError as error:
+        said = f"{stage.module_path} gets one argument, what the stage before it returned: {error}."
+        raise InvalidTask(said) from None
+    if stage.run_after is not None:
+        raise InvalidTask(f"{stage.module_path} begins when the stage before it ends. Leave its run_after out.")

@@ -1,0 +1,141 @@
+"""What is said of something that recurs, checked as a whole, and the times that follow from it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from django.conf import settings
+
+from .exceptions import InvalidSchedule
+from .schedule import EPOCH, Cron, Every, Schedule, last_times, shortest_gap
+
+MISSED = ("skip", "one", "all")
+MOST_MISSED = 1000
+# A time that is no later than this has not been missed, even if the next one has come too.
+LATE = timedelta(minutes=1)
+INSTANT = timedelta(microseconds=1)
+
+
+class Plan(NamedTuple):
+    """For which of its times something runs now, and which is the next one."""
+
+    times: list[datetime]
+    following: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrence:
+    """When something recurs. Raises InvalidSchedule, with the value, for what cannot be.
+
+    name: by which ``H`` in a cron expression is chosen.
+    cron, timezone: an expression, on the wall clock of a time zone (``TIME_ZONE``).
+    every, drift: an interval from one planned time to the next, or from the end of a run to the next.
+    missed, most_missed: what becomes of times at which no dispatcher ran, and how many are made up for at most.
+    jitter: each run waits for a part of it, by chance.
+    starts_at, ends_at: there is no time before, or after.
+    """
+
+    name: str
+    cron: str = ""
+    timezone: str = ""
+    every: timedelta | None = None
+    drift: bool = False
+    missed: str = "skip"
+    most_missed: int = 10
+    jitter: timedelta = timedelta()
+    starts_at: datetime | None = None
+    ends_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        # In this order: each takes the one before for granted.
+        for check in (self._check_what_is_given, self._check_span, self._check_runs):
+            try:
+                check()
+            except InvalidSchedule as error:
+                raise InvalidSchedule(f"{self.name!r}: {error}") from None
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        if self.every is None:
+            return Cron(self.cron, self.timezone or settings.TIME_ZONE, self.name)
+        return Every(self.every, self.drift, self.starts_at or EPOCH)
+
+    def time_after(self, moment: datetime, planned: datetime | None = None) -> datetime | None:
+        """The first of its times after a moment; None if there is none before it ends.
+
+        An interval goes on from the time that is ``planned``, if there is one.
+        """
+        if self.starts_at and self.starts_at > moment:
+            moment = self.starts_at - INSTANT
+        return self._before_the_end(self._from(planned).next_after(moment))
+
+    def time_from(self, end: datetime) -> datetime | None:
+        """For what drifts: its next time, if its last run ended then."""
+        return self._before_the_end(end + (self.every or timedelta()))
+
+    def next_times(self, number: int, after: datetime, planned: datetime | None = None) -> list[datetime]:
+        """The next of its times, without jitter. Of what drifts: those that it would have if it took no time."""
+        found: list[datetime] = []
+        following = planned if planned and planned > after else self.time_after(after, planned)
+        while following and len(found) < number:
+            found.append(following)
+            following = self.time_after(following, planned)
+        return found
+
+    def plan(self, planned: datetime, now: datetime) -> Plan:
+        """What a time that has come leads to."""
+        if self.drift:
+            return Plan([planned], None)
+        schedule, following = self._from(planned), self.time_after(now, planned)
+        second = schedule.next_after(planned)
+        if self.missed == "skip" and second and second <= now and now - planned > LATE:
+            return Plan([], following)
+        number = self.most_missed if self.missed == "all" else 1
+        until = min(now, self.ends_at) if self.ends_at else now
+        return Plan(last_times(schedule, planned - INSTANT, until, number), following)
+
+    def any_jitter(self) -> timedelta:
+        return self.jitter * random.random()
+
+    def _before_the_end(self, time: datetime | None) -> datetime | None:
+        return None if time is None or (self.ends_at and time > self.ends_at) else time
+
+    def _from(self, planned: datetime | None) -> Schedule:
+        if isinstance(self.schedule, Every) and planned:
+            return replace(self.schedule, anchor=EPOCH + (planned - EPOCH) % self.schedule.interval)
+        return self.schedule
+
+    def _check_what_is_given(self) -> None:
+        if self.cron and self.every is not None:
+            raise InvalidSchedule(f"both cron={self.cron!r} and every={self.every!s} are given. Leave one out.")
+        if not self.cron and self.every is None:
+            raise InvalidSchedule("neither a cron expression nor every is given. Give one, such as '0 9 * * mon-fri'.")
+        if self.cron and self.drift:
+            raise InvalidSchedule(
+                "drift counts from the end of a run, which a cron expression does not. Use every=timedelta(...)."
+            )
+        if self.timezone and self.every is not None:
+            raise InvalidSchedule(f"timezone={self.timezone!r} changes nothing about every. Leave it out.")
+
+    def _check_span(self) -> None:
+        for name in ("starts_at", "ends_at"):
+            time: Any = getattr(self, name)
+            if time is not None and (not isinstance(time, datetime) or time.utcoffset() is None):
+                raise InvalidSchedule(f"{name} must be an aware datetime, not {time!r}.")
+        if self.starts_at and self.ends_at and self.ends_at <= self.starts_at:
+            raise InvalidSchedule(f"ends_at={self.ends_at} is not after starts_at={self.starts_at}. Change one.")
+
+    def _check_runs(self) -> None:
+        if self.missed not in MISSED:
+            raise InvalidSchedule(f"missed={self.missed!r} is none of {', '.join(MISSED)}.")
+        if type(self.most_missed) is not int or not 1 <= self.most_missed <= MOST_MISSED:
+            raise InvalidSchedule(f"most_missed={self.most_missed!r} is not a whole number from 1 to {MOST_MISSED}.")
+        if not isinstance(self.jitter, timedelta) or self.jitter < timedelta():
+            raise InvalidSchedule(f"jitter must be a timedelta that is not negative, not {self.jitter!r}.")
+        schedule = self.schedule
+        if self.jitter and (gap := shortest_gap(schedule)) and self.jitter >= gap:
+            raise InvalidSchedule(f"jitter={self.jitter!s} is not shorter than {gap!s}, which lies between two runs. Lower it.")

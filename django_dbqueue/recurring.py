@@ -1,0 +1,166 @@
+"""How the code says that a task, or a management command, is enqueued again and again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypeVar
+
+from . import arguments
+from .compat import DEFAULT_TASK_BACKEND_ALIAS, FrameworkTask
+from .exceptions import InvalidSchedule, InvalidTaskPath
+from .recurrence import Recurrence
+from .recurring_calls import RecurringCall
+
+LONGEST_NAME = 255
+WHEN = {each.name for each in fields(Recurrence)} - {"name", "cron", "every"}
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """What the code says of one recurring task. ``func`` is what the decorator stands on; a command has none."""
+
+    recurrence: Recurrence
+    call: RecurringCall
+    backend: str | None = None
+    func: Any = None
+
+    @property
+    def name(self) -> str:
+        return self.recurrence.name
+
+    @property
+    def what(self) -> str:
+        return self.call.task or f"command {self.call.command}"
+
+    def resolved(self) -> Any:
+        """The task as its jobs are enqueued through it. Raises InvalidSchedule for what cannot be."""
+        try:
+            return self.call.resolved(self.backend)
+        except (InvalidSchedule, InvalidTaskPath) as error:
+            raise InvalidSchedule(f"{self.name!r}: {error}") from None
+
+    def values(self) -> dict[str, Any]:
+        """The fields of its row, with a fingerprint of them all."""
+        values: dict[str, Any] = {}
+        for part in (self.recurrence, self.call):
+            values |= {each.name: getattr(part, each.name) for each in fields(part)}
+        values |= {name: arguments.to_json(values[name]) for name in ("args", "kwargs")}
+        text = json.dumps(values, sort_keys=True, default=str)
+        return {**values, "definition": hashlib.sha256(text.encode()).hexdigest()}
+
+    def is_another(self, other: Declared) -> bool:
+        """Whether both cannot be meant to be one: a module that is imported again declares its own again."""
+        if self.func and other.func and self.what == other.what:
+            return self.func is other.func
+        return self.values() != other.values()
+
+
+_by_name: dict[str, Declared] = {}
+
+
+def declared() -> dict[str, Declared]:
+    """All that the modules imported so far declare, by name."""
+    return dict(_by_name)
+
+
+def recurring(
+    cron: str = "",
+    *,
+    every: timedelta | None = None,
+    drift: bool = False,
+    timezone: str = "",
+    name: str | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    queue_name: str = "",
+    priority: int | None = None,
+    missed: Literal["skip", "one", "all"] = "skip",
+    most_missed: int = 10,
+    jitter: timedelta = timedelta(),
+    starts_at: datetime | None = None,
+    ends_at: datetime | None = None,
+) -> Callable[[T], T]:
+    """Have a task enqueued again and again. It stands above ``@task``, or below it, as often as there are schedules.
+
+    cron: an expression of five fields, or six with the seconds first, on the wall clock of ``timezone`` (``TIME_ZONE``).
+    every: an interval from one planned time to the next; with ``drift`` from the end of a run to the next.
+    name: by which it is known; the task's path, so a second schedule of a task needs one of its own.
+    args, kwargs, queue_name, priority: of its jobs.
+    missed: what becomes of times at which no dispatcher ran: "skip" them, "one" run for all, or "all" (of ``most_missed``).
+    jitter: each job waits for a part of it, by chance.
+    starts_at, ends_at: there is no time before, or after.
+
+    Raises InvalidSchedule for what cannot be.
+    """
+    when: dict[str, Any] = {"drift": drift, "timezone": timezone, "missed": missed, "most_missed": most_missed}
+    when |= {"jitter": jitter, "starts_at": starts_at, "ends_at": ends_at}
+    call: dict[str, Any] = {"args": args, "kwargs": kwargs or {}, "queue": queue_name, "priority": priority}
+
+    def declare(function: T) -> T:
+        task: Any = function if isinstance(function, FrameworkTask) else None
+        func: Any = task.func if task else function
+        if not hasattr(func, "__qualname__"):
+            raise InvalidSchedule(f"@recurring stands on {function!r}, which is no function. Put it above @task.")
+        path = f"{func.__module__}.{func.__qualname__}"
+        recurrence = _recurrence(path if name is None else name, cron, every, **when)
+        one = Declared(
+            recurrence=recurrence, call=RecurringCall(task=path, **call), backend=getattr(task, "backend", None), func=func
+        )
+        _declare(one, task)
+        return function
+
+    return declare
+
+
+def recurring_command(
+    command: str,
+    *args: Any,
+    cron: str = "",
+    every: timedelta | None = None,
+    options: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    queue_name: str = "",
+    priority: int | None = None,
+    backend: str = DEFAULT_TASK_BACKEND_ALIAS,
+    **when: Any,
+) -> None:
+    """Have a management command run again and again, each time as a job. Say it in a module ``tasks``.
+
+    args, options: as Django's ``call_command`` takes them. All others are as for ``@recurring``; the name is the command's.
+    Raises InvalidSchedule for what cannot be.
+    """
+    if unknown := sorted(when.keys() - WHEN):
+        known = ", ".join(sorted(WHEN))
+        raise InvalidSchedule(
+            f"recurring_command({command!r}) does not take {', '.join(unknown)}, but {known}. Is it for the command? Then put it "
+            "into options={...}."
+        )
+    recurrence = _recurrence(command if name is None else name, cron, every, **when)
+    call = RecurringCall(command=command, args=args, kwargs=options or {}, queue=queue_name, priority=priority)
+    _declare(Declared(recurrence=recurrence, call=call, backend=backend), None)
+
+
+def _recurrence(name: str, cron: str, every: timedelta | None, **when: Any) -> Recurrence:
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
+        raise InvalidSchedule(f"{name!r} is not a name of up to {LONGEST_NAME} characters. Give another.")
+    return Recurrence(name=name, cron=cron, every=every, **when)
+
+
+def _declare(one: Declared, task: Any) -> None:
+    try:
+        if task:
+            one.call.through(task)
+        else:
+            one.call.check()
+    except InvalidSchedule as error:
+        raise InvalidSchedule(f"{one.name!r}: {error}") from None
+    other = _by_name.get(one.name)
+    if other and one.is_another(other):
+        raise InvalidSchedule(f"{one.name!r} is already the recurring {other.what}. Give this one a name of its own: name=...")
+    _by_name[one.name] = one

@@ -1,0 +1,84 @@
+"""What a recurring task calls: found among the modules that are imported, checked, and enqueued."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.core.management import get_commands
+
+from . import arguments
+from .compat import InvalidTask
+from .exceptions import InvalidSchedule
+from .tasks import load
+
+if TYPE_CHECKING:
+    from .models import RecurringTask
+
+CALL_COMMAND = "django_dbqueue.contrib.tasks.call_command"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurringCall:
+    """A task by its path, or a management command, and what its jobs get. What is empty is as the task has it."""
+
+    task: str = ""
+    command: str = ""
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    queue: str = ""
+    priority: int | None = None
+
+    @classmethod
+    def of(cls, row: RecurringTask) -> RecurringCall:
+        return cls(**{each.name: getattr(row, each.name) for each in fields(cls)})
+
+    def resolved(self, backend: str | None = None) -> Any:
+        """The task as its jobs are enqueued through it, checked.
+
+        Raises InvalidTaskPath if it is not known here, InvalidSchedule if it cannot be called so.
+        """
+        if not self.task and not self.command:
+            raise InvalidSchedule("neither a task nor a command is given. Give one.")
+        if self.task and self.command:
+            raise InvalidSchedule(f"both task={self.task!r} and command={self.command!r} are given. Leave one out.")
+        return self.through(load(self.task or CALL_COMMAND), backend)
+
+    def through(self, task: Any, backend: str | None = None) -> Any:
+        """The same for a task that is at hand."""
+        self.check()
+        changes = {"queue_name": self.queue or None, "priority": self.priority, "backend": backend}
+        try:
+            arguments.bind(task.func, task.takes_context, self._arguments, self.kwargs)
+            return task.using(**{name: value for name, value in changes.items() if value is not None})
+        except (TypeError, ValueError, InvalidTask) as error:
+            raise InvalidSchedule(str(error)) from None
+
+    def check(self) -> None:
+        """Raises InvalidSchedule for what can be told without the task."""
+        if isinstance(self.args, str) or not isinstance(self.args, Sequence) or not isinstance(self.kwargs, Mapping):
+            raise InvalidSchedule(f"the arguments must be a list and a dict, not {self.args!r} and {self.kwargs!r}.")
+        if self.command and self.command not in get_commands():
+            raise InvalidSchedule(f"there is no command {self.command!r}. `manage.py help` lists those that there are.")
+        try:
+            arguments.to_json([self.args, self.kwargs], of="the arguments")
+        except (TypeError, ValueError) as error:
+            raise InvalidSchedule(str(error)) from None
+
+    @property
+    def _arguments(self) -> Sequence[Any]:
+        return [self.command, *self.args] if self.command else self.args
+
+
+def enqueue(row: RecurringTask, wait: timedelta, backend: str | None = None) -> UUID:
+    """Write one job of a recurring task, and return its id. Raises what ``RecurringCall.resolved`` raises."""
+    call, database = RecurringCall.of(row), row._state.db
+    task = call.resolved(backend)
+    if getattr(task.get_backend(), "database", None) != database:
+        raise InvalidSchedule(f"its jobs are not in the database {database!r}, where it stands. Make it where they are.")
+    if wait:
+        task = task.using(run_after=wait)
+    return UUID(task.enqueue(*call._arguments, **call.kwargs).id)

@@ -1,0 +1,91 @@
+"""The last lines that are logged during an attempt, by its task and by whatever runs for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from contextvars import ContextVar, Token
+from typing import Any
+
+from ..errors import clean
+from ..models import Job
+
+LONGEST_LINE = 2_000
+LONGEST_LOG = 20_000
+
+_current: ContextVar[Lines | None] = ContextVar("dbqueue_lines", default=None)
+
+
+class Lines:
+    """Entered around the call of a task, it keeps the last ``limit`` lines.
+
+    A line belongs to the attempt in whose context it is logged: its thread, its coroutines, and what asgiref calls from one in
+    the other.
+    """
+
+    _token: Token[Lines | None]
+
+    def __init__(self, job: Job, limit: int) -> None:
+        self._job = job
+        self._kept: deque[str] = deque(maxlen=limit)
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        _listen()
+        self._token = _current.set(self)
+
+    def __exit__(self, *exc_info: object) -> None:
+        _current.reset(self._token)
+
+    def add(self, record: logging.LogRecord) -> None:
+        try:
+            said = _format(record)
+        except Exception as error:
+            said = f"{record.levelname} {record.name}: {record.msg!r} <it could not be formatted: {error!r}>"
+        time = self._job.now().isoformat(" ", "milliseconds").replace("+00:00", "Z")
+        line = clean(f"{time} {said}")
+        with self._lock:
+            self._kept.append(line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 3] + "[…]")
+
+    @property
+    def text(self) -> str:
+        """The newest of them, as many as may be kept."""
+        with self._lock:
+            lines = list(self._kept)
+        room, first = LONGEST_LOG, len(lines)
+        while first and (room := room - len(lines[first - 1]) - 1) >= 0:
+            first -= 1
+        return "\n".join(lines[first:])
+
+
+_format = logging.Formatter("%(levelname)s %(name)s: %(message)s").format
+
+
+class _Listener(logging.Handler):
+    def handle(self, record: logging.LogRecord) -> Any:
+        """Without the lock of other handlers: nothing here is shared between attempts."""
+        if lines := _current.get():
+            lines.add(record)
+        last = logging.lastResort
+        # Python shows on stderr what nobody handles; with a handler on the root, it thinks that somebody does.
+        if last and record.levelno >= last.level and not _is_handled(logging.getLogger(record.name)):
+            last.handle(record)
+        return True
+
+
+_listener = _Listener()
+
+
+def _listen() -> None:
+    root = logging.getLogger()
+    if _listener not in root.handlers:
+        root.addHandler(_listener)
+
+
+def _is_handled(logger: logging.Logger | None) -> bool:
+    while logger:
+        if any(handler is not _listener for handler in logger.handlers):
+            return True
+        logger = logger.parent
+    return False

@@ -1,0 +1,138 @@
+"""When recurring tasks are enqueued: a step of the dispatcher's."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from django.db import InterfaceError, OperationalError
+
+from ..backend import DatabaseBackend
+from ..exceptions import InvalidSchedule, InvalidTaskPath
+from ..models import RecurringExecution, RecurringTask
+from ..recurring import declared
+from ..recurring_calls import enqueue
+
+logger = logging.getLogger("django_dbqueue")
+
+
+class Scheduler:
+    """Any number of them may be at it: each row is one's at a time, and each of its times has one execution."""
+
+    # So soon a row that was made or changed in the admin is seen, in seconds.
+    LOOK = 2.0
+    # How long a row that cannot be enqueued here is left to others.
+    ASIDE = 10.0
+    # A task that is not known here is said to be in trouble only if nobody has enqueued it for so long.
+    LATE = 60.0
+    # How often others are told that this code is still there; see synchronise().
+    DECLARE = 30.0
+    # What the code declares no more is kept so long, and looked for so often.
+    KEEP, FORGET = 86_400.0, 3600.0
+    # How long it is known which times there have been: far longer than a dispatcher can be late.
+    KEEP_EXECUTIONS = 7 * 86_400.0
+    BATCH = 100
+
+    def __init__(self, backend: DatabaseBackend) -> None:
+        self._backend, self._tasks = backend, RecurringTask.objects.using(backend.database)
+        self._executions = RecurringExecution.objects.using(backend.database)
+        self._definitions: list[str] = []
+        # Rows that are left to others, and until when; what was said of each the last time.
+        self._aside: dict[int, float] = {}
+        self._said: dict[str, str] = {}
+        self._is_new = True
+        self._look_at = self._known_at = self._declare_at = 0.0
+        self._forget_at = time.monotonic() + self.FORGET
+
+    def turn(self) -> float:
+        """Enqueue what is due. Returns how many seconds it is until the next time that is known.
+
+        It looks into the database only if something may have come: at that time, or for what is new. Raises DatabaseError for
+        what ends by itself, such as a connection that was cut.
+        """
+        now = time.monotonic()
+        if now >= self._declare_at:
+            self._declare()
+            self._declare_at = now + self.DECLARE
+        if now >= self._forget_at:
+            self._tasks.forget(self.KEEP)
+            self._forget_at = now + self.FORGET
+        if now >= self._look_at:
+            wait = self._enqueue_due(now)
+            self._known_at = time.monotonic() + wait
+            self._look_at = time.monotonic() + min(wait, self.LOOK)
+        return max(0.0, self._known_at - time.monotonic())
+
+    def prune(self, limit: int) -> int:
+        """Forget old executions. Returns how many; there may be more if it is the limit."""
+        return self._executions.prune(self.KEEP_EXECUTIONS, limit)
+
+    def _enqueue_due(self, now: float) -> float:
+        self._aside = {pk: until for pk, until in self._aside.items() if until > now}
+        rows: list[Any] = list(self._tasks.of(self._definitions).upcoming().exclude(pk__in=self._aside)[: self.BATCH])
+        waits = [wait for row in rows if (wait := _wait(row)) > 0]
+        done = [self._enqueue(row, now) for row in rows if _wait(row) <= 0]
+        return 0.0 if any(done) else min(waits, default=float("inf"))
+
+    def _enqueue(self, row: RecurringTask, now: float) -> bool:
+        """Whatever is wrong with one task, the others go on."""
+        try:
+            times = self._tasks.of(self._definitions).enqueue_due(row, self._write)
+        except (OperationalError, InterfaceError):
+            raise
+        except Exception as error:
+            self._aside[row.pk] = now + self.ASIDE
+            self._report(row, error)
+            return False
+        self._said.pop(row.name, None)
+        if times == [] and row.next_run_at:
+            logger.warning("%s was to run at %s; that is too long ago, and is skipped.", row, row.next_run_at)
+        return times is not None
+
+    def _write(self, row: RecurringTask, wait: timedelta) -> UUID:
+        return enqueue(row, wait, self._backend.alias if row.is_from_code or row.command else None)
+
+    def _declare(self) -> None:
+        """Have rows for what this code declares of this backend, and say that it is still there."""
+        mine = {}
+        for name, one in declared().items():
+            try:
+                if one.resolved().backend == self._backend.alias:
+                    mine[name] = one.values()
+            except InvalidSchedule as error:
+                self._say(logging.ERROR, f"declared {name}", f"{error} It does not run.")
+        for name in self._tasks.synchronise(mine, takes_over=self._is_new):
+            self._say(
+                logging.ERROR,
+                f"declared {name}",
+                f"{name!r} is declared in the code, and made in the admin too: rename one of them.",
+            )
+        self._definitions = [values["definition"] for values in mine.values()]
+        self._is_new = False
+
+    def _report(self, row: RecurringTask, error: Exception) -> None:
+        is_unknown = isinstance(error, InvalidTaskPath)
+        known = isinstance(error, InvalidSchedule) or is_unknown
+        problem = str(error) if known else f"{type(error).__name__}: {error}"
+        if is_unknown:
+            self._say(logging.WARNING, row.name, f"The recurring task {row} is left to other dispatchers: {problem}")
+        else:
+            self._say(
+                logging.ERROR, row.name, f"The recurring task {row} could not be enqueued: {problem}", None if known else error
+            )
+        if not is_unknown or _wait(row) < -self.LATE:
+            self._tasks.note(row, problem)
+
+    def _say(self, level: int, about: str, text: str, error: Exception | None = None) -> None:
+        """Once, until it is over or something else."""
+        if self._said.get(about) != text:
+            self._said[about] = text
+            logger.log(level, text, exc_info=error)
+
+
+def _wait(row: Any) -> float:
+    """Seconds until it is due, by the database's time; negative for what is late, 0 for what is to be planned."""
+    return (row.next_run_at - row.seen_at).total_seconds() if row.next_run_at else 0.0

@@ -1,0 +1,58 @@
+"""Where a job of a pipeline goes when a stage has returned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import arguments
+from ..backend import DatabaseBackend
+from ..models import Job
+from ..models.states import State
+from ..pipeline import FanOut, Finish, GoTo
+
+
+def after_stage(job: Any, value: Any, backend: DatabaseBackend) -> dict[str, Any]:
+    """For the settlement of a stage: the state, and the result, the next stage or the new jobs.
+
+    Raises TypeError or ValueError if there is no such way.
+    """
+    following = job.stage + 1
+    match value:
+        case Finish():
+            return _end(job, value.value)
+        case FanOut():
+            _must_be(job, following)
+            children = [_at(job, following, each, backend) for each in value.values]
+            return {"children": children, **_end(job, [str(child.pk) for child in children])}
+        case GoTo():
+            return {"then": _at(job, _place_of(job, value), value.value, backend), "state": State.READY}
+    if following == len(job.pipeline):
+        return _end(job, value)
+    return {"then": _at(job, following, value, backend), "state": State.READY}
+
+
+def _end(job: Any, value: Any) -> dict[str, Any]:
+    return {"state": State.SUCCESSFUL, "result": arguments.to_json(value, of=f"What {job.task} returned")}
+
+
+def _at(job: Any, place: int, value: Any, backend: DatabaseBackend) -> Job:
+    """The job as it is at that stage."""
+    value = arguments.to_json(value, of=f"What {job.task} returned")
+    there = backend.at_stage(job.pipeline, place, value)
+    there.batch_id, there.metadata = job.batch_id, job.metadata
+    return there
+
+
+def _place_of(job: Any, wanted: GoTo) -> int:
+    """The next stage of that task; behind the last, the first."""
+    path = getattr(wanted.stage, "module_path", wanted.stage)
+    places = [place for place, stage in enumerate(job.pipeline) if stage["task"] == path]
+    if not places:
+        there = ", ".join(stage["task"] for stage in job.pipeline)
+        raise ValueError(f"{job.task} returned GoTo({path!r}), which is no stage of its pipeline: {there}.")
+    return next((place for place in places if place > job.stage), places[0])
+
+
+def _must_be(job: Any, place: int) -> None:
+    if place >= len(job.pipeline):
+        raise ValueError(f"{job.task} returned FanOut(...), and is the last stage of its pipeline: there is no way on.")

@@ -1,0 +1,107 @@
+"""Who does something to the queue in the machine, and how what he runs may end."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from django.db import connections
+from hypothesis import strategies as st
+
+from django_dbqueue import FanOut, Finish, GoTo
+from django_dbqueue.compat import task_backends
+from django_dbqueue.models import Execution, Job, Process, Settlement
+from django_dbqueue.models.execution import Settled
+from django_dbqueue.models.expressions import after
+from django_dbqueue.runtime.claimer import Claimer
+from django_dbqueue.runtime.connection import prepare
+from django_dbqueue.runtime.following import follow_up
+from django_dbqueue.runtime.stages import after_stage
+from django_dbqueue.selector import QueueSelector
+
+from .. import tasks
+
+ACTORS = 3
+QUEUES = ["default", "mail"]
+Outcome, State = Execution.Outcome, Job.State
+
+
+class End(NamedTuple):
+    """How an attempt ends. ``way`` is where a stage of a pipeline sends its job if it succeeds."""
+
+    outcome: Execution.Outcome
+    state: Job.State
+    wait: float = 0.0
+    way: str = "on"
+
+
+ENDS = [
+    End(Outcome.SUCCESSFUL, State.SUCCESSFUL),
+    End(Outcome.SUCCESSFUL, State.SUCCESSFUL, way="fan out"),
+    End(Outcome.SUCCESSFUL, State.SUCCESSFUL, way="back"),
+    End(Outcome.FAILED, State.READY),
+    End(Outcome.FAILED, State.SCHEDULED, 60.0),
+    End(Outcome.FAILED, State.FAILED),
+    End(Outcome.TIMED_OUT, State.FAILED),
+    End(Outcome.INTERRUPTED, State.READY),
+    End(Outcome.SNOOZED, State.SCHEDULED, 60.0),
+    End(Outcome.DISCARDED, State.DISCARDED),
+]
+actors, queues = st.integers(0, ACTORS - 1), st.sampled_from(QUEUES)
+ends = st.lists(st.sampled_from(ENDS), min_size=4, max_size=4)
+
+
+class Actor:
+    """A worker: a process row, a connection of its own, and the jobs that it believes to be its own."""
+
+    def __init__(self, number: int) -> None:
+        self.thread = ThreadPoolExecutor(1, f"actor-{number}")
+        self.call(prepare, "default", 10.0)
+        self.number, self.incarnation = number, 0
+        self.sign_on()
+
+    def sign_on(self) -> None:
+        """A new identity, as after a restart; what the old one held, it may still try to settle."""
+        self.incarnation += 1
+        name = f"worker {self.number}.{self.incarnation}"
+        self.process = Process(name=name, kind="worker", hostname="h", pid=self.number + 1, expires_at=after(3600))
+        self.call(self.process.save)
+        self.claimer = Claimer("default", self.process, QueueSelector(("*",)))
+        self.claimer.FRESH = -1.0
+        self.held: list[Job] = []
+        self.late: list[Job] = getattr(self, "late", [])
+
+    def begin(self, function: Any, *args: Any) -> Future[Any]:
+        return self.thread.submit(function, *args)
+
+    def call(self, function: Any, *args: Any) -> Any:
+        return self.begin(function, *args).result(30)
+
+    def close(self) -> None:
+        self.call(connections.close_all)
+        self.thread.shutdown()
+
+
+def settle(outcomes: list[Settlement]) -> Settled:
+    """As a worker does: what has ended may let its batch finish."""
+    settled = Execution.objects.settle(outcomes)
+    follow_up(settled, task_backends["default"], ())
+    return settled
+
+
+def settlement(job: Any, end: End) -> Settlement:
+    if job.called_off:
+        return Settlement.of(job, Outcome.DISCARDED, State.DISCARDED)
+    if job.pipeline and end.outcome == Outcome.SUCCESSFUL:
+        return Settlement.of(job, Outcome.SUCCESSFUL, **after_stage(job, _returned(job, end.way), task_backends["default"]))
+    return Settlement.of(job, end.outcome, end.state, wait=end.wait, result="x" if end.outcome == Outcome.SUCCESSFUL else None)
+
+
+def _returned(job: Any, way: str) -> Any:
+    is_last = job.stage + 1 == len(job.pipeline)
+    match way:
+        case "fan out":
+            return Finish("at an end") if is_last else FanOut(["one", "two"])
+        case "back":
+            return GoTo(tasks.grind, "back")
+    return "on"

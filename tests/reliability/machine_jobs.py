@@ -1,0 +1,359 @@
+"""What can be done to any job, in any order and two things at a time; the machines of keys, limits and so on add to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+from django.db.models import F
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from django_dbqueue.compat import task_backends
+from django_dbqueue.models import Batch, Execution, Failure, Job, Process, Progress, Queue, Semaphore, Slot, Stack
+from django_dbqueue.models.execution import FAILURES
+from django_dbqueue.models.expressions import after
+from django_dbqueue.models.noted import Noted
+from django_dbqueue.models.states import FINISHED
+from django_dbqueue.runtime import recovery
+
+from .. import tasks
+from .machine_actors import ACTORS, Actor, Outcome, State, actors, ends, queues, settle, settlement
+
+OF_A_ROW = ["pk", "attempt", "state", "process", "failures", "result", "stage", "args", "version", "asked_again", "blocked_by"]
+# The stage of a job, None without a pipeline, and its arguments.
+Call = tuple[int | None, list[Any]]
+
+
+class Jobs(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        for model in (Execution, Stack, Progress, Slot, Semaphore, Job, Batch, Process, Failure, Queue):
+            model.objects.all()._raw_delete("default")
+        self.actors = [Actor(number) for number in range(ACTORS)]
+        self.enqueued: set = set()
+        self.gone: set = set()
+        # By (job, attempt): which process was given it, and how it ended.
+        self.given: dict = {}
+        self.ended: dict = {}
+        self.paused: set[str] = set()
+        self.retried: set[str] = set()
+        self.called_off: set[str] = set()
+        # How each job is to be called, as it was asked for last; how each attempt was called.
+        self.wanted: dict[str, Call] = {}
+        self.called: dict[tuple[str, int], Call] = {}
+        # Since which attempt a job's failures count.
+        self.since: dict[str, int] = {}
+
+    def teardown(self) -> None:
+        for actor in self.actors:
+            actor.close()
+
+    # What a project does.
+
+    @rule(queue=queues, priority=st.sampled_from([-1, 0, 1]), number=st.integers(1, 4), wait=st.sampled_from([None, 60]))
+    def enqueue(self, queue, priority, number, wait):
+        task = tasks.add.using(queue_name=queue, priority=priority, run_after=wait and timedelta(seconds=wait))
+        self._asked(*task.enqueue_many([(1,)] * number))
+
+    @rule(queue=queues)
+    def enqueue_what_must_not_run_twice(self, queue):
+        self._asked(tasks.transfer.using(queue_name=queue).enqueue("x"))
+
+    # What workers do, alone or two at a time.
+
+    @rule(actor=actors, limit=st.integers(1, 5))
+    def claim(self, actor, limit):
+        self._got(self.actors[actor], self._ask_claim(self.actors[actor], limit).result(30))
+
+    @rule(limit=st.integers(1, 5))
+    def claim_together(self, limit):
+        asked = [(actor, self._ask_claim(actor, limit)) for actor in self.actors]
+        for actor, future in asked:
+            self._got(actor, future.result(30))
+
+    @rule(actor=actors, number=st.integers(1, 4), ends=ends)
+    def settle(self, actor, number, ends):
+        self._told(*self._ask_settle(self.actors[actor], number, ends))
+
+    @rule(actor=actors, limit=st.integers(1, 5), ends=ends)
+    def settle_together_while_another_claims(self, actor, limit, ends):
+        asked = [self._ask_settle(each, 4, ends) for each in self.actors if each.number != actor]
+        claiming = self._ask_claim(self.actors[actor], limit)
+        for each in asked:
+            self._told(*each)
+        self._got(self.actors[actor], claiming.result(30))
+
+    @rule(actor=actors)
+    def begin(self, actor):
+        actor = self.actors[actor]
+        for job in actor.held[:1]:
+            began = actor.call(Job.objects.begin, job)
+            assert began == (self.given.get(self._current(job)) == actor.process.name and self._runs(job))
+
+    @rule(actor=actors)
+    def save_metadata(self, actor):
+        for job in [*self.actors[actor].held[:1], *self.actors[actor].late[:1]]:
+            job.metadata = {"by": self.actors[actor].process.name}
+            owns = self._runs(job) and self._current(job) == (str(job.pk), job.attempt)
+            assert self.actors[actor].call(Job.objects.save_metadata, job) == owns
+
+    @rule(actor=actors)
+    def note_progress(self, actor):
+        actor = self.actors[actor]
+        jobs = [*actor.held[:2], *actor.late[:2]]
+        fences = {(job.pk, job.attempt): (str(job.pk), job.attempt) for job in jobs}
+        owned = {fence for fence, given in fences.items() if self.given.get(given) == actor.process.name}
+        owned = {(pk, attempt) for pk, attempt in owned if Job.objects.running().filter(pk=pk, attempt=attempt).exists()}
+        recorded = actor.call(Progress.objects.record, [(job, Noted.of(job.attempt)) for job in jobs])
+        assert (recorded.written, recorded.lost) == (owned, set(fences) - owned)
+        assert set(Progress.objects.filter(job__in=[pk for pk, _ in owned]).values_list("job", "done")) == owned
+
+    @rule(actor=actors, number=st.integers(1, 3))
+    def release(self, actor, number):
+        actor = self.actors[actor]
+        jobs, actor.held = actor.held[:number], actor.held[number:]
+        owned = [job for job in jobs if self._runs(job) and self._current(job) == (str(job.pk), job.attempt)]
+        assert actor.call(Job.objects.release, jobs) == len(owned)
+        for job in owned:
+            self.ended[str(job.pk), job.attempt] = "released"
+
+    # What goes wrong.
+
+    @rule(actor=actors, blameless=st.booleans(), unbegun=st.booleans())
+    def kill(self, actor, blameless, unbegun):
+        """Its supervisor recovers its jobs at once; it was not really dead, and its outcomes come late."""
+        actor = self.actors[actor]
+        ids = frozenset(job.pk for job in actor.held[:1]) if unbegun else frozenset()
+        self._recover(actor, recovery.Death(how="was killed", blameless=blameless, unbegun=ids))
+
+    @rule(actor=actors, number=st.integers(1, 4), ends=ends)
+    def settle_while_it_is_recovered(self, actor, number, ends):
+        actor = self.actors[actor]
+        settling = self._ask_settle(actor, number, ends)
+        self._recover(actor, recovery.Death(how="was killed"), then=settling)
+
+    @rule(actor=actors, ends=ends)
+    def settle_late(self, actor, ends):
+        actor = self.actors[actor]
+        outcomes = [settlement(job, end) for job, end in zip(actor.late, ends, strict=False)]
+        before = self._rows()
+        settled = actor.call(settle, outcomes)
+        assert [o.fence for o in settled.written if self.ended.get((str(o.fence[0]), o.fence[1])) is None] == []
+        assert self._rows() == before
+        actor.late = actor.late[4:]
+
+    @rule(actor=actors, other=actors, ends=ends)
+    def take_over(self, actor, other, ends):
+        """What was recovered, and what another runs by now, its first owner tries to begin, note, release and settle."""
+        if not self.actors[actor].held:
+            self.claim(actor, 5)
+        self.kill(actor, False, False)
+        Job.objects.filter(state=State.SCHEDULED).update(run_after=after(-1))
+        self.dispatch()
+        self.claim(other, 50)
+        late, call, before = self.actors[actor].late, self.actors[actor].call, self._rows()
+        assert call(Job.objects.release, late) == 0
+        assert call(Progress.objects.record, [(job, Noted.of(1)) for job in late]).written == set()
+        assert not any(call(verb, job) for job in late for verb in (Job.objects.begin, Job.objects.save_metadata))
+        assert self._rows() == before
+        self.settle_late(actor, ends)
+
+    @rule(seconds=st.sampled_from([-120, 30, 120, 7200]))
+    def step_the_clock(self, seconds):
+        """As seen from the rows: all times that are stored lie so much further back."""
+        step = timedelta(seconds=seconds)
+        Job.objects.update(run_after=F("run_after") - step, enqueued_at=F("enqueued_at") - step)
+        Process.objects.update(expires_at=F("expires_at") - step)
+
+    @rule()
+    def recover_the_silent(self):
+        silent = set(Process.objects.silent().values_list("name", flat=True))
+        recovery.recover(task_backends["default"], Process.objects.silent(), recovery.Death(how="was silent"))
+        self._learn_of_recovered(silent)
+
+    # What operators and dispatchers do.
+
+    @rule()
+    def dispatch(self):
+        Job.objects.dispatch()
+
+    @rule()
+    def retry(self):
+        self.retried |= {str(pk) for pk in Job.objects.retriable().values_list("pk", flat=True)}
+        Job.objects.all().retry()
+
+    @rule(queue=queues, priority=st.sampled_from([-1, 0, 1]))
+    def reprioritise(self, queue, priority):
+        Job.objects.filter(queue=queue).reprioritise(priority)
+
+    @rule(queue=queues)
+    def discard(self, queue):
+        self._call_off(Job.objects.filter(queue=queue))
+
+    @rule(number=st.integers(1, 6))
+    def discard_some(self, number):
+        ready = Job.objects.ready().order_by("pk").values_list("pk", flat=True)
+        self._call_off(Job.objects.filter(pk__in=list(ready[:number])))
+
+    @rule(queue=queues)
+    def stop(self, queue):
+        Job.objects.filter(queue=queue).stop()
+
+    @rule(queue=queues)
+    def pause_or_resume(self, queue):
+        Queue.objects.know([queue])
+        rows = Queue.objects.filter(name=queue)
+        (rows.resume if queue in self.paused else rows.pause)()
+        self.paused ^= {queue}
+
+    @precondition(lambda self: self.enqueued)
+    @rule(state=st.sampled_from([State.SUCCESSFUL, State.FAILED]))
+    def prune(self, state):
+        Job.objects.filter(state=state).update(finished_at=after(-1000))
+        before = {str(pk) for pk in Job.objects.filter(state=state).values_list("pk", flat=True)}
+        while Job.objects.prune([state], 500, 2):
+            pass
+        self.gone |= before
+
+    # What always holds.
+
+    @invariant()
+    def nothing_is_lost(self):
+        self._look()
+        assert {str(pk) for pk in Job.objects.values_list("pk", flat=True)} == self.enqueued - self.gone
+
+    @invariant()
+    def each_row_is_as_its_owner_was_told(self):
+        self._look()
+        for job in Job.objects.select_related("process"):
+            fence = str(job.pk), job.attempt
+            assert (job.state == State.RUNNING) == (job.process is not None)
+            assert (job.state in FINISHED) == (job.finished_at is not None)
+            assert job.failures <= job.attempt
+            if job.state == State.RUNNING:
+                assert self.given[fence] == job.process.name and fence not in self.ended
+            elif job.attempt:
+                assert fence in self.ended, (fence, job.state)
+            self._check(job, fence)
+
+    @invariant()
+    def each_attempt_is_recorded_once_and_as_it_ended(self):
+        recorded = {
+            (str(job), attempt): outcome for job, attempt, outcome in Execution.objects.values_list("job", "attempt", "outcome")
+        }
+        expected = {f: end for f, end in self.ended.items() if end != "released" and f[0] not in self.gone}
+        assert {f: end for f, end in recorded.items() if f in expected} == expected
+        for fence, outcome in recorded.items():
+            assert fence in expected or (self.ended.get(fence) == "released" and outcome == Outcome.LOST)
+
+    @invariant()
+    def each_failed_attempt_counts(self):
+        failed = Execution.objects.filter(outcome__in=FAILURES).exclude(message__startswith="It ended (")
+        fences = [(str(job), attempt) for job, attempt in failed.values_list("job", "attempt")]
+        jobs = {str(pk): rest for pk, *rest in Job.objects.values_list("pk", "failures", "attempts_before")}
+        since = {pk: max(before, self.since.get(pk, 0)) for pk, (_failures, before) in jobs.items()}
+        counted = Counter(pk for pk, attempt in fences if pk in jobs and attempt > since[pk])
+        for pk, (failures, _before) in jobs.items():
+            assert pk in self.retried or failures == counted[pk]
+
+    # How.
+
+    def _asked(self, *results, stage=None):
+        """Calls of tasks were accepted, each by the row that its result names."""
+        for result in results:
+            self.enqueued.add(result.id)
+            self.called_off.discard(result.id)
+            self.wanted[result.id] = (stage, list(result.args))
+
+    def _ask_claim(self, actor, limit):
+        return actor.begin(actor.claimer.claim, limit)
+
+    def _got(self, actor, jobs):
+        self._look()
+        for job in jobs:
+            fence = str(job.pk), job.attempt
+            assert fence not in self.given, "an attempt was given twice"
+            assert job.queue not in self.paused
+            assert (job.stage, job.args) == self.wanted[fence[0]], "it was called otherwise than it was asked for"
+            self.given[fence] = actor.process.name
+            self.called[fence] = job.stage, job.args
+        actor.held += jobs
+
+    def _ask_settle(self, actor, number, ends):
+        jobs, actor.held = actor.held[:number], actor.held[number:]
+        outcomes = [settlement(job, end) for job, end in zip(jobs, ends, strict=False)]
+        return actor, outcomes, actor.begin(settle, outcomes)
+
+    def _told(self, actor, outcomes, future):
+        settled = future.result(30)
+        assert len(settled.written) + len(settled.held) + len(settled.lost) == len(outcomes)
+        for outcome in settled.written:
+            self._accepted(outcome)
+        for outcome in settled.lost:
+            assert (str(outcome.fence[0]), outcome.fence[1]) in self.ended
+        actor.held = [o.execution.job for o in settled.held] + actor.held
+
+    def _accepted(self, outcome):
+        """A job of a pipeline goes where its attempt sent it, but not if it was asked for anew meanwhile."""
+        pk, attempt = fence = str(outcome.fence[0]), outcome.fence[1]
+        assert self.ended.setdefault(fence, outcome.execution.outcome) == outcome.execution.outcome
+        if self.wanted[pk] != self.called[fence]:
+            return
+        if there := outcome.then:
+            self.wanted[pk], self.since[pk] = (there.stage, there.args), attempt
+        for child in outcome.children:
+            self.enqueued.add(str(child.pk))
+            self.wanted[str(child.pk)] = child.stage, child.args
+
+    def _call_off(self, jobs):
+        self.called_off |= {str(pk) for pk in jobs.discardable().values_list("pk", flat=True)}
+        jobs.discard()
+
+    def _check(self, job, fence):
+        """That a row is as it was asked for, and that whatever was asked for is done."""
+        wanted = self.wanted[fence[0]]
+        assert (job.stage, job.args) == wanted
+        if job.state == State.RUNNING:
+            assert job.asked_again == (wanted != self.called[fence])
+        if job.state in FINISHED and not (job.state == State.DISCARDED and fence[0] in self.called_off):
+            assert wanted == self.called[fence], "it ended before it was called as it was asked for last"
+
+    def _look(self):
+        """Learn of jobs that the queue has enqueued by itself."""
+
+    def _recover(self, actor, death, then=None):
+        dead = Process.objects.filter(pk=actor.process.pk)
+        name = actor.process.name
+        recovery.recover(task_backends["default"], dead, death)
+        if then:
+            settled = then[2].result(30)
+            for outcome in settled.written:
+                self._accepted(outcome)
+            actor.late += [o.execution.job for o in settled.held]
+        self._learn_of_recovered({name})
+        actor.late += actor.held
+        actor.sign_on()
+
+    def _learn_of_recovered(self, names):
+        """Of an attempt that its owner does not know to have ended, the rows tell how: it was recorded, or released."""
+        while Job.objects.orphaned().exists():  # Somebody held their rows at that moment.
+            recovery.recover(task_backends["default"], Process.objects.none(), recovery.Death(how="is gone"))
+        outcomes = {(str(j), a): o for j, a, o in Execution.objects.values_list("job", "attempt", "outcome")}
+        for fence, name in self.given.items():
+            if name in names and fence not in self.ended:
+                self.ended[fence] = outcomes.get(fence, "released")
+        for actor in self.actors:
+            if actor.process.name in names:
+                actor.late += actor.held
+                actor.sign_on()
+
+    def _current(self, job):
+        return str(job.pk), Job.objects.values_list("attempt", flat=True).filter(pk=job.pk).first()
+
+    def _runs(self, job):
+        return Job.objects.running().filter(pk=job.pk).exists()
+
+    def _rows(self):
+        return list(Job.objects.order_by("pk").values_list(*OF_A_ROW))

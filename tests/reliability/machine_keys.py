@@ -1,0 +1,164 @@
+"""Of all that is asked for with one key there is one row, and what was asked for last is what is run last."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, rule
+
+from django_dbqueue import pipeline
+from django_dbqueue.models import Job
+from django_dbqueue.models.states import FINISHED, WAITING
+
+from .. import tasks
+from .machine_actors import State, actors, ends
+from .machine_jobs import Jobs
+
+# One key of each kind: without limits, of a limited task, whose limit depends on the call, and of a pipeline.
+KINDS = {"plain": tasks.add, "limited": tasks.charge, "walks": pipeline(tasks.grind, tasks.pour)}
+KEYS = {"plain": "tests.tasks.add k", "limited": "tests.tasks.charge k", "walks": "tests.tasks.grind k"}
+
+
+class Wish(NamedTuple):
+    """``newer``: by how much the version is above the newest; None for a call without."""
+
+    kind: str
+    on_conflict: str
+    newer: int | None
+    wait: int | None
+
+
+wishes = st.builds(
+    Wish,
+    kind=st.sampled_from(list(KINDS)),
+    on_conflict=st.sampled_from(["rerun", "rerun", "skip", "replace"]),
+    newer=st.sampled_from([None, None, -1, 0, 1, 2]),
+    wait=st.sampled_from([None, None, 60]),
+)
+
+
+class Keys(Jobs):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = itertools.count(1)
+
+    @rule(actor=actors, wish=wishes)
+    def ask(self, actor, wish):
+        before = _row(wish)
+        result = self._ask(self.actors[actor], wish, before).result(30)
+        after = _row(wish)
+        assert result.enqueued == _fate(wish, before)
+        if result.enqueued == "ignored":
+            assert after == before
+            return
+        self._asked(result, stage=_stage(wish))
+        assert after["version"] == _version(wish, before)
+        if before and before["state"] == State.RUNNING:
+            same = ("state", "process_id", "attempt", "started_at")
+            assert [after[name] for name in same] == [before[name] for name in same]
+        else:
+            assert after["state"] in WAITING and not after["failures"]
+
+    @rule(wishes=st.tuples(wishes, wishes), kind=st.sampled_from(list(KINDS)))
+    def ask_together(self, wishes, kind):
+        """The one of the higher version is what stands, whoever came first."""
+        wishes = [wish._replace(kind=kind) for wish in wishes]
+        before = _row(wishes[0])
+        asked = [(self._ask(actor, wish, before), wish) for actor, wish in zip(self.actors, wishes, strict=False)]
+        told = [(future.result(30), wish) for future, wish in asked]
+        accepted = [(result, wish) for result, wish in told if result.enqueued != "ignored"]
+        after = _row(wishes[0])
+        if not accepted:
+            assert after == before
+            return
+        (winner,) = [(result, wish) for result, wish in accepted if result.args == after["args"]]
+        self._asked(winner[0], stage=_stage(winner[1]))
+        versions = [_version(wish, before) for _result, wish in accepted]
+        assert after["version"] == max((each for each in versions if each is not None), default=None)
+        if all(wish.newer is not None for _result, wish in accepted):
+            assert winner[1].newer == max(wish.newer for _result, wish in accepted)
+
+    @rule(actor=actors, wish=wishes, ends=ends)
+    def ask_while_it_is_settled(self, actor, wish, ends):
+        if not (keyed := self._keyed()):
+            return self.ask(actor, wish)
+        holder, job = keyed[0]
+        asker = self.actors[actor] if self.actors[actor] is not holder else self.actors[actor - 1]
+        wish = wish._replace(kind=_kind(job))
+        holder.held = [job, *(each for each in holder.held if each is not job)]
+        settling = self._ask_settle(holder, 1, ends)
+        result = self._ask(asker, wish, _row(wish)).result(30)
+        settled = settling[2].result(30)
+        # One that the call found to have ended, it has made a new run of.
+        if result.enqueued == "created":
+            self._told(*settling)
+        if result.enqueued != "ignored":
+            self._asked(result, stage=_stage(wish))
+        if result.enqueued != "created":
+            self._told(*settling)
+        if result.enqueued != "ignored" and settled.written:
+            assert _row(wish)["state"] in WAITING
+
+    @rule(actor=actors, wish=wishes, limit=st.integers(1, 5))
+    def ask_while_it_is_claimed(self, actor, wish, limit):
+        claimer, asker = self.actors[actor], self.actors[actor - 1]
+        claiming = self._ask_claim(claimer, limit)
+        result = self._ask(asker, wish, _row(wish)).result(30)
+        jobs = claiming.result(30)
+        was_first = any((str(job.pk), job.args) == (result.id, result.args) for job in jobs)
+        if not was_first:
+            self._got(claimer, jobs)
+        if result.enqueued != "ignored":
+            self._asked(result, stage=_stage(wish))
+        if was_first:
+            self._got(claimer, jobs)
+
+    @invariant()
+    def there_is_one_row_for_a_key(self):
+        keys = list(Job.objects.filter(key__isnull=False).values_list("key", flat=True))
+        assert len(keys) == len(set(keys))
+
+    def _ask(self, actor, wish, before):
+        number = next(self.calls)
+        version = None if wish.newer is None else _newest(before) + wish.newer
+        wait = wish.wait and timedelta(seconds=wish.wait)
+        task = KINDS[wish.kind].using(key="k", version=version, on_conflict=wish.on_conflict, run_after=wait)
+        return actor.begin(task.enqueue, *((number % 2, number) if wish.kind == "limited" else (number,)))
+
+    def _keyed(self):
+        return [(actor, job) for actor in self.actors for job in actor.held if job.key]
+
+
+def _row(wish: Wish) -> dict[str, Any] | None:
+    return Job.objects.filter(key=KEYS[wish.kind]).values().first()
+
+
+def _kind(job: Any) -> str:
+    return next(kind for kind, key in KEYS.items() if key == job.key)
+
+
+def _stage(wish: Wish) -> int | None:
+    return 0 if wish.kind == "walks" else None
+
+
+def _newest(row: dict[str, Any] | None) -> int:
+    return (row and row["version"]) or 0
+
+
+def _version(wish: Wish, before: dict[str, Any] | None) -> int | None:
+    if wish.newer is None:
+        return before and before["version"]
+    return _newest(before) + wish.newer
+
+
+def _fate(wish: Wish, before: dict[str, Any] | None) -> str:
+    if before is None:
+        return "created"
+    if wish.newer is not None and before["version"] is not None and wish.newer < 0:
+        return "ignored"
+    if before["state"] in FINISHED:
+        return "created"
+    return "ignored" if wish.on_conflict == "skip" else "merged"

@@ -1,0 +1,95 @@
+"""Never more of a key run at a time than its limit allows, and none waits for a slot that is free."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, rule
+
+from django_dbqueue.models import Job, Semaphore, Slot
+
+from .. import tasks
+from .machine_actors import State, actors, queues
+from .machine_jobs import Jobs
+
+LIMITED = {
+    "two of an account": (tasks.charge, 1),
+    "one": (tasks.one_at_a_time, 0),
+    "one of an account, and two": (tasks.report, 1),
+    "one, or none": (tasks.scan, 0),
+}
+limited = st.sampled_from(list(LIMITED))
+
+
+class Limits(Jobs):
+    def __init__(self) -> None:
+        super().__init__()
+        # By (job, attempt): the limits under which it was claimed.
+        self.under: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        self.refused: list[Any] = []
+
+    @rule(what=limited, account=st.integers(0, 1), queue=queues, number=st.integers(1, 4), together=st.booleans())
+    def enqueue_limited(self, what, account, queue, number, together):
+        """One by one nobody sees a line, so all are ready."""
+        task, arity = LIMITED[what]
+        calls = [(account,) * arity] * number
+        using = task.using(queue_name=queue)
+        self._asked(*(using.enqueue_many(calls) if together else [using.enqueue(*call) for call in calls]))
+
+    @rule(what=limited, account=st.integers(0, 1), limit=st.integers(1, 3))
+    def many_claim_from_one_line(self, what, account, limit):
+        self.enqueue_limited(what, account, "default", 3, False)
+        self.claim_together(limit)
+
+    @rule()
+    def sweep(self):
+        """None waits although there is a slot, but behind one that is on its way to it."""
+        Semaphore.objects.revive(1000)
+        Semaphore.objects.sweep(1000)
+        running, rows = self._running(), list(Job.objects.filter(state__in=[State.BLOCKED, State.READY]))
+        for job in rows:
+            if job.state == State.BLOCKED:
+                (most,) = [limit["most"] for limit in job.limits if limit["key"] == job.blocked_by]
+                ready = [row for row in rows if row.state == State.READY and job.blocked_by in _keys(row)]
+                assert running[job.blocked_by] >= most or ready
+
+    @rule(actor=actors, limit=st.integers(1, 5))
+    def sweep_and_prune_while_one_claims(self, actor, limit):
+        claiming = self._ask_claim(self.actors[actor], limit)
+        sweeping = self.actors[actor - 1].begin(Semaphore.objects.sweep, 1000)
+        pruning = self.actors[actor - 2].begin(Semaphore.objects.prune, 1000)
+        sweeping.result(30), pruning.result(30)
+        self._got(self.actors[actor], claiming.result(30))
+
+    @invariant()
+    def no_limit_is_exceeded(self):
+        running = self._running()
+        for key, most in {limit["key"]: limit["most"] for limits in self.under.values() for limit in limits}.items():
+            assert running[key] <= most, f"{key}: {running[key]} run, of {most}"
+        taken = Slot.objects.taken().values_list("semaphore", flat=True)
+        assert Counter(taken) == running, "what counts are the slots of those that run"
+        for job in self.refused:
+            full = [limit["key"] for limit in job.limits if running[limit["key"]] == limit["most"]]
+            assert full, "it was called off although there was a slot"
+        self.refused.clear()
+
+    @invariant()
+    def what_is_blocked_says_by_what(self):
+        for job in Job.objects.filter(state=State.BLOCKED):
+            assert job.blocked_by in _keys(job)
+
+    def _got(self, actor, jobs):
+        super()._got(actor, jobs)
+        for job in jobs:
+            self.under[str(job.pk), job.attempt] = [] if job.called_off else job.limits or []
+        self.refused += [job for job in jobs if job.called_off]
+
+    def _running(self):
+        fences = {(str(pk), attempt) for pk, attempt in Job.objects.running().values_list("pk", "attempt")}
+        return Counter(limit["key"] for fence in fences for limit in self.under.get(fence, ()))
+
+
+def _keys(job: Any) -> list[str]:
+    return [limit["key"] for limit in job.limits or ()]

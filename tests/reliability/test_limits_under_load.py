@@ -1,0 +1,81 @@
+"""Limits while workers are killed: never exceeded, never stuck, and quick to go on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from statistics import quantiles
+
+import pytest
+from django.db import connection
+from django.db.models import F
+
+from django_dbqueue.models import Execution, Job, Process, Slot
+
+from ..conftest import most_at_a_time, until
+from ..models import Interval
+from ..tasks import add, occupy
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif("connection.vendor == 'sqlite'", reason="one writer at a time"),
+]
+KEYS, LIMIT = 4, 2
+
+
+def test_a_limit_is_never_exceeded_though_workers_are_killed(runqueue):
+    occupy.enqueue_many([(str(n % KEYS), random.uniform(0.01, 0.1)) for n in range(300)])
+    hosts = [runqueue("--processes", "2", "--threads", "6") for _ in range(2)]
+    until(lambda: Process.objects.filter(kind="worker").exists(), 60)
+    end = time.monotonic() + 6
+
+    while time.monotonic() < end:
+        time.sleep(0.5)
+        workers = list(Process.objects.filter(kind="worker").values_list("pid", flat=True))
+        with contextlib.suppress(IndexError, ProcessLookupError):
+            os.kill(random.choice(workers), signal.SIGKILL)
+    until(lambda: not Job.objects.exclude(state=Job.State.SUCCESSFUL).exists(), 60)
+
+    assert all(host.poll() is None for host in hosts)
+    assert Execution.objects.filter(outcome=Execution.Outcome.LOST).exists()
+    for key in range(KEYS):
+        ended = Interval.objects.filter(key=str(key), ended_at__isnull=False)
+        assert most_at_a_time(ended) <= LIMIT
+        assert ended.count() >= 300 / KEYS
+    assert not Slot.objects.taken().exists()
+
+
+def test_a_slot_that_is_free_starts_the_next_job_at_once(runqueue):
+    occupy.enqueue_many([("a", 0.2)] * 20)
+    runqueue("--processes", "2", "--threads", "2", "--poll-interval", "1")
+    until(lambda: Interval.objects.filter(ended_at__isnull=False).count() == 20, 60)
+
+    times = list(Interval.objects.order_by("began_at"))
+    # The one before the one before made room for it.
+    gaps = [(job.began_at - max_end).total_seconds() for job, max_end in _room_made(times)]
+    # On a quiet machine this holds for the median; beside other tests, for a quarter of them at least.
+    assert quantiles(gaps)[0] < (0.1 if connection.vendor == "postgresql" else 1.0), gaps
+
+
+def _room_made(times):
+    for number in range(LIMIT, len(times)):
+        earlier = sorted(each.ended_at for each in times[:number])
+        yield times[number], earlier[number - LIMIT]
+
+
+def test_a_saturated_key_costs_other_jobs_nothing(runqueue):
+    until_blocked = [("a", 1.0)] * 3000
+    occupy.using(priority=9).enqueue_many(until_blocked)
+    assert Job.objects.filter(state=Job.State.BLOCKED).count() == 3000 - LIMIT
+    add.enqueue_many([(n,) for n in range(500)])
+    runqueue("--processes", "1")
+
+    until(lambda: Job.objects.filter(task=add.module_path, state=Job.State.SUCCESSFUL).count() == 500, 20)
+
+    first = Execution.objects.order_by("started_at").values_list("started_at", flat=True)[0]
+    last = Execution.objects.filter(job__task=add.module_path).latest("finished_at").finished_at
+    assert (last - first).total_seconds() < 5
+    assert Job.objects.filter(attempt__gt=F("failures") + 1).count() == 0

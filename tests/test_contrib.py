@@ -1,0 +1,272 @@
+"""The ready-made tasks: a management command, and a statement of SQL."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from django.db import connection
+
+from django_dbqueue.contrib import output, rows
+from django_dbqueue.contrib.tasks import call_command, run_sql
+from django_dbqueue.exceptions import InvalidOption, SqlNotAllowed
+from django_dbqueue.models import Execution, Job
+from django_dbqueue.options import Options
+from django_dbqueue.testing import drain
+
+from .conftest import until
+from .models import Run
+
+pytestmark = pytest.mark.django_db
+
+
+def outcome(result):
+    drain()
+    result.refresh()
+    return result
+
+
+@pytest.fixture
+def allowed(backend, monkeypatch):
+    """SQL is allowed on the queue's own database."""
+    monkeypatch.setitem(vars(backend), "config", backend.config.changed(allow_sql=["default"]))
+
+
+# call_command
+
+
+def test_a_command_is_run_with_its_arguments_and_what_it_wrote_is_kept():
+    result = outcome(call_command.enqueue("speak", "good", "morning", times=2, name="everybody"))
+
+    assert result.return_value == "a warning\ngood morning everybody\ngood morning everybody\n"
+
+
+def test_a_command_that_fails_fails_the_job_with_its_words():
+    result = outcome(call_command.enqueue("speak", fail=True))
+
+    assert result.status == "FAILED"
+    execution = Execution.objects.get()
+    assert (execution.error_type, execution.message) == (
+        "django.core.management.base.CommandError",
+        "there was nothing to say",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("speek", "Did you mean 'speak'"), ("x", "manage.py help lists"), (None, "help lists")]
+)
+def test_a_command_that_there_is_not_is_refused_where_it_is_enqueued(name, hint):
+    with pytest.raises(ValueError, match=rf"{name!r} is not a management command\. .*{hint}"):
+        call_command.enqueue(name)
+
+    assert not Job.objects.exists()
+
+
+def test_an_option_that_there_is_not_fails_the_job_clearly():
+    outcome(call_command.enqueue("speak", loudly=True))
+
+    assert "Unknown option(s) for speak command: loudly" in Execution.objects.get().message
+
+
+def test_of_a_command_that_writes_much_the_end_is_kept(monkeypatch):
+    monkeypatch.setattr(output, "LONGEST", 100)
+
+    text = outcome(call_command.enqueue("speak", "a" * 9, times=1000)).return_value
+
+    assert re.fullmatch(r"\[…\]\n(aaaaaaaaa\n){10}", text)
+
+
+def test_what_a_command_writes_can_be_stored_whatever_it_is():
+    written = output.Output()
+    written.write("a \x00 and a \ud800")
+
+    assert written.text == "a  and a ?"
+
+
+# run_sql
+
+
+def test_sql_is_refused_where_it_is_enqueued_unless_it_is_allowed():
+    with pytest.raises(SqlNotAllowed, match=r"run_sql may not run on the database 'default'.*\['allow_sql'\]"):
+        run_sql.enqueue("SELECT 1")
+
+    assert not Job.objects.exists()
+
+
+def test_sql_is_refused_on_another_database_than_is_allowed(allowed):
+    with pytest.raises(SqlNotAllowed, match="'other'"):
+        run_sql.enqueue("SELECT 1", database="other")
+
+
+def test_the_worker_asks_again_whether_it_is_allowed():
+    job = Job.objects.create(task=run_sql.module_path, queue="default", args=["DELETE FROM tests_run"])
+    Run.objects.create(job="stays")
+
+    drain()
+
+    job.refresh_from_db()
+    assert job.state == Job.State.FAILED
+    assert Execution.objects.get().error_type == "django_dbqueue.exceptions.SqlNotAllowed"
+    assert Run.objects.exists()
+
+
+def test_rows_are_kept_as_json(allowed):
+    result = outcome(run_sql.enqueue("SELECT 1 AS one, %s AS name, NULL AS gone", ["50 %"]))
+
+    assert result.return_value == [{"one": 1, "name": "50 %", "gone": None}]
+
+
+def test_a_statement_without_parameters_may_have_percent_signs(allowed):
+    assert outcome(run_sql.enqueue("SELECT '100%s' AS sure")).return_value == [{"sure": "100%s"}]
+
+
+def test_parameters_may_have_names(allowed):
+    assert outcome(run_sql.enqueue("SELECT %(a)s AS b", {"a": "c"})).return_value == [{"b": "c"}]
+
+
+def test_of_a_statement_without_rows_the_number_is_kept(allowed):
+    Run.objects.bulk_create([Run(job="a"), Run(job="b")])
+
+    assert outcome(run_sql.enqueue("DELETE FROM tests_run")).return_value == 2
+    assert not Run.objects.exists()
+
+
+def test_as_many_rows_are_kept_as_the_call_says(allowed):
+    Run.objects.bulk_create([Run(job=str(number)) for number in range(rows.KEPT + 5)])
+    statement = "SELECT job FROM tests_run"
+
+    assert len(outcome(run_sql.enqueue(statement)).return_value) == rows.KEPT
+    assert len(outcome(run_sql.enqueue(statement, keep=3)).return_value) == 3
+    assert outcome(run_sql.enqueue(statement, keep=0)).return_value == []
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "said"),
+    [
+        (["  "], {}, "must be a statement"),
+        ([7], {}, "must be a statement, not 7"),
+        (["SELECT 1", "x"], {}, "must be a list or a dict, not 'x'"),
+        (["SELECT 1"], {"keep": -1}, "from 0 to 10,000, not -1"),
+        (["SELECT 1"], {"keep": 10_001}, "from 0 to 10,000"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused(allowed, args, kwargs, said):
+    with pytest.raises(ValueError, match=said):
+        run_sql.enqueue(*args, **kwargs)
+
+
+def test_a_statement_that_fails_leaves_nothing_and_fails_the_job(allowed):
+    result = outcome(run_sql.enqueue("INSERT INTO tests_run (job) SELECT 'x' UNION ALL SELECT nonsense"))
+
+    assert result.status == "FAILED"
+    assert not Run.objects.exists()
+
+
+def test_values_that_json_has_not_are_text():
+    from datetime import date, datetime, timedelta, timezone
+    from decimal import Decimal
+    from uuid import UUID
+
+    assert [
+        rows.as_json(value)
+        for value in (
+            datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=timezone.utc),
+            date(2026, 1, 2),
+            timedelta(hours=1),
+            Decimal("1.10"),
+            UUID(int=1),
+            b"\x01\xff",
+            memoryview(b"\x02"),
+            float("inf"),
+            [1, Decimal(2)],
+            {"a": date(2026, 1, 2)},
+            "a\x00b",
+        )
+    ] == [
+        "2026-01-02T03:04:05.678901+00:00",
+        "2026-01-02",
+        "P0DT01H00M00S",
+        "1.10",
+        "00000000-0000-0000-0000-000000000001",
+        "01ff",
+        "02",
+        "inf",
+        [1, "2"],
+        {"a": "2026-01-02"},
+        "ab",
+    ]
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="PostgreSQL's types")
+def test_types_that_only_postgresql_has_can_be_kept(allowed):
+    statement = """SELECT now() AS t, 1.5::numeric AS n, gen_random_uuid() AS u, '{"a": 1}'::jsonb AS j, '\\x01'::bytea AS b,
+        ARRAY[1, 2] AS a, int4range(1, 5) AS r, '10.0.0.1'::inet AS i, interval '1 day' AS d, 'nan'::float8 AS f"""
+
+    (row,) = outcome(run_sql.enqueue(statement)).return_value
+
+    assert (row["n"], row["b"], row["a"], row["i"], row["f"]) == ("1.5", "01", [1, 2], "10.0.0.1", "nan")
+    assert row["r"] == "[1, 5)"
+
+
+def test_what_is_allowed_is_a_list_of_names():
+    assert Options.from_settings({"allow_sql": "default, other"}).allow_sql == ("default", "other")
+    with pytest.raises(InvalidOption, match="allow_sql=True is not a list of names"):
+        Options.from_settings({"allow_sql": True})
+
+
+# Of every project
+
+
+@pytest.mark.parametrize(
+    ("tasks", "queue"),
+    [
+        ('{"default": {"BACKEND": "django_dbqueue.backend.DatabaseBackend"}}', "default"),
+        ('{"default": {"BACKEND": "django_dbqueue.backend.DatabaseBackend", "QUEUES": []}}', "default"),
+        ('{"default": {"BACKEND": "django_dbqueue.backend.DatabaseBackend", "QUEUES": ["mail", "reports"]}}', "mail"),
+        ('{"jobs": {"BACKEND": "django_dbqueue.backend.DatabaseBackend", "QUEUES": ["mail"]}}', "mail"),
+    ],
+)
+def test_they_can_be_imported_whatever_backends_and_queues_there_are(tasks, queue):
+    code = (
+        "import json, django; from django.conf import settings; "
+        f"settings.configure(TASKS=json.loads({tasks!r}), INSTALLED_APPS=['django_dbqueue'], DATABASES={{'default': "
+        "{'ENGINE': 'django.db.backends.sqlite3', 'NAME': ':memory:'}}, USE_TZ=True); "
+        "django.setup(); from django_dbqueue.contrib.tasks import call_command; print(call_command.queue_name)"
+    )
+
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert (ran.stdout, ran.stderr) == (f"{queue}\n", "")
+
+
+def test_a_worker_knows_them(runqueue):
+    result = call_command.enqueue("speak", "hello")
+
+    runqueue("--embedded", "--drain").wait(30)
+
+    result.refresh()
+    assert result.return_value == "a warning\nhello\n"
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="Elsewhere its process is ended")
+def test_a_statement_that_takes_too_long_is_cancelled(runqueue, backend, monkeypatch):
+    options = backend.config.changed(allow_sql=["default"], timeout=1.0)
+    monkeypatch.setitem(vars(backend), "config", options)
+    monkeypatch.setitem(vars(backend), "_options_by_queue", {})
+    result = run_sql.enqueue("SELECT pg_sleep(60)")
+    began = time.monotonic()
+
+    runqueue("--embedded", "--drain", DBQUEUE_OPTIONS='{"allow_sql": ["default"]}')
+    until(lambda: Execution.objects.exists(), 20)
+
+    assert time.monotonic() - began < 15
+    assert Execution.objects.get(job=result.id).outcome == Execution.Outcome.TIMED_OUT
+
+
+def test_sql_is_allowed_nowhere_by_a_backend_that_cannot_say_so():
+    with pytest.raises(SqlNotAllowed, match=r"TASKS\['dummy'\]"):
+        run_sql.func.check_call(SimpleNamespace(alias="dummy"), "SELECT 1")

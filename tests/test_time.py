@@ -1,0 +1,472 @@
+"""When a job runs: what expires, what snoozes, what asks to be tried again, and who comes first."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from datetime import datetime, timedelta
+
+import pytest
+from django.utils import timezone
+
+from django_dbqueue import Snoozed, task, testing
+from django_dbqueue.compat import InvalidTask, TaskResultStatus, signals
+from django_dbqueue.models import Execution, Failure, Job
+from django_dbqueue.models.expressions import Now, after
+from django_dbqueue.options import Options
+from django_dbqueue.runtime import executor
+from django_dbqueue.runtime.calls import ThreadCall
+from django_dbqueue.runtime.claimer import Claimer
+from django_dbqueue.selector import QueueSelector
+
+from . import tasks, timely
+from .models import Run
+
+pytestmark = pytest.mark.django_db
+
+HOUR = timedelta(hours=1)
+
+
+def drained(result, times=1):
+    assert testing.drain() == times
+    result.refresh()
+    return result
+
+
+def wait_of(job):
+    """Seconds from the database's time to when a job is due."""
+    now = Job.objects.filter(pk=job.pk).values_list(Now(), flat=True).get()
+    return (Job.objects.get(pk=job.pk).run_after - now).total_seconds()
+
+
+class TestExpires:
+    def test_a_job_that_is_claimed_in_time_runs(self):
+        result = drained(timely.greet.enqueue("you"))
+
+        assert result.return_value == "you"
+        assert 590 < (Job.objects.get().expires_at - Job.objects.get().enqueued_at).total_seconds() <= 600
+
+    def test_a_job_that_is_claimed_too_late_is_called_off_and_says_why(self):
+        result = timely.greet.enqueue("you")
+        Job.objects.update(expires_at=after(-1))
+
+        drained(result)
+
+        job, execution = Job.objects.get(), Execution.objects.get()
+        assert (job.state, job.failures, execution.outcome) == ("discarded", 0, "discarded")
+        assert execution.message.startswith(f"It expired at {job.expires_at}")
+        assert (result.status, result.errors[0].exception_class_path) == (
+            TaskResultStatus.FAILED,
+            "django_dbqueue.exceptions.Expired",
+        )
+        assert not Run.objects.exists()
+        assert not Failure.objects.exists()
+
+    def test_a_job_that_was_claimed_in_time_and_waited_in_the_worker_for_too_long_does_not_run(self, backend, claim):
+        timely.greet.enqueue("you")
+        (job,) = claim()
+        job.clock -= 601
+
+        Execution.objects.settle([executor.run(ThreadCall(job), backend)])
+
+        assert Execution.objects.get().outcome == "discarded"
+        assert not Run.objects.exists()
+
+    def test_of_a_coroutine_it_is_the_same(self):
+        result = timely.snooze_async.using(expires=HOUR).enqueue()
+        Job.objects.update(expires_at=after(-1))
+
+        assert drained(result).errors[0].exception_class_path == "django_dbqueue.exceptions.Expired"
+
+    def test_one_that_is_not_known_here_is_called_off_too(self):
+        Job.objects.create(task="tests.tasks.renamed", queue="default", expires_at=after(-1))
+
+        testing.drain()
+
+        assert Job.objects.get().state == "discarded"
+
+    def test_it_sends_no_signal_as_it_never_began(self):
+        heard = []
+        receivers = [(signal, lambda **kwargs: heard.append(kwargs)) for signal in (signals.task_started, signals.task_finished)]
+        timely.greet.enqueue("you")
+        Job.objects.update(expires_at=after(-1))
+
+        for signal, receiver in receivers:
+            signal.connect(receiver, weak=False)
+        try:
+            testing.drain()
+        finally:
+            for signal, receiver in receivers:
+                signal.disconnect(receiver)
+
+        assert heard == []
+
+    def test_it_counts_from_when_the_job_may_run_first(self):
+        timely.greet.using(run_after=HOUR).enqueue("you")
+        timely.greet.using(run_after=timezone.now() + HOUR).enqueue("you")
+
+        for job in Job.objects.all():
+            assert job.expires_at - job.run_after == timedelta(minutes=10)
+
+    def test_from_now_if_that_was_long_ago(self):
+        timely.greet.using(run_after=timezone.now() - HOUR).enqueue("you")
+
+        job = Job.objects.get()
+        assert abs((job.expires_at - job.enqueued_at).total_seconds() - 600) < 5
+
+    def test_many_have_it_too(self):
+        timely.greet.using(run_after=timezone.now() + HOUR).enqueue_many([("you",), ("me",)])
+
+        assert Job.objects.filter(expires_at__gt=after(4000)).count() == 2
+
+    def test_a_time_for_one_call_is_taken_as_it_is(self, backend):
+        end = timezone.now().replace(microsecond=0) + HOUR
+
+        result = tasks.add.using(expires=end).enqueue(1)
+
+        assert Job.objects.get().expires_at == end == backend.get_result(result.id).task.expires
+
+    def test_a_time_that_has_just_passed_is_no_error_and_the_job_does_not_run(self):
+        result = tasks.add.using(expires=timezone.now() - timedelta(seconds=1)).enqueue(1)
+
+        assert drained(result).errors[0].exception_class_path == "django_dbqueue.exceptions.Expired"
+
+    @pytest.mark.parametrize(
+        ("expires", "said"),
+        [
+            (timedelta(0), "above 0"),
+            (-HOUR, "above 0"),
+            (timedelta(days=40_000), "within 36,500 days"),
+            (600, "must be a timedelta such as"),
+            ("soon", "must be a timedelta such as"),
+            (True, "must be a timedelta such as"),
+            (datetime(2030, 1, 1), "must be an aware datetime"),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, expires, said):
+        with pytest.raises(InvalidTask, match=said):
+            tasks.add.using(expires=expires)
+        with pytest.raises(InvalidTask, match=said.replace("must be an aware datetime", "must be a timedelta")):
+            task(expires=expires)(tasks.add.func)
+
+    def test_a_fixed_time_is_refused_in_the_decorator(self):
+        with pytest.raises(InvalidTask, match=r"Use \.using"):
+            task(expires=timezone.now() + HOUR)(tasks.add.func)
+
+    @pytest.mark.parametrize("run_after", [2 * HOUR, timezone.now() + 2 * HOUR])
+    def test_a_time_that_is_before_run_after_is_refused(self, run_after):
+        with pytest.raises(InvalidTask, match="expires must be later than run_after"):
+            tasks.add.using(run_after=run_after, expires=timezone.now() + HOUR)
+
+    def test_a_retry_that_would_come_too_late_is_none(self):
+        result = drained(timely.greet_again_in_an_hour.enqueue())
+
+        assert Job.objects.get().state == "failed"
+        assert [error.exception_class for error in result.errors] == [ConnectionError]
+
+    def test_later_attempts_are_bound_by_it_too(self):
+        result = tasks.fail_and_wait.using(expires=HOUR).enqueue()
+        drained(result)
+        Job.objects.update(expires_at=after(-1), run_after=after(-2))
+
+        drained(result)
+
+        assert list(Execution.objects.order_by("attempt").values_list("outcome", flat=True)) == ["failed", "discarded"]
+
+    def test_an_operator_who_retries_one_wants_it_to_run(self):
+        result = timely.greet.enqueue("you")
+        Job.objects.update(expires_at=after(-1))
+        testing.drain()
+
+        Job.objects.all().retry()
+
+        assert drained(result).return_value == "you"
+
+    def test_without_it_a_claim_and_an_attempt_take_no_statement_more(self, backend, claim, django_assert_num_queries):
+        tasks.add.enqueue(1)
+        timely.greet.using(queue_name="other").enqueue("you")
+        plain, with_it = sorted(claim(), key=lambda job: job.task)
+
+        with django_assert_num_queries(0):
+            executor.run(ThreadCall(plain), backend)
+        with django_assert_num_queries(1):  # Its own.
+            executor.run(ThreadCall(with_it), backend)
+
+
+class TestSnooze:
+    @pytest.mark.parametrize("task", [timely.snooze, timely.snooze_async])
+    @pytest.mark.parametrize(("how", "seconds"), [(60, 60), ("minute", 60), (0.5, 0.5), ("time", 3600)])
+    def test_it_ends_the_attempt_and_waits_for_its_time(self, task, how, seconds):
+        drained(task.enqueue(how))
+
+        job, execution = Job.objects.get(), Execution.objects.get()
+        assert (job.state, job.attempt, job.failures) == ("scheduled", 1, 0)
+        assert (execution.outcome, execution.error_type, execution.failure) == ("snoozed", "", None)
+        assert seconds - 5 < wait_of(job) <= seconds
+
+    def test_a_time_is_kept_as_it_is(self, backend, claim, monkeypatch):
+        end = timezone.now().replace(microsecond=0) + HOUR
+        monkeypatch.setitem(timely.DELAYS, "then", end)
+        timely.snooze.enqueue("then")
+        (job,) = claim()
+
+        Execution.objects.settle([executor.run(ThreadCall(job), backend)])
+
+        assert Job.objects.get().run_after == end
+
+    @pytest.mark.parametrize("task", [timely.snooze, timely.snooze_async])
+    def test_it_costs_no_attempt_however_often(self, task):
+        result = task.enqueue(0, times=4)
+
+        assert drained(result, times=5).return_value == 5
+        assert Job.objects.get().failures == 0
+        assert list(Execution.objects.order_by("attempt").values_list("outcome", flat=True)) == ["snoozed"] * 4 + ["successful"]
+        assert result.errors == []
+
+    def test_except_exception_does_not_swallow_it(self):
+        drained(timely.snooze.enqueue())
+
+        assert list(Run.objects.values_list("job", flat=True)) == ["attempt 1"]
+        assert not issubclass(Snoozed, Exception)
+
+    def test_what_an_atomic_task_wrote_is_rolled_back(self):
+        drained(timely.snooze_atomically.enqueue())
+
+        assert Execution.objects.get().outcome == "snoozed"
+        assert not Run.objects.exists()
+
+    @pytest.mark.parametrize(
+        ("how", "error", "said"),
+        [
+            ("negative", "ValueError", "snooze(): -1 is no delay"),
+            ("nan", "ValueError", "snooze(): nan is no delay"),
+            ("text", "TypeError", "snooze(): 'soon' is no delay"),
+            ("true", "TypeError", "snooze(): True is no delay"),
+            ("naive", "ValueError", "is not an aware datetime"),
+            ("century", "ValueError", "is no delay from 0 to 36,500 days"),
+        ],
+    )
+    def test_what_is_no_delay_fails_the_attempt(self, how, error, said):
+        drained(timely.snooze.enqueue(how))
+
+        execution = Execution.objects.get()
+        assert (execution.outcome, execution.error_type) == ("failed", f"builtins.{error}")
+        assert said in execution.message
+
+    def test_it_has_not_finished(self):
+        heard = []
+        signals.task_finished.connect(lambda **kwargs: heard.append(kwargs), weak=False, dispatch_uid="test")
+        try:
+            drained(timely.snooze.enqueue())
+        finally:
+            signals.task_finished.disconnect(dispatch_uid="test")
+        assert heard == []
+
+
+class TestRetry:
+    @pytest.mark.parametrize("task", [timely.ask_again, timely.ask_again_async])
+    def test_it_is_a_failure_that_is_tried_again_whatever_the_task_says_of_exceptions(self, task):
+        drained(task.enqueue(delay=60, reason="the shop is closed"))
+
+        job, execution = Job.objects.get(), Execution.objects.get()
+        assert (job.state, job.failures, execution.outcome) == ("scheduled", 1, "failed")
+        assert 55 < wait_of(job) <= 60
+        assert (execution.error_type, execution.message) == ("django_dbqueue.exceptions.Retried", "the shop is closed")
+        assert Failure.objects.get().location == "tests/timely.py:_ask_again"
+
+    @pytest.mark.parametrize("task", [timely.ask_again, timely.ask_again_async])
+    def test_as_long_as_max_attempts_allows(self, task):
+        result = drained(task.enqueue(), times=3)
+
+        assert result.status == TaskResultStatus.FAILED
+        assert Job.objects.get().failures == 3
+
+    def test_it_is_filed_under_what_was_handled(self):
+        result = drained(timely.ask_again.enqueue(handled=True), times=3)
+
+        failure = Failure.objects.get()
+        assert (failure.error_type, failure.location, failure.count) == (
+            "builtins.ConnectionError",
+            "tests/timely.py:_ask_again",
+            3,
+        )
+        assert failure.message == "no answer from server 1"
+        assert "ConnectionError: no answer from server 3" in result.errors[2].traceback
+        assert "Retried" in result.errors[2].traceback
+
+    def test_a_reason_is_what_is_read_first(self):
+        drained(timely.ask_again.enqueue(handled=True, reason="nul"), times=3)
+
+        assert {(e.error_type, e.message) for e in Execution.objects.all()} == {
+            ("builtins.ConnectionError", "the shop\ufffd is closed")
+        }
+
+    def test_without_a_delay_the_back_off_says_it(self):
+        drained(timely.ask_again.enqueue(delay=None))
+
+        assert 1229 < wait_of(Job.objects.get()) <= 1234
+
+    def test_the_back_off_is_asked_about_what_was_handled_and_may_refuse(self):
+        drained(timely.ask_the_back_off.enqueue(handled=True))
+        assert 70 < wait_of(Job.objects.get()) <= 77
+
+        assert drained(timely.ask_the_back_off.enqueue(handled=False)).status == TaskResultStatus.FAILED
+
+    def test_what_is_no_delay_fails_the_attempt(self):
+        drained(timely.ask_again.enqueue(delay=-1))
+
+        assert "retry(): -1 is no delay" in Execution.objects.order_by("-pk")[0].message
+
+
+class TestReprioritise:
+    @pytest.mark.parametrize("state", Job.State.values)
+    def test_only_what_waits_gets_another_priority(self, state, process):
+        owned = {"process": process} if state == "running" else {}
+        ended = {"finished_at": timezone.now()} if state in ("successful", "failed", "discarded") else {}
+        blocked = {"blocked_by": "a key"} if state == "blocked" else {}
+        Job.objects.create(task="tests.tasks.add", queue="default", state=state, **owned, **ended, **blocked)
+
+        changed = Job.objects.all().reprioritise(50)
+
+        waits = state in ("ready", "scheduled", "blocked")
+        assert (changed, Job.objects.get().priority) == ((1, 50) if waits else (0, 0))
+
+    def test_what_has_it_already_is_not_counted(self):
+        tasks.add.using(priority=50).enqueue(1), tasks.add.enqueue(2)
+
+        assert Job.objects.all().reprioritise(50) == 1
+
+    def test_who_is_first_now_is_claimed_first(self, process):
+        results = tasks.add.enqueue_many([(1,), (2,)])
+        claimer = Claimer("default", process, QueueSelector(("*",)))
+
+        Job.objects.filter(pk=results[1].id).reprioritise(100)
+
+        assert [job.args for job in claimer.claim(2)] == [[2], [1]]
+
+    @pytest.mark.parametrize("priority", [101, -101, 1.5, "50", True, None])
+    def test_what_is_no_priority_is_refused(self, priority):
+        with pytest.raises(ValueError, match=r"is not a whole number from -100 to 100"):
+            Job.objects.all().reprioritise(priority)
+
+
+class TestAgeing:
+    @pytest.fixture
+    def claimer(self, process):
+        def claimer(*queues, ageing=None):
+            claimer = Claimer("default", process, QueueSelector(queues or ("*",)), Options(ageing=ageing))
+            claimer.FRESH = -1.0
+            return claimer
+
+        return claimer
+
+    def served(self, claimer, rounds=20):
+        """A stream of urgent jobs: before each claim there is another one. The number of claims until the old one's turn."""
+        old = tasks.add.using(priority=-5).enqueue("old")
+        Job.objects.update(run_after=after(-600))
+        for number in range(1, rounds + 1):
+            tasks.add.using(priority=5).enqueue("urgent")
+            (job,) = claimer.claim(1)
+            if str(job.pk) == old.id:
+                return number
+            assert job.args == ["urgent"]
+        return None
+
+    def test_without_it_a_stream_of_urgent_jobs_starves_the_others(self, claimer):
+        assert self.served(claimer()) is None
+
+    def test_with_it_an_old_job_has_its_turn(self, claimer):
+        assert self.served(claimer(ageing=50.0)) == 1  # Twelve steps: -5 counts as 7.
+
+    def test_one_that_is_not_old_enough_waits(self, claimer):
+        assert self.served(claimer(ageing=61.0)) is None  # Nine steps: -5 counts as 4.
+
+    def test_an_old_job_goes_before_those_of_other_queues_that_rank_alike(self, claimer):
+        old = tasks.add.using(priority=-5, queue_name="low").enqueue("old")
+        Job.objects.update(run_after=after(-600))
+        tasks.add.using(priority=5, queue_name="high").enqueue("urgent")
+
+        assert str(claimer(ageing=50.0).claim(1)[0].pk) == old.id
+
+    def test_the_order_of_queues_that_an_operator_has_chosen_stays(self, claimer):
+        tasks.add.using(priority=-5, queue_name="low").enqueue("old")
+        Job.objects.update(run_after=after(-600))
+        urgent = tasks.add.using(priority=-100, queue_name="high").enqueue("urgent")
+
+        assert str(claimer("high", "low", ageing=1.0).claim(1)[0].pk) == urgent.id
+
+    def test_it_holds_from_claim_to_claim_between_two_looks(self, claimer):
+        claimer = claimer(ageing=50.0)
+        claimer.FRESH = 3600.0
+        tasks.add.using(priority=-5).enqueue_many([("old",)] * 3)
+        Job.objects.update(run_after=after(-600))
+        tasks.add.using(priority=5).enqueue_many([("urgent",)] * 3)
+
+        served = list(itertools.chain.from_iterable(claimer.claim(1) for _ in range(6)))
+
+        assert [job.args[0] for job in served] == ["old"] * 3 + ["urgent"] * 3
+
+    def test_without_it_lanes_are_read_with_no_statement_more(self, claimer, django_assert_max_num_queries):
+        tasks.add.enqueue(1), tasks.add.using(priority=1).enqueue(1)
+        plain, ageing = claimer(), claimer(ageing=60.0)
+        for each in (plain, ageing):
+            each._read_lanes()
+
+        with django_assert_max_num_queries(100) as with_it:
+            ageing._read_lanes()
+        with django_assert_max_num_queries(100) as without:
+            plain._read_lanes()
+
+        assert len(with_it) - len(without) == 2  # One for each lane.
+
+
+@pytest.mark.django_db(transaction=True)
+class TestThroughAWorker:
+    def test_what_expired_snoozed_and_asked_again_in_threads_and_coroutines(self, runqueue):
+        expired = timely.greet.enqueue("nobody")
+        Job.objects.update(expires_at=after(-1))
+        again = {task: task.enqueue(0.1, times=2) for task in (timely.snooze, timely.snooze_async)}
+        asked = [task.enqueue(0.1, reason="not yet", handled=True) for task in (timely.ask_again, timely.ask_again_async)]
+
+        runqueue()
+
+        assert expired.wait(timeout=30).errors[0].exception_class_path == "django_dbqueue.exceptions.Expired"
+        for result in again.values():
+            assert result.wait(timeout=30).return_value == 3
+        for result in asked:
+            assert len(result.wait(timeout=30).errors) == 3
+        assert Failure.objects.get().count == 6
+
+    def test_an_old_job_of_low_priority_is_run_beside_a_stream_of_urgent_ones(self, runqueue):
+        old = tasks.add.using(priority=-20).enqueue(1)
+        Job.objects.update(run_after=after(-60))
+        tasks.sleep.using(priority=20).enqueue_many([(0.1,)] * 200)
+        options = '{"ageing": 1.0, "threads": 1, "prefetch": 0, "database": "default"}'
+
+        runqueue(DBQUEUE_OPTIONS=options)
+
+        assert old.wait(timeout=30).return_value == 1
+        assert Job.objects.filter(state="ready").count() > 50
+        Job.objects.all().discard()
+
+
+def test_a_snoozed_job_is_no_warning(caplog):
+    caplog.set_level(logging.INFO, "django_dbqueue")
+
+    drained(timely.snooze.enqueue())
+
+    assert [record.levelname for record in caplog.records if "snoozed" in record.message] == ["INFO"]
+
+
+@pytest.mark.parametrize("given", ["soon", -1, None])
+def test_what_is_raised_by_hand_is_checked_as_well(given):
+    with pytest.raises((TypeError, ValueError), match=r"snooze\(\): .* is no delay"):
+        raise Snoozed(given)
+
+
+def test_a_project_without_time_zones_gives_times_without_them(settings):
+    settings.USE_TZ = False
+
+    assert tasks.add.using(expires=datetime(2130, 1, 1)).expires == Snoozed(datetime(2100, 1, 1)).until.replace(year=2130)
+    with pytest.raises(InvalidTask, match="must be a naive datetime"):
+        tasks.add.using(expires=datetime.now(timezone.get_current_timezone()))
