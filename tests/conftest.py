@@ -60,8 +60,9 @@ def a_process(name: str, **values: Any) -> Process:
 def claim(process: Process) -> Callable[..., list[Job]]:
     """Claim all that is ready, for the process or for another."""
 
-    def claim(owner: Process = process, limit: int = 100) -> list[Job]:
-        return list(itertools.chain.from_iterable(Job.objects.claim(lane, owner, limit) for lane in Job.objects.lanes()))
+    def claim(owner: Process = process, limit: int = 100, in_a_row: int = 1) -> list[Job]:
+        found = (Job.objects.claim(lane, owner, limit, lambda task: in_a_row) for lane in Job.objects.lanes())
+        return list(itertools.chain.from_iterable(found))
 
     return claim
 

@@ -26,6 +26,7 @@ FLOORS = [
         "models.process",
         "models.failure",
         "models.slot",
+        "models.series",
         "models.semaphore",
         "models.keyed",
         "models.walking",

@@ -3,6 +3,7 @@ from __future__ import annotations
 import time
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 from django.db import models
 from django.db.models import F, Q
@@ -93,6 +94,8 @@ class Job(models.Model):
     clock: float
     # Why it is not to run although it was claimed.
     called_off = ""
+    # Of a limited job: all with one series run one after the other, and share its slots.
+    series: UUID | None = None
     # How far its task has said that it is, as long as that is not written.
     noted: Noted | None = None
 

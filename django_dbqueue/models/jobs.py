@@ -16,6 +16,7 @@ from .expressions import Now, after, lock
 from .operated import OperatedJobs
 from .process import Process
 from .semaphore import Semaphore
+from .series import InARow, alone
 from .states import FINISHED, Fate, Lane, State
 
 if TYPE_CHECKING:
@@ -92,24 +93,27 @@ class JobQuerySet(OperatedJobs):
             yield queue
             queue = rows.filter(queue__gt=queue).first()
 
-    def claim(self, lane: Lane, process: Process, limit: int) -> list[Job]:
-        """Make up to ``limit`` of the lane's jobs the process's own, oldest first. Those that find no slot are BLOCKED."""
+    def claim(self, lane: Lane, process: Process, limit: int, in_a_row: InARow = alone) -> list[Job]:
+        """Make up to ``limit`` of the lane's jobs the process's own, oldest first. Those that find no slot are BLOCKED.
+
+        Behind a limited one follow those that are next in line: of one series, the process runs one at a time.
+        """
         claimed: list[Job] = []
         for _ in range(ROUNDS):
             wanted = limit - len(claimed)
-            found, jobs = self._claim(lane, process, wanted)
+            found, jobs = self._claim(lane, process, wanted, in_a_row)
             claimed += jobs
             if found < wanted or len(claimed) >= limit:
                 break
         return claimed
 
-    def _claim(self, lane: Lane, process: Process, limit: int) -> tuple[int, list[Job]]:
+    def _claim(self, lane: Lane, process: Process, limit: int, in_a_row: InARow) -> tuple[int, list[Job]]:
         """Returns how many were found, and those that are the process's own now."""
         with transaction.atomic(using=self.db, savepoint=False):
             waiting = self.ready().filter(queue=lane.queue, priority=lane.priority).order_by("run_after", "id")
             jobs = found = list(lock(waiting).annotate(db_now=Now())[:limit])
             if any(job.limits for job in found):
-                jobs = Semaphore.objects.using(self.db).acquire(found)
+                jobs = Semaphore.objects.using(self.db).acquire(found, limit, in_a_row)
             if anew := [job for job in jobs if job.asked_again]:
                 keyed.count_anew(self.ready(), anew)
             if jobs:

@@ -10,8 +10,10 @@ from django.db.models import Count, Exists, F, OuterRef, Q, Subquery
 from django.db.models.functions import Coalesce
 from django.utils.translation import gettext_lazy as _
 
+from ..ids import uuid7
 from ..limits import RATE
 from .expressions import Now, after, lock
+from .series import InARow, alone, next_in_line
 from .slot import Slot
 from .states import State
 
@@ -30,12 +32,15 @@ class SemaphoreQuerySet(models.QuerySet["Semaphore"]):
     moment, and six claimers ran 4 to 12 jobs with a limit of 2.
     """
 
-    def acquire(self, jobs: Sequence[Any]) -> list[Any]:
-        """Of locked ready jobs that are to be claimed, those that may run now. The others are BLOCKED, or ``called_off``."""
+    def acquire(self, jobs: Sequence[Any], limit: int, in_a_row: InARow = alone) -> list[Any]:
+        """Of locked ready jobs that are to be claimed, those that may run now. The others are BLOCKED, or ``called_off``.
+
+        Up to the limit, those follow that are next in line, and run one after the other with one of them.
+        """
         limited = [job for job in jobs if job.limits]
         semaphores = self._hold({limit["key"]: limit for job in limited for limit in job.limits})
         taken = Slot.objects.using(self.db).count_by_key(semaphores)
-        Slot.objects.using(self.db).take([job for job in limited if _admit(job, semaphores, taken)])
+        admitted = [job for job in limited if _admit(job, semaphores, taken)]
         self._store([each for each in semaphores.values() if each.is_changed])
         blocked = defaultdict(list)
         for job in limited:
@@ -45,7 +50,9 @@ class SemaphoreQuerySet(models.QuerySet["Semaphore"]):
             self._jobs().filter(pk__in=ids, state=State.READY).update(state=State.BLOCKED, blocked_by=key)
         if rates := [key for key in blocked if semaphores[key].every]:
             self.book(rates)
-        return [job for job in jobs if not job.blocked_by]
+        behind = next_in_line(self._jobs(), admitted, limit - len(jobs), in_a_row)
+        Slot.objects.using(self.db).take([*admitted, *behind])
+        return [*(job for job in jobs if not job.blocked_by), *behind]
 
     def line_up(self, jobs: Sequence[Any]) -> None:
         """Of jobs about to be written, those that are sure to find no slot wait from the beginning: nobody claims them in vain.
@@ -73,9 +80,10 @@ class SemaphoreQuerySet(models.QuerySet["Semaphore"]):
     def signal(self, keys: Iterable[str]) -> list[str]:
         """Have as many of the jobs that wait for them become ready as there are free slots. Returns the queue of each."""
         with transaction.atomic(using=self.db, savepoint=False):
-            held = [row.pk for row in self._locked(keys)]
-            free = self.filter(pk__in=held).waiting().annotate(free=_free()).filter(free__gt=0).values_list("pk", "free")
-            return [queue for key, number in list(free) for queue in self._unblock(key, number)]
+            held = {row.pk: row.most for row in self._locked(keys) if row.most}
+            lines = list(self.filter(pk__in=list(held)).waiting().values_list("pk", flat=True))
+            taken = Slot.objects.using(self.db).count_by_key(lines) if lines else {}
+            return [queue for key in lines for queue in self._unblock(key, held[key] - taken[key])]
 
     def sweep(self, limit: int) -> list[str]:
         """As signal, for all that have free slots and jobs that wait."""
@@ -102,7 +110,7 @@ class SemaphoreQuerySet(models.QuerySet["Semaphore"]):
 
     def _give_times(self, row: Any) -> None:
         times = row.free_times()
-        jobs = list(lock(self._blocked().filter(blocked_by=row.pk).order_by("-priority", "id"))[: len(times)])
+        jobs = list(lock(self._jobs().waiting_for(row.pk))[: len(times)])
         for job, time in zip(jobs, times, strict=False):
             job.state, job.blocked_by, job.run_after = State.SCHEDULED, None, time
             row.booked = time + row.every
@@ -149,23 +157,29 @@ class SemaphoreQuerySet(models.QuerySet["Semaphore"]):
         return list(rows.select_for_update() if connections[self.db].features.has_select_for_update else rows)
 
     def _unblock(self, key: str, number: int) -> list[str]:
-        waiting = lock(self._blocked().filter(blocked_by=key).order_by("-priority", "id"))
-        found = dict(waiting.values_list("pk", "queue")[:number])
+        waiting = lock(self._jobs().waiting_for(key)).values_list("pk", "queue")
+        found = dict(waiting[: max(0, number)])
         self._jobs().filter(pk__in=list(found), state=State.BLOCKED).update(state=State.READY, blocked_by=None)
         return list(found.values())
 
     def _store(self, rows: list[Semaphore]) -> None:
         self.bulk_update(rows, ["most", "every", "burst", "earliest", "booked"])
 
-    def _jobs(self) -> models.QuerySet[Any]:
+    def _jobs(self) -> Any:
         return Slot._meta.get_field("job").related_model._default_manager.using(self.db)
 
-    def _blocked(self) -> models.QuerySet[Any]:
+    def _blocked(self) -> Any:
         return self._jobs().filter(state=State.BLOCKED)
 
 
 def _free() -> Any:
-    taken = Slot.objects.taken().filter(semaphore=OuterRef("pk")).order_by().values("semaphore").annotate(number=Count("pk"))
+    taken = (
+        Slot.objects.taken()
+        .filter(semaphore=OuterRef("pk"))
+        .order_by()
+        .values("semaphore")
+        .annotate(number=Count("series", distinct=True))
+    )
     return F("most") - Coalesce(Subquery(taken.values("number")), 0)
 
 
@@ -180,6 +194,7 @@ def _admit(job: Any, semaphores: dict[str, Semaphore], taken: Counter[str]) -> b
         else:
             job.blocked_by = row.pk
         return False
+    job.series = uuid7()
     for limit in job.limits:
         taken[limit["key"]] += 1
         semaphores[limit["key"]].use()

@@ -8,6 +8,7 @@ from django.db import connections, models
 from django.db.models import Count, F
 from django.utils.translation import gettext_lazy as _
 
+from ..ids import uuid7
 from .states import State
 
 
@@ -18,18 +19,21 @@ class SlotQuerySet(models.QuerySet["Slot"]):
 
     def count_by_key(self, keys: Iterable[str]) -> Counter[str]:
         rows = self.taken().filter(semaphore__in=list(keys)).order_by().values_list("semaphore")
-        return Counter(dict(rows.annotate(number=Count("pk"))))
+        return Counter(dict(rows.annotate(number=Count("series", distinct=True))))
 
     def take(self, jobs: Iterable[Any]) -> None:
         """One slot of each of its semaphores for each job, for the attempt that begins now."""
         keys = [(job, limit["key"]) for job in jobs for limit in job.limits if "most" in limit]
-        rows = [Slot(semaphore_id=key, job=job, attempt=job.attempt + 1) for job, key in keys]
+        rows = [Slot(semaphore_id=key, job=job, attempt=job.attempt + 1, series=job.series) for job, key in keys]
         unique = None if connections[self.db].vendor == "mysql" else ["semaphore", "job"]
-        self.bulk_create(rows, update_conflicts=True, update_fields=["attempt"], unique_fields=unique)
+        self.bulk_create(rows, update_conflicts=True, update_fields=["attempt", "series"], unique_fields=unique)
 
 
 class Slot(models.Model):
-    """A running attempt's place at a semaphore. It counts as long as that attempt runs, and not a moment longer."""
+    """A running attempt's place at a semaphore. It counts as long as that attempt runs, and not a moment longer.
+
+    Jobs of one series, which one process runs one after the other, have one place together.
+    """
 
     semaphore = models.ForeignKey(
         "dbqueue.Semaphore",
@@ -43,6 +47,7 @@ class Slot(models.Model):
         "dbqueue.Job", verbose_name=_("job"), on_delete=models.CASCADE, db_constraint=False, related_name="slots"
     )
     attempt = models.PositiveIntegerField(_("attempt"))
+    series = models.UUIDField(_("series"), default=uuid7)
 
     objects = SlotQuerySet.as_manager()
 

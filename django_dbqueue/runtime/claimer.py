@@ -9,6 +9,7 @@ from django.db import transaction
 
 from ..models import Job, KnownTask, Process, Queue
 from ..models.jobs import JobQuerySet
+from ..models.series import InARow, alone
 from ..models.states import Lane
 from ..options import Options
 from ..selector import QueueSelector
@@ -26,11 +27,18 @@ class Claimer:
     # So long, in seconds, jobs of a task that is not known here are left to others.
     LEFT = 30.0
 
-    def __init__(self, database: str, process: Process, queues: QueueSelector, options: Options = DEFAULT) -> None:
+    def __init__(
+        self,
+        database: str,
+        process: Process,
+        queues: QueueSelector,
+        options: Options = DEFAULT,
+        in_a_row: InARow = alone,
+    ) -> None:
         self._jobs = Job.objects.using(database)
         self._queues = Queue.objects.using(database)
         self._tasks = KnownTask.objects.using(database)
-        self._process, self._selector, self._options = process, queues, options
+        self._process, self._selector, self._options, self._in_a_row = process, queues, options, in_a_row
         self._lanes: list[Lane] = []
         self._order: dict[Lane, tuple[int, int]] = {}
         self._read_at = float("-inf")
@@ -43,10 +51,13 @@ class Claimer:
 
     def claim(self, limit: int) -> list[Job]:
         """Up to ``limit`` jobs, now owned by the process; fewer only if no lane has more."""
-        jobs = self._claim(limit) if time.monotonic() - self._read_at < self.FRESH else []
+        known = self._lanes if time.monotonic() - self._read_at < self.FRESH else []
+        jobs = self._claim(known, limit)
         if len(jobs) < limit:
             self._read_lanes()
-            jobs += self._claim(limit - len(jobs))
+            jobs += self._claim([lane for lane in self._lanes if lane not in known], limit - len(jobs))
+        # Lanes of the same rank take turns: a full one must not starve its neighbours.
+        self._lanes = sorted([*self._lanes[1:], *self._lanes[:1]], key=self._order.__getitem__)
         return jobs
 
     def leave(self, task: str) -> None:
@@ -62,21 +73,19 @@ class Claimer:
         self._left = {task: end for task, end in self._left.items() if end > now}
         return self._jobs.exclude(task__in=[*self._left, *self._paused_tasks])
 
-    def _claim(self, limit: int) -> list[Job]:
+    def _claim(self, lanes: list[Lane], limit: int) -> list[Job]:
         jobs: list[Job] = []
-        wanted = self._wanted() if self._lanes else self._jobs
-        for lane in self._lanes:
+        wanted = self._wanted() if lanes else self._jobs
+        for lane in lanes:
             if len(jobs) < limit:
                 claim = self._claim_limited if lane.queue in self.limits else JobQuerySet.claim
-                jobs += claim(wanted, lane, self._process, limit - len(jobs))
-        # Lanes of the same rank take turns: a full one must not starve its neighbours.
-        self._lanes = sorted([*self._lanes[1:], *self._lanes[:1]], key=self._order.__getitem__)
+                jobs += claim(wanted, lane, self._process, limit - len(jobs), self._in_a_row)
         return jobs
 
-    def _claim_limited(self, wanted: JobQuerySet, lane: Lane, process: Process, limit: int) -> list[Job]:
+    def _claim_limited(self, wanted: JobQuerySet, lane: Lane, process: Process, limit: int, in_a_row: InARow) -> list[Job]:
         with transaction.atomic(using=wanted.db):
             room = self._queues.room(lane.queue, self.limits[lane.queue])
-            return wanted.claim(lane, process, min(limit, room)) if room > 0 else []
+            return wanted.claim(lane, process, min(limit, room), in_a_row) if room > 0 else []
 
     def _read_lanes(self) -> None:
         ranks = {lane: self._selector.rank(lane.queue) for lane in self._jobs.lanes(self._selector.names())}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 from ..backend import DatabaseBackend
 from ..models.execution import Settled
@@ -10,15 +10,24 @@ from ..wakeup import wake
 
 
 def follow_up(settled: Settled, backend: DatabaseBackend, limited: Container[str]) -> bool:
-    """Finish the batches of settled jobs, and wake workers for what has waited for them. Returns whether anything has.
+    """Wake workers for what has waited for settled jobs. Returns whether anything has.
 
     ``limited`` are queues of which only so many jobs may run at a time.
     """
     jobs = [outcome.execution.job for outcome in settled.written]
     queues = {*settled.unblocked, *(job.queue for job in jobs if job.queue in limited)}
     queues.update(new.queue for outcome in settled.written for new in outcome.new)
-    if batches := {job.batch_id for job in jobs if job.batch_id}:
-        queues.update(backend.batches.finish(batches))
-    for queue in queues:
+    return _wake(queues, backend)
+
+
+def finish_batches(settled: Settled, backend: DatabaseBackend) -> bool:
+    """As follow_up, for the batches of settled jobs."""
+    batches = {outcome.execution.job.batch_id for outcome in settled.written} - {None}
+    return _wake(backend.batches.finish(batches), backend) if batches else False
+
+
+def _wake(queues: Iterable[str], backend: DatabaseBackend) -> bool:
+    found = set(queues)
+    for queue in found:
         wake(backend.database, queue)
-    return bool(queues)
+    return bool(found)

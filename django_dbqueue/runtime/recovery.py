@@ -49,16 +49,18 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: Death) -> in
 
     A process is signed off in the transaction that settles its jobs: nobody finds them without knowing how it died.
     """
-    database, settled = backend.database, []
+    database = backend.database
+    names: dict[int, str] = {}
+    left: list[Job] = []
+    unblocked: list[str] = []
     if dead.using(database).exists():
         with transaction.atomic(using=database):
             names = _bury(dead.using(database), death)
-            settled.append(_settle(database, _jobs(database).filter(process__in=list(names)), names, death))
-    orphans = _jobs(database).orphaned()[:BATCH]
-    settled.append(_settle(database, orphans, {}, Death(how="is gone")))
-    left = [job for jobs, _unblocked in settled for job in jobs]
-    unblocked = [queue for _jobs, queues in settled for queue in queues]
-    for queue in {*unblocked, *(job.queue for job in left if job.state == State.READY)}:
+            left, unblocked = _settle(database, _jobs(database).filter(process__in=list(names)), names, death)
+    # Those of others before them; and once more what somebody held at that moment.
+    orphans, more = _settle(database, _jobs(database).orphaned()[:BATCH], names, death)
+    left += orphans
+    for queue in {*unblocked, *more, *(job.queue for job in left if job.state == State.READY)}:
         wake(database, queue)
     for job in left:
         if job.state in FINISHED:
@@ -83,15 +85,18 @@ def _bury(dead: ProcessQuerySet, death: Death) -> dict[int, str]:
 
 def _settle(database: str, rows: Iterable[Job], names: Mapping[int, str], death: Death) -> tuple[list[Job], list[str]]:
     """Returns the jobs that were settled, and the queues of those that had waited for one of them."""
-    jobs = list(rows)
-    unbegun = [job for job in jobs if _is_unbegun(job, death)]
-    ran = [job for job in jobs if not _is_unbegun(job, death)]
-    stacks = Stack.objects.using(database).of(ran)
-    lost = [_outcome(job, names.get(job.process_id or 0, "a process"), death, stacks.get(job.pk, "")) for job in ran]
+    deaths = [(job, death if job.process_id in names else Death(how="is gone")) for job in rows]
+    unbegun = [job for job, death in deaths if _is_unbegun(job, death)]
+    ran = [(job, death) for job, death in deaths if not _is_unbegun(job, death)]
+    stacks = Stack.objects.using(database).of(job for job, _death in ran)
+    lost = [_outcome(job, names.get(job.process_id or 0, "a process"), death, stacks.get(job.pk, "")) for job, death in ran]
     Job.objects.using(database).release(unbegun)
     for job in unbegun:
         job.state = State.READY
     settled = Execution.objects.using(database).settle(lost) if lost else Settled([], [], [], [])
+    for outcome in settled.written:
+        job, message = outcome.execution.job, outcome.execution.message
+        logger.warning("Job %s of %s: %s It is now %s.", job.pk, job.task, message, outcome.state.value, extra=job.log_fields)
     return unbegun + [outcome.execution.job for outcome in settled.written], settled.unblocked
 
 
@@ -104,7 +109,6 @@ def _outcome(job: Any, name: str, death: Death, stack: str) -> Settlement:
     job.clock = time.monotonic() - (seen_at - job.claimed_at).total_seconds()
     job.process = Process(pk=job.process_id, name=name)
     outcome, state, error = _verdict(job, death)
-    logger.warning("Job %s of %s: %s; it is now %s.", job.pk, job.task, error, state.value, extra=job.log_fields)
     message = str(error)
     report = ErrorReport(
         type=f"{type(error).__module__}.{type(error).__qualname__}",

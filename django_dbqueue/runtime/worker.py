@@ -26,7 +26,7 @@ from .claimer import Claimer
 from .connection import close_connections, discard, prepare
 from .coroutines import Coroutines
 from .deadline import answered_within
-from .following import follow_up
+from .following import finish_batches, follow_up
 from .heartbeat import Heartbeat
 from .listener import Listener
 from .log import Trouble
@@ -95,7 +95,7 @@ class Worker:
         prepare(self._backend.database, self._options.statement_limit)
         discover(self._options.task_modules)
         process = self._heartbeat.start(supervisor)
-        self._claimer = Claimer(self._backend.database, process, self._selector, self._options)
+        self._claimer = Claimer(self._backend.database, process, self._selector, self._options, self._pool.in_a_row)
         stop.wakes(self._wake)
         self._ended = Stop()
         Listener(self._backend.database, stop, self._heard).start()
@@ -185,6 +185,8 @@ class Worker:
 
     def _settled(self, settled: Settled) -> None:
         if follow_up(settled, self._backend, self._claimer.limits):
+            self._wake.set()
+        if finish_batches(settled, self._backend):
             self._wake.set()
 
     def _fit(self) -> bool:

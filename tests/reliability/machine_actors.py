@@ -15,7 +15,7 @@ from django_dbqueue.models.execution import Settled
 from django_dbqueue.models.expressions import after
 from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.runtime.connection import prepare
-from django_dbqueue.runtime.following import follow_up
+from django_dbqueue.runtime.following import finish_batches, follow_up
 from django_dbqueue.runtime.stages import after_stage
 from django_dbqueue.selector import QueueSelector
 
@@ -66,7 +66,7 @@ class Actor:
         name = f"worker {self.number}.{self.incarnation}"
         self.process = Process(name=name, kind="worker", hostname="h", pid=self.number + 1, expires_at=after(3600))
         self.call(self.process.save)
-        self.claimer = Claimer("default", self.process, QueueSelector(("*",)))
+        self.claimer = Claimer("default", self.process, QueueSelector(("*",)), in_a_row=lambda task: 3)
         self.claimer.FRESH = -1.0
         self.held: list[Job] = []
         self.late: list[Job] = getattr(self, "late", [])
@@ -86,6 +86,7 @@ def settle(outcomes: list[Settlement]) -> Settled:
     """As a worker does: what has ended may let its batch finish."""
     settled = Execution.objects.settle(outcomes)
     follow_up(settled, task_backends["default"], ())
+    finish_batches(settled, task_backends["default"])
     return settled
 
 

@@ -26,8 +26,8 @@ limited = st.sampled_from(list(LIMITED))
 class Limits(Jobs):
     def __init__(self) -> None:
         super().__init__()
-        # By (job, attempt): the limits under which it was claimed.
-        self.under: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        # By (job, attempt): the series in which it was claimed, and under which limits.
+        self.under: dict[tuple[str, int], tuple[Any, list[dict[str, Any]]]] = {}
         self.refused: list[Any] = []
 
     @rule(what=limited, account=st.integers(0, 1), queue=queues, number=st.integers(1, 4), together=st.booleans())
@@ -66,10 +66,10 @@ class Limits(Jobs):
     @invariant()
     def no_limit_is_exceeded(self):
         running = self._running()
-        for key, most in {limit["key"]: limit["most"] for limits in self.under.values() for limit in limits}.items():
+        for key, most in {limit["key"]: limit["most"] for _series, limits in self.under.values() for limit in limits}.items():
             assert running[key] <= most, f"{key}: {running[key]} run, of {most}"
-        taken = Slot.objects.taken().values_list("semaphore", flat=True)
-        assert Counter(taken) == running, "what counts are the slots of those that run"
+        assert Slot.objects.count_by_key(running) == running, "what counts are the slots of those that run"
+        assert Slot.objects.taken().values("semaphore").distinct().count() == len(running)
         for job in self.refused:
             full = [limit["key"] for limit in job.limits if running[limit["key"]] == limit["most"]]
             assert full, "it was called off although there was a slot"
@@ -83,12 +83,14 @@ class Limits(Jobs):
     def _got(self, actor, jobs):
         super()._got(actor, jobs)
         for job in jobs:
-            self.under[str(job.pk), job.attempt] = [] if job.called_off else job.limits or []
+            self.under[str(job.pk), job.attempt] = job.series, [] if job.called_off else job.limits or []
         self.refused += [job for job in jobs if job.called_off]
 
     def _running(self):
+        """How many run at a time of each key: those of one series, which run one after the other, count as one."""
         fences = {(str(pk), attempt) for pk, attempt in Job.objects.running().values_list("pk", "attempt")}
-        return Counter(limit["key"] for fence in fences for limit in self.under.get(fence, ()))
+        claimed = [self.under[fence] for fence in fences & self.under.keys()]
+        return Counter(key for key, _series in {(limit["key"], series) for series, limits in claimed for limit in limits})
 
 
 def _keys(job: Any) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 from django.db import connections, transaction
@@ -11,6 +11,7 @@ from django.db import connections, transaction
 from django_dbqueue.compat import signals, task_backends
 from django_dbqueue.exceptions import JobLost
 from django_dbqueue.models import Execution, Job, Process, Semaphore, Settlement, Slot
+from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.results import JobContext
 from django_dbqueue.runtime import host, recovery
 
@@ -59,6 +60,28 @@ def test_who_recovers_does_not_overwrite_an_outcome_that_is_being_written(claim,
     assert recover(Process.objects.none()) == 0
     assert (Job.objects.get().state, Job.objects.get().result) == ("successful", "right")
     assert Execution.objects.get().outcome == "successful"
+
+
+@locks_rows
+def test_a_lost_job_that_somebody_held_for_a_moment_still_says_how_its_process_died(claim, process, monkeypatch, caplog):
+    tasks.add.enqueue(1)
+    (job,) = claim()
+    settle, times = ExecutionQuerySet.settle, []
+
+    def settle_while_it_is_held(executions, outcomes):
+        times.append(outcomes)
+        with held_open(lambda: Job.objects.select_for_update().get()) if len(times) == 1 else nullcontext():
+            return settle(executions, outcomes)
+
+    monkeypatch.setattr(ExecutionQuerySet, "settle", settle_while_it_is_held)
+
+    assert recover(Process.objects.filter(pk=process.pk)) == 1
+
+    assert len(times) == 2
+    assert Execution.objects.get().message == "It was lost: its process, worker@here:1:abc, was killed by signal 9."
+    assert [record.message for record in caplog.records if "It is now" in record.message] == [
+        f"Job {job.pk} of tests.tasks.add: {Execution.objects.get().message} It is now scheduled."
+    ]
 
 
 @locks_rows

@@ -1,0 +1,50 @@
+"""Jobs that have one slot together, as one process runs them one after the other."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import cycle, takewhile
+from typing import TYPE_CHECKING, Any
+
+from .expressions import lock
+from .states import State
+
+if TYPE_CHECKING:
+    from .jobs import JobQuerySet
+
+# How many jobs of a task one thread of a worker is through with soon.
+InARow = Callable[[str], int]
+
+
+def alone(task: str) -> int:
+    """What to ask for where nobody runs jobs in a series."""
+    return 1
+
+
+def next_in_line(jobs: JobQuerySet, leaders: Sequence[Any], limit: int, in_a_row: InARow) -> list[Any]:
+    """Up to so many jobs that wait for what the leaders have just got, ready now, and each of the series of one of them.
+
+    They are the first in line, as long as these are as the leader is: nobody is passed over.
+    """
+    alike = defaultdict(list)
+    for job in leaders:
+        # How often something starts is counted for each of them.
+        if in_a_row(job.task) > 1 and all("most" in each for each in job.limits):
+            alike[job.task, job.queue, tuple(each["key"] for each in job.limits)].append(job)
+    found: list[Any] = []
+    for (task, _queue, keys), first in alike.items():
+        for key in keys:
+            if (number := min(limit - len(found), (in_a_row(task) - 1) * len(first))) > 0:
+                waiting = list(lock(jobs.waiting_for(key))[:number])
+                found += _join(first, waiting)
+    jobs.filter(pk__in=[job.pk for job in found], state=State.BLOCKED).update(state=State.READY, blocked_by=None)
+    return found
+
+
+def _join(first: Sequence[Any], waiting: Sequence[Any]) -> list[Any]:
+    want = first[0].task, first[0].queue, first[0].limits
+    found = list(takewhile(lambda job: (job.task, job.queue, job.limits) == want, waiting))
+    for job, leader in zip(found, cycle(first), strict=False):
+        job.series, job.blocked_by, job.state = leader.series, None, State.READY
+    return found
