@@ -28,6 +28,7 @@ class Limits(Jobs):
         super().__init__()
         # By (job, attempt): the series in which it was claimed, and under which limits.
         self.under: dict[tuple[str, int], tuple[Any, list[dict[str, Any]]]] = {}
+        self.claims = 0
         self.refused: list[Any] = []
 
     @rule(what=limited, account=st.integers(0, 1), queue=queues, number=st.integers(1, 4), together=st.booleans())
@@ -82,8 +83,10 @@ class Limits(Jobs):
 
     def _got(self, actor, jobs):
         super()._got(actor, jobs)
+        self.claims += 1
         for job in jobs:
-            self.under[str(job.pk), job.attempt] = job.series, [] if job.called_off else job.limits or []
+            series = self.claims, job.series
+            self.under[str(job.pk), job.attempt] = series, [] if job.called_off else job.limits or []
         self.refused += [job for job in jobs if job.called_off]
 
     def _running(self):
