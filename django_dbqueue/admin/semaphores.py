@@ -79,10 +79,14 @@ class SemaphoreAdmin(ReadingAdmin):
         return self.completed([found])[0] if found else None
 
     def beside(self, request: HttpRequest, one: Semaphore) -> dict[str, Any]:
-        held = Slot.objects.taken().filter(semaphore=one.pk).select_related("job").order_by("job__started_at")[:SHOWN]
+        taken = Slot.objects.taken().filter(semaphore=one.pk).select_related("job")
+        held = taken.order_by("job__started_at", "series", "-job__priority", "job")[:SHOWN]
         line = Job.objects.waiting_for(one.pk).defer(*columns.NOT_LISTED)[:SHOWN]
         shown = {
-            "holders": [_row(slot.job, slot.job.started_at) for slot in held],
+            "holders": [
+                {**_row(slot.job, slot.job.started_at), "is_behind": before is not None and before.series == slot.series}
+                for before, slot in zip([None, *held], held, strict=False)
+            ],
             "line": [_row(job, job.enqueued_at) for job in line],
             "may_view_jobs": request.user.has_perm("dbqueue.view_job"),
         }

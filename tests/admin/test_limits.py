@@ -81,6 +81,17 @@ def test_a_page_shows_who_has_the_slots_and_who_is_next(viewer: Client, process:
     assert len(re.findall(r'/job/([0-9a-f-]+)/change/"', line)) == 4
 
 
+def test_jobs_that_share_a_slot_are_shown_as_one_after_the_other(viewer: Client, process: Any) -> None:
+    holder = a_full_one(process)
+    behind = a_job(state=State.RUNNING, process=process, started_at=holder.started_at)
+    Slot.objects.create(semaphore_id=KEY, job=behind, attempt=1, series=Slot.objects.get().series)
+
+    text = read(viewer.get(url()).text)
+
+    assert "1 of 1 taken" in text
+    assert text.count("claimed with the one above, and runs after it") == 1
+
+
 def test_who_may_not_view_jobs_sees_none_of_them(process: Any) -> None:
     holder = a_full_one(process)
 
