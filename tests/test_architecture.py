@@ -27,6 +27,7 @@ FLOORS = [
         "models.failure",
         "models.slot",
         "models.series",
+        "models.semaphores",
         "models.semaphore",
         "models.keyed",
         "models.walking",
