@@ -405,7 +405,7 @@ class TestTimes:
         turn(scheduler)
         assert RecurringTask.objects.get().next_run_at is None
 
-        row = a_row(name="last", ends_at=now_plus(timedelta(minutes=5)))
+        row = a_row(name="last", starts_at=now_plus(-30 * MINUTE), ends_at=now_plus(5 * MINUTE))
         planned = due(row)
         turn(scheduler), turn(scheduler)
 

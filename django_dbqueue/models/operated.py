@@ -12,9 +12,6 @@ from .expressions import Now
 from .states import HIGHEST_PRIORITY, UNSUCCESSFUL, WAITING, State
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from .job import Job
 
 
