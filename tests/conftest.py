@@ -61,7 +61,7 @@ def claim(process: Process) -> Callable[..., list[Job]]:
     """Claim all that is ready, for the process or for another."""
 
     def claim(owner: Process = process, limit: int = 100, in_a_row: int = 1) -> list[Job]:
-        found = (Job.objects.claim(lane, owner, limit, lambda task: in_a_row) for lane in Job.objects.lanes())
+        found = (Job.objects.claim(lane, owner, limit, lambda job: in_a_row) for lane in Job.objects.lanes())
         return list(itertools.chain.from_iterable(found))
 
     return claim

@@ -410,6 +410,11 @@ def occupy(context, key, seconds):
     Interval.objects.filter(pk=interval.pk).update(ended_at=Now())
 
 
+@task(concurrency=limit(2, key=lambda key: key))
+def nap(key, seconds):
+    time.sleep(seconds)
+
+
 @task
 def grind(beans):
     return f"ground {beans}"

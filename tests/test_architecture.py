@@ -74,6 +74,7 @@ FLOORS = [
             "runtime.claimer",
             "runtime.settler",
             "runtime.following",
+            "runtime.durations",
         ],
         *[
             "runtime.pool",

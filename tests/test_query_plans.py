@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from itertools import islice
 
 import pytest
 from django.db import connection, transaction
@@ -150,42 +151,30 @@ def test_claim_and_settle_are_a_few_statements_for_a_whole_batch(
     assert len(jobs) == 100
 
 
-@pytest.fixture
-def a_long_line(many_rows):
-    """Behind a few other keys' jobs, very many that wait for one slot, of three priorities."""
+def test_a_hundred_thousand_that_wait_for_one_slot_cost_others_nothing(many_rows):
+    """Of three priorities, behind a few other keys' jobs."""
     blocked = {"task": "t", "queue": "served", "state": Job.State.BLOCKED}
-    rows = [Job(**blocked, blocked_by="saturated", priority=n % 3) for n in range(9000)]
-    rows += [Job(**blocked, blocked_by=f"key {n}") for n in range(300)]
-    Job.objects.bulk_create(rows, batch_size=1000)
+    waiting = (Job(**blocked, blocked_by="saturated", priority=n % 3) for n in range(100_000))
+    for _ in range(10):
+        Job.objects.bulk_create(islice(waiting, 10_000), batch_size=1000)
+    Job.objects.bulk_create([Job(**blocked, blocked_by=f"key {n}") for n in range(300)])
     Semaphore.objects.create(key="saturated", most=2)
     with connection.cursor() as cursor:
         cursor.execute(f"ANALYZE {'TABLE dbqueue_job' if connection.vendor == 'mysql' else 'dbqueue_job'}")
 
+    claim = plan(lock(Job.objects.ready().filter(queue="served", priority=1).order_by("run_after", "id"))[:10])
+    next_in_line = plan(lock(Job.objects.waiting_for("saturated"))[:2])
+    somebody_waits = plan(Semaphore.objects.filter(pk="saturated").waiting())
+    sweep = plan(Semaphore.objects.all().waiting())
 
-def test_a_line_for_a_slot_costs_other_claims_nothing(a_long_line):
-    text = plan(lock(Job.objects.ready().filter(queue="served", priority=1).order_by("run_after", "id"))[:10])
-
-    assert "dbqueue_job_lane" in text
+    assert "dbqueue_job_lane" in claim
+    for text in (next_in_line, somebody_waits, sweep):
+        assert "dbqueue_job_blocked" in text, text
     if connection.vendor == "postgresql":
-        assert buffers(text) <= 60, text
-
-
-def test_who_is_next_in_a_line_is_read_from_its_index(a_long_line):
-    rows = Job.objects.filter(state=Job.State.BLOCKED, blocked_by="saturated").order_by("-priority", "id")
-    text = plan(lock(rows)[:2])
-
-    assert "dbqueue_job_blocked" in text
-    if connection.vendor == "postgresql":
-        assert "Sort" not in text
-        assert buffers(text) <= 20, text
-
-
-def test_whether_somebody_waits_is_one_look(a_long_line):
-    text = plan(Semaphore.objects.filter(pk="saturated").waiting())
-
-    assert "dbqueue_job_blocked" in text
-    if connection.vendor == "postgresql":
-        assert buffers(text) <= 20, text
+        assert "Sort" not in next_in_line
+        assert buffers(claim) <= 60, claim
+        for text in (next_in_line, somebody_waits, sweep):
+            assert buffers(text) <= 20, text
 
 
 def test_a_key_finds_its_job_by_its_index(many_rows):

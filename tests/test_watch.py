@@ -9,9 +9,9 @@ import pytest
 from django_dbqueue.exceptions import TimedOut
 from django_dbqueue.ids import uuid7
 from django_dbqueue.models import Job
-from django_dbqueue.runtime import watch as module
 from django_dbqueue.runtime.board import Board
 from django_dbqueue.runtime.calls import Call
+from django_dbqueue.runtime.durations import Durations
 from django_dbqueue.runtime.watch import Watch
 
 
@@ -26,8 +26,9 @@ class Stub(Call):
 @pytest.fixture
 def watch(backend):
     woken = []
-    watch = Watch(backend, 5.0, list, lambda: woken.append(True))
-    watch.woken = woken
+    durations = Durations()
+    watch = Watch(backend, 5.0, durations, list, lambda: woken.append(True))
+    watch.woken, watch.durations = woken, durations
     return watch
 
 
@@ -52,10 +53,8 @@ def test_a_job_is_ended_when_its_time_is_over_and_given_up_after_the_grace(watch
     assert watch.woken
 
 
-def test_a_job_hangs_that_runs_for_many_times_as_long_as_usual(watch, monkeypatch):
-    monkeypatch.setattr(module.time, "monotonic", lambda: 10.0)
-    for _ in range(50):
-        watch.learn(call(began=0.0))  # Ten seconds each.
+def test_a_job_hangs_that_runs_for_many_times_as_long_as_usual(watch):
+    watch.durations.learn("t", 10.0)
     one = call()
 
     watch._look(one, 199.0)
@@ -69,9 +68,8 @@ def test_a_job_hangs_that_runs_for_many_times_as_long_as_usual(watch, monkeypatc
     assert not watch.stuck and one.reason is None
 
 
-def test_a_short_job_hangs_after_a_minute_at_the_earliest(watch, monkeypatch):
-    monkeypatch.setattr(module.time, "monotonic", lambda: 0.001)
-    watch.learn(call())
+def test_a_short_job_hangs_after_a_minute_at_the_earliest(watch):
+    watch.durations.learn("t", 0.001)
     one = call()
 
     watch._look(one, 59.0)

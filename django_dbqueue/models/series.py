@@ -13,11 +13,11 @@ from .states import State
 if TYPE_CHECKING:
     from .jobs import JobQuerySet
 
-# How many jobs of a task one thread of a worker is through with soon.
-InARow = Callable[[str], int]
+# How many jobs like this one a thread of a worker is through with soon.
+InARow = Callable[[Any], int]
 
 
-def alone(task: str) -> int:
+def alone(job: Any) -> int:
     """What to ask for where nobody runs jobs in a series."""
     return 1
 
@@ -30,12 +30,12 @@ def next_in_line(jobs: JobQuerySet, leaders: Sequence[Any], limit: int, in_a_row
     alike = defaultdict(list)
     for job in leaders:
         # How often something starts is counted for each of them.
-        if in_a_row(job.task) > 1 and all("most" in each for each in job.limits):
+        if in_a_row(job) > 1 and all("most" in each for each in job.limits):
             alike[job.task, job.queue, tuple(each["key"] for each in job.limits)].append(job)
     found: list[Any] = []
-    for (task, _queue, keys), first in alike.items():
+    for (_task, _queue, keys), first in alike.items():
         for key in keys:
-            if (number := min(limit - len(found), (in_a_row(task) - 1) * len(first))) > 0:
+            if (number := min(limit - len(found), (in_a_row(first[0]) - 1) * len(first))) > 0:
                 waiting = list(lock(jobs.waiting_for(key))[:number])
                 found += _join(first, waiting)
     jobs.filter(pk__in=[job.pk for job in found], state=State.BLOCKED).update(state=State.READY, blocked_by=None)

@@ -15,6 +15,7 @@ from ..options import Options
 from .board import Board
 from .calls import ThreadCall
 from .connection import close_connections, look_after_connections, ready_connections
+from .durations import Durations
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -24,23 +25,34 @@ Run = Callable[[ThreadCall], "Settlement | None"]
 class Pool:
     """Runs jobs by ``run`` and passes each outcome to ``settle``; calls ``wake`` when there is room for more.
 
-    What waits is on the ``board``. Of one series, a job waits until the one before it has ended.
+    What waits is on the ``board``. Of one series, a job waits until the one before it has ended. Those that have slots of
+    limits go first: others wait for these.
     """
 
     # So much work, in seconds, is kept claimed ahead: enough to hide a claim, little enough to give back.
     AHEAD = 0.2
+    # What has waited longer, in seconds, is given back.
+    LATE = 0.5
+    # The same of a series whose jobs another slot may be free for.
+    AHEAD_IN_A_ROW, LATE_IN_A_ROW = 0.025, 0.05
 
     def __init__(
-        self, options: Options, board: Board, run: Run, settle: Callable[[Settlement], None], wake: Callable[[], None]
+        self,
+        options: Options,
+        board: Board,
+        durations: Durations,
+        run: Run,
+        settle: Callable[[Settlement], None],
+        wake: Callable[[], None],
     ) -> None:
-        self._options, self._board, self._run, self._settle, self._wake = options, board, run, settle, wake
+        self._options, self._board, self._durations = options, board, durations
+        self._run, self._settle, self._wake = run, settle, wake
         self._waiting: deque[Job] = deque()
         # By series, for each that has a job waiting or running: those behind it.
         self._behind: dict[UUID | None, deque[Job]] = {}
         self._running: dict[int, ThreadCall] = {}
         self._changed = threading.Condition()
         self._mean = 1.0
-        self._usual: dict[str, float] = {}
         self._closed = False
 
     def start(self) -> None:
@@ -49,14 +61,17 @@ class Pool:
 
     def put(self, jobs: Sequence[Job]) -> None:
         with self._changed:
+            first = []
             for job in jobs:
                 self._board.hold(job.pk)
-                if job.series in self._behind:
+                if not job.series:
+                    self._waiting.append(job)
+                elif job.series in self._behind:
                     self._behind[job.series].append(job)
                 else:
-                    self._waiting.append(job)
-                    if job.series:
-                        self._behind[job.series] = deque()
+                    first.append(job)
+                    self._behind[job.series] = deque()
+            self._waiting.extendleft(reversed(first))
             self._changed.notify(len(jobs))
 
     def room(self) -> int:
@@ -67,9 +82,11 @@ class Pool:
             most = self._options.threads + self._options.prefetch - len(self._running) - len(self.waiting())
             return min(wanted, most) if len(self._waiting) <= self._ahead() // 2 else 0
 
-    def in_a_row(self, task: str) -> int:
-        """How many jobs of a task one thread will be through with soon, as far as it has run here before."""
-        return min(self._options.prefetch, int(self.AHEAD / max(self._usual.get(task, self.AHEAD), 1e-4)))
+    def in_a_row(self, job: Job) -> int:
+        """How many such jobs one thread will be through with soon, as far as their task has run here before."""
+        ahead = self.AHEAD if _has_the_only_slot(job) else self.AHEAD_IN_A_ROW
+        usual = self._durations.usual(job.task)
+        return 1 if usual is None else min(self._options.prefetch, int(ahead / max(usual, 1e-4)))
 
     def waiting(self) -> list[Job]:
         with self._changed:
@@ -79,16 +96,22 @@ class Pool:
         with self._changed:
             return list(self._running.values())
 
-    def take_back(self, older_than: float = 0.0) -> list[Job]:
-        """The jobs that have waited here for that many seconds; they will not be started."""
+    def late_in(self) -> float:
+        """Seconds until one of those that wait has waited for too long."""
         with self._changed:
-            limit = time.monotonic() - older_than
-            stale = [job for job in self.waiting() if job.clock <= limit]
-            self._waiting = deque(job for job in self._waiting if job.clock > limit)
+            late = [job.clock + self.LATE for job in self._waiting]
+            late += [behind[0].clock + self._late(behind) for behind in self._behind.values() if behind]
+            return min(late, default=float("inf")) - time.monotonic()
+
+    def take_back(self, late: bool = False) -> list[Job]:
+        """Those that wait, or that have waited for too long; they will not be started."""
+        with self._changed:
+            now = time.monotonic() if late else float("inf")
+            stale = _take_old(self._waiting, now - self.LATE)
+            for behind in self._behind.values():
+                stale += _take_old(behind, now - self._late(behind))
             here = {job.series for job in [*self._waiting, *(call.job for call in self._running.values())]}
-            self._behind = {
-                series: deque(job for job in jobs if job.clock > limit) for series, jobs in self._behind.items() if series in here
-            }
+            self._behind = {series: behind for series, behind in self._behind.items() if series in here}
             for job in stale:
                 self._board.drop(job.pk)
             return stale
@@ -100,7 +123,14 @@ class Pool:
             self._changed.notify_all()
 
     def _ahead(self) -> int:
-        return min(self._options.prefetch, int(self._options.threads * self.AHEAD / max(self._mean, 1e-4)))
+        """How many jobs the threads will be through with soon, if they take as long as they do now."""
+        mean = max(self._mean, 1e-4)
+        if len(self._running) == self._options.threads:
+            mean = max(mean, time.monotonic() - max(call.began for call in self._running.values()))
+        return min(self._options.prefetch, int(self._options.threads * self.AHEAD / mean))
+
+    def _late(self, behind: deque[Job]) -> float:
+        return self.LATE if behind and _has_the_only_slot(behind[0]) else self.LATE_IN_A_ROW
 
     def _work(self) -> None:
         while call := self._next():
@@ -135,7 +165,19 @@ class Pool:
             else:
                 self._behind.pop(job.series, None)
             self._mean += (seconds - self._mean) * 0.1
-            self._usual[job.task] = (self._usual.get(job.task, seconds) + seconds) / 2
             short = len(self._waiting) <= self._ahead() // 2
         if short:
             self._wake()
+
+
+def _has_the_only_slot(job: Job) -> bool:
+    """Those behind it could not start any sooner elsewhere."""
+    return any(limit.get("most") == 1 for limit in job.limits or ())
+
+
+def _take_old(jobs: deque[Job], since: float) -> list[Job]:
+    old = [job for job in jobs if job.clock <= since]
+    young = [job for job in jobs if job.clock > since]
+    jobs.clear()
+    jobs.extend(young)
+    return old

@@ -12,6 +12,7 @@ from ..backend import DatabaseBackend
 from ..exceptions import TimedOut
 from ..models import Job
 from .calls import Call
+from .durations import Durations
 from .stop import Stop
 
 logger = logging.getLogger("django_dbqueue")
@@ -30,22 +31,21 @@ class Watch:
     AGAIN = 60.0
 
     def __init__(
-        self, backend: DatabaseBackend, grace: float, running: Callable[[], Sequence[Call]], wake: Callable[[], None]
+        self,
+        backend: DatabaseBackend,
+        grace: float,
+        durations: Durations,
+        running: Callable[[], Sequence[Call]],
+        wake: Callable[[], None],
     ) -> None:
-        self._backend, self._grace, self._running, self._wake = backend, grace, running, wake
-        self._usual: dict[str, float] = {}
+        self._backend, self._grace, self._durations = backend, grace, durations
+        self._running, self._wake = running, wake
         self._looked: dict[Call, float] = {}
         self._stacks: deque[tuple[Job, str]] = deque()
         self.stuck: set[Call] = set()
 
     def start(self, ended: Stop) -> None:
         threading.Thread(target=self._run, args=(ended,), name="watch", daemon=True).start()
-
-    def learn(self, call: Call) -> None:
-        """How long the task's jobs take."""
-        seconds = time.monotonic() - call.began
-        usual = self._usual.setdefault(call.job.task, seconds)
-        self._usual[call.job.task] = usual + (seconds - usual) * 0.05
 
     def stacks(self) -> Iterator[tuple[Job, str]]:
         """Those that were taken since the last time."""
@@ -72,7 +72,7 @@ class Watch:
             self._take_stack(call, now)
 
     def _longest(self, job: Job) -> float:
-        usual = self._usual.get(job.task)
+        usual = self._durations.usual(job.task)
         longest = self._backend.options_of(job.queue).hanged_after
         return longest if usual is None else min(longest, max(self.LEAST, usual * self.TIMES))
 

@@ -26,6 +26,7 @@ from .claimer import Claimer
 from .connection import close_connections, discard, prepare
 from .coroutines import Coroutines
 from .deadline import answered_within
+from .durations import Durations
 from .following import finish_batches, follow_up
 from .heartbeat import Heartbeat
 from .listener import Listener
@@ -42,8 +43,6 @@ logger = logging.getLogger("django_dbqueue")
 class Worker:
     """Claims jobs, runs them on its threads and its event loop, and settles them."""
 
-    # A claimed job that has not been started for so long is given back.
-    STALE = 2.0
     # A job that has run for so long may be one that an operator wants to stop.
     STOPPABLE = 1.0
     # How long interrupted jobs have for their last words, and outcomes to be written at the end.
@@ -61,9 +60,10 @@ class Worker:
         details = {"queues": str(self._selector), "threads": options.threads}
         self._heartbeat = Heartbeat(Process.Kind.WORKER, backend.database, options, board, details)
         self._settler = Settler(backend.database, options, lambda: not self._heartbeat.declared_dead, self._settled)
-        self._watch = Watch(backend, options.timeout_grace, self._running, self._wake.set)
+        self._durations = Durations()
+        self._watch = Watch(backend, options.timeout_grace, self._durations, self._running, self._wake.set)
         self._notes = Notes(backend.database, self._running)
-        self._pool = Pool(options, board, self._run_call, self._settler.put, self._wake.set)
+        self._pool = Pool(options, board, self._durations, self._run_call, self._settler.put, self._wake.set)
         self._coroutines = Coroutines(options.coroutines, self._await_call, self._settler.put, self._wake.set)
 
     def run(self, stop: Stop, supervisor: int | None = None) -> bool:
@@ -87,8 +87,8 @@ class Worker:
         return self._end(stop)
 
     def _longest_pause(self) -> float:
-        """What runs may have to be stopped."""
-        longest = self._options.poll_interval
+        """What runs may have to be stopped, and what waits to be given back."""
+        longest = min(self._options.poll_interval, max(0.005, self._pool.late_in()))
         return min(longest, self.STOPPABLE) if self._running() else longest
 
     def _start(self, stop: Stop, supervisor: int | None) -> None:
@@ -113,7 +113,7 @@ class Worker:
         try:
             if self._in_doubt:
                 self._give_back_unknown()
-            if stale := self._pool.take_back(self.STALE):
+            if stale := self._pool.take_back(late=True):
                 self._jobs.release(stale)
             self._look_after_running()
             found = self._claim()
@@ -172,7 +172,7 @@ class Worker:
 
     def _run_call(self, call: ThreadCall) -> Settlement | None:
         outcome = executor.run(call, self._backend)
-        self._watch.learn(call)
+        self._durations.learn(call.job.task, time.monotonic() - call.began)
         if isinstance(outcome, Settled):
             self._settled(outcome)
             return None
@@ -180,7 +180,7 @@ class Worker:
 
     async def _await_call(self, call: CoroutineCall) -> Settlement:
         outcome = await executor.run_async(call, self._backend)
-        self._watch.learn(call)
+        self._durations.learn(call.job.task, time.monotonic() - call.began)
         return outcome
 
     def _settled(self, settled: Settled) -> None:

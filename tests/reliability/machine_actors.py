@@ -66,7 +66,7 @@ class Actor:
         name = f"worker {self.number}.{self.incarnation}"
         self.process = Process(name=name, kind="worker", hostname="h", pid=self.number + 1, expires_at=after(3600))
         self.call(self.process.save)
-        self.claimer = Claimer("default", self.process, QueueSelector(("*",)), in_a_row=lambda task: 3)
+        self.claimer = Claimer("default", self.process, QueueSelector(("*",)), in_a_row=lambda job: 3)
         self.claimer.FRESH = -1.0
         self.held: list[Job] = []
         self.late: list[Job] = getattr(self, "late", [])
