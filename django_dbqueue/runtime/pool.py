@@ -32,7 +32,7 @@ class Pool:
     # So much work, in seconds, is kept claimed ahead: enough to hide a claim, little enough to give back.
     AHEAD = 0.2
     # What has waited longer, in seconds, is given back.
-    LATE = 0.5
+    LATE = 2.0
     # The same of a series whose jobs another slot may be free for.
     AHEAD_IN_A_ROW, LATE_IN_A_ROW = 0.025, 0.05
 
