@@ -22,6 +22,10 @@ test: $(VENV)/test ## Run the tests on SQLite, PostgreSQL and, where MARIADB_URL
 chaos: $(VENV)/chaos ## Kill everything under load, and count what is lost (ARGS="--database postgresql --seconds 30")
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
+.PHONY: bench
+bench: $(VENV)/test ## Measure how fast it is (ARGS="--scenarios latency idle --rounds 1")
+	@$(BIN)/python -m benchmarks $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/lint ## Check style, types and migrations
 	$(BIN)/ruff check .

@@ -20,6 +20,7 @@ FLOORS = [
     ],
     [
         "models.expressions",
+        "models.bulk",
         "models.counts",
         "models.states",
         "models.noted",

@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..errors import ErrorReport
 from .asked import AskedExecutions
+from .bulk import insert
 from .expressions import lock
 from .failure import Failure
 from .job import Job
@@ -147,7 +148,7 @@ class ExecutionQuerySet(AskedExecutions):
         for outcome in outcomes:
             alike = outcome.error.fingerprint if outcome.error and outcome.is_failure else None
             outcome.execution.failure_id = groups.get(alike) if alike else None
-        self.bulk_create([outcome.execution for outcome in outcomes])
+        insert(self, [outcome.execution for outcome in outcomes])
         if groups:
             failures.record([o.execution.failure_id for o in outcomes if o.execution.failure_id])
 

@@ -12,6 +12,7 @@ from django.db import models, transaction
 from django.db.models import Exists, F, OuterRef, Q
 
 from . import keyed, walking
+from .bulk import set_values
 from .expressions import Now, after, lock
 from .operated import OperatedJobs
 from .process import Process
@@ -160,8 +161,8 @@ class JobQuerySet(OperatedJobs):
             changes: dict[str, Any] = {"failures": F("failures") + 1} if failed else {}
             changes |= {"finished_at": Now()} if state in FINISHED else {"run_after": after(wait)}
             self.filter(pk__in=ids).update(state=state, process=None, **changes)
-        results = [self.model(pk=o.fence[0], result=o.result) for o in outcomes if o.result is not None]
-        self.bulk_update([row for row in results if row.pk not in anew], ["result"])
+        results = {outcome.fence[0]: outcome.result for outcome in outcomes if outcome.result is not None}
+        set_values(self, "result", {pk: result for pk, result in results.items() if pk not in anew})
 
     def dispatch(self, limit: int = 1000) -> list[str]:
         """Make jobs ready whose time has come. Returns the queue of each."""

@@ -29,7 +29,8 @@ from ..exceptions import (
     TimedOut,
 )
 from ..models import Execution, Job, Settlement
-from ..models.execution import Settled
+from ..models.execution import ExecutionQuerySet, Settled
+from ..models.jobs import JobQuerySet
 from ..models.states import OnLost, State
 from ..results import JobContext, JobResult, result_of, task_of
 from ..retry import wait_before_retry
@@ -85,8 +86,6 @@ class Attempt:
 
     def __init__(self, call: Any, backend: DatabaseBackend) -> None:
         self._call, self._job, self._backend = call, call.job, backend
-        self._executions = Execution.objects.using(backend.database)
-        self._jobs = Job.objects.using(backend.database)
         self._options = backend.options_of(call.job.queue)
         self._result: JobResult | None = None
         self._started_at = call.job.now()
@@ -108,6 +107,14 @@ class Attempt:
         self._announce(signals.task_started)
         leading = (JobContext(task_result=self._result, job=job, call=self._call),) if task.takes_context else ()
         return partial(task.func, *leading, *job.args, **job.kwargs)
+
+    @property
+    def _executions(self) -> ExecutionQuerySet:
+        return Execution.objects.using(self._backend.database)
+
+    @property
+    def _jobs(self) -> JobQuerySet:
+        return Job.objects.using(self._backend.database)
 
     @property
     def is_atomic(self) -> bool:

@@ -20,6 +20,8 @@ from .durations import Durations
 logger = logging.getLogger("django_dbqueue")
 
 Run = Callable[[ThreadCall], "Settlement | None"]
+# A job may be given back and claimed again: what waits is known by its id and attempt.
+Fence = tuple[UUID, int]
 
 
 class Pool:
@@ -27,6 +29,10 @@ class Pool:
 
     What waits is on the ``board``. Of one series, a job waits until the one before it has ended. Those that have slots of
     limits go first: others wait for these.
+
+    Threads that find work take no lock. With one, each of eight threads with short jobs waits for the seven others, and all
+    of them run a third of what one does alone. So a job is in ``_running`` before it leaves ``_waiting``, whose ``pop`` tells
+    who has it: a thread, or whoever takes it back.
     """
 
     # So much work, in seconds, is kept claimed ahead: enough to hide a claim, little enough to give back.
@@ -47,13 +53,15 @@ class Pool:
     ) -> None:
         self._options, self._board, self._durations = options, board, durations
         self._run, self._settle, self._wake = run, settle, wake
-        self._waiting: deque[Job] = deque()
+        self._waiting: dict[Fence, Job] = {}
+        # The order of those that wait; some of them may have been taken back.
+        self._order: deque[Fence] = deque()
         # By series, for each that has a job waiting or running: those behind it.
         self._behind: dict[UUID | None, deque[Job]] = {}
         self._running: dict[int, ThreadCall] = {}
         self._changed = threading.Condition()
         self._mean = 1.0
-        self._closed = False
+        self._asked = self._closed = False
 
     def start(self) -> None:
         for number in range(self._options.threads):
@@ -64,23 +72,27 @@ class Pool:
             first = []
             for job in jobs:
                 self._board.hold(job.pk)
-                if not job.series:
-                    self._waiting.append(job)
-                elif job.series in self._behind:
+                if job.series in self._behind:
                     self._behind[job.series].append(job)
-                else:
-                    first.append(job)
+                    continue
+                self._waiting[_fence(job)] = job
+                if job.series:
                     self._behind[job.series] = deque()
-            self._waiting.extendleft(reversed(first))
+                    first.append(_fence(job))
+                else:
+                    self._order.append(_fence(job))
+            self._order.extendleft(reversed(first))
             self._changed.notify(len(jobs))
 
     def room(self) -> int:
         """How many more jobs to claim: what free threads can start, and what they will be through with soon."""
-        with self._changed:
-            wanted = self._options.threads - len(self._running) + self._ahead() - len(self._waiting)
-            # Claims stay few and large: the next one is due when half of what was ahead is gone.
-            most = self._options.threads + self._options.prefetch - len(self._running) - len(self.waiting())
-            return min(wanted, most) if len(self._waiting) <= self._ahead() // 2 else 0
+        self._asked = False
+        ahead, running, waiting = self._ahead(), len(self._running), len(self._waiting)
+        # Claims stay few and large: the next one is due when half of what was ahead is gone.
+        if waiting > ahead // 2:
+            return 0
+        most = self._options.threads + self._options.prefetch - running - len(self.waiting())
+        return min(self._options.threads - running + ahead - waiting, most)
 
     def in_a_row(self, job: Job) -> int:
         """How many such jobs one thread will be through with soon, as far as their task has run here before."""
@@ -90,16 +102,15 @@ class Pool:
 
     def waiting(self) -> list[Job]:
         with self._changed:
-            return [*self._waiting, *chain.from_iterable(self._behind.values())]
+            return [*self._waiting.values(), *chain.from_iterable(self._behind.values())]
 
     def running(self) -> list[ThreadCall]:
-        with self._changed:
-            return list(self._running.values())
+        return list(self._running.values())
 
     def late_in(self) -> float:
         """Seconds until one of those that wait has waited for too long."""
         with self._changed:
-            late = [job.clock + self.LATE for job in self._waiting]
+            late = [job.clock + self.LATE for job in list(self._waiting.values())]
             late += [behind[0].clock + self._late(behind) for behind in self._behind.values() if behind]
             return min(late, default=float("inf")) - time.monotonic()
 
@@ -107,10 +118,11 @@ class Pool:
         """Those that wait, or that have waited for too long; they will not be started."""
         with self._changed:
             now = time.monotonic() if late else float("inf")
-            stale = _take_old(self._waiting, now - self.LATE)
+            old = [job for job in list(self._waiting.values()) if job.clock <= now - self.LATE]
+            stale = [job for job in old if self._waiting.pop(_fence(job), None)]
             for behind in self._behind.values():
                 stale += _take_old(behind, now - self._late(behind))
-            here = {job.series for job in [*self._waiting, *(call.job for call in self._running.values())]}
+            here = {job.series for job in [*self._waiting.values(), *(call.job for call in self.running())]}
             self._behind = {series: behind for series, behind in self._behind.items() if series in here}
             for job in stale:
                 self._board.drop(job.pk)
@@ -125,8 +137,8 @@ class Pool:
     def _ahead(self) -> int:
         """How many jobs the threads will be through with soon, if they take as long as they do now."""
         mean = max(self._mean, 1e-4)
-        if len(self._running) == self._options.threads:
-            mean = max(mean, time.monotonic() - max(call.began for call in self._running.values()))
+        if len(running := self.running()) == self._options.threads:
+            mean = max(mean, time.monotonic() - max(call.began for call in running))
         return min(self._options.prefetch, int(self._options.threads * self.AHEAD / mean))
 
     def _late(self, behind: deque[Job]) -> float:
@@ -146,28 +158,51 @@ class Pool:
         close_connections()
 
     def _next(self) -> ThreadCall | None:
-        with self._changed:
-            while not self._waiting:
-                if self._closed:
+        thread = threading.get_ident()
+        while True:
+            try:
+                job = self._waiting[self._order.popleft()]
+            except IndexError:
+                if not self._wait():
                     return None
+            except KeyError:
+                continue
+            else:
+                self._running[thread] = call = ThreadCall(job)
+                if self._waiting.pop(_fence(job), None):
+                    self._board.drop(job.pk)
+                    return call
+                del self._running[thread]
+
+    def _wait(self) -> bool:
+        """Until there is work. False at the end."""
+        with self._changed:
+            while not self._order and not self._closed:
                 self._changed.wait()
-            job = self._waiting.popleft()
-            self._board.drop(job.pk)
-            self._running[threading.get_ident()] = call = ThreadCall(job)
-            return call
+            return bool(self._order)
 
     def _done(self, call: ThreadCall) -> None:
         job, seconds = call.job, time.monotonic() - call.began
-        with self._changed:
-            del self._running[threading.get_ident()]
-            if behind := self._behind.get(job.series):
-                self._waiting.appendleft(behind.popleft())
-            else:
-                self._behind.pop(job.series, None)
-            self._mean += (seconds - self._mean) * 0.1
-            short = len(self._waiting) <= self._ahead() // 2
-        if short:
+        if job.series:
+            self._let_follow(job.series)
+        del self._running[threading.get_ident()]
+        self._mean += (seconds - self._mean) * 0.1
+        if not self._asked and len(self._waiting) <= self._ahead() // 2:
+            self._asked = True
             self._wake()
+
+    def _let_follow(self, series: UUID) -> None:
+        with self._changed:
+            if behind := self._behind.get(series):
+                self._waiting[_fence(behind[0])] = behind[0]
+                self._order.appendleft(_fence(behind.popleft()))
+                self._changed.notify()
+            else:
+                self._behind.pop(series, None)
+
+
+def _fence(job: Job) -> Fence:
+    return job.pk, job.attempt
 
 
 def _has_the_only_slot(job: Job) -> bool:

@@ -39,7 +39,7 @@ class Settler:
         self._waiting: list[Settlement] = []
         self._writing: list[Settlement] = []
         self._changed = threading.Condition()
-        self._closed = False
+        self._idle = self._closed = False
         self._longest_pause = self.OUTAGE
         self._thread = threading.Thread(target=self._run, name="settler", daemon=True)
 
@@ -51,9 +51,10 @@ class Settler:
         self._thread.start()
 
     def put(self, settlement: Settlement) -> None:
-        with self._changed:
-            self._waiting.append(settlement)
-            if len(self._waiting) == 1:
+        # Without the lock, for which all threads would wait.
+        self._waiting.append(settlement)
+        if self._idle:
+            with self._changed:
                 self._changed.notify()
 
     def unsettled(self) -> list[Settlement]:
@@ -81,14 +82,18 @@ class Settler:
         """The next group; empty once the settler is closed and has written all."""
         time.sleep(pause)
         with self._changed:
+            self._idle = True
             while not self._waiting and not self._closed:
                 self._changed.wait()
-            self._writing, self._waiting = self._waiting[: self.LARGEST_GROUP], self._waiting[self.LARGEST_GROUP :]
+            self._idle = False
+            self._writing = self._waiting[: self.LARGEST_GROUP]
+            del self._waiting[: self.LARGEST_GROUP]
             return self._writing
 
     def _put_back(self, settlements: list[Settlement]) -> None:
         with self._changed:
-            self._writing, self._waiting[:0] = [], settlements
+            self._waiting[:0] = settlements
+            self._writing = []
 
     def _write(self, group: list[Settlement]) -> list[Settlement]:
         """Settle a group. Returns what must be tried again."""

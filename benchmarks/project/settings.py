@@ -1,0 +1,17 @@
+"""One Django project for every system that is measured. ``BENCH_SYSTEM`` names it, ``DATABASE_URL`` its database."""
+
+import environ
+
+from ..systems import system
+
+env = environ.Env()
+
+BENCH_SYSTEM = env.str("BENCH_SYSTEM")
+_system = system(BENCH_SYSTEM)
+
+SECRET_KEY = "only for benchmarks"
+USE_TZ = True
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+DATABASES = {"default": env.db("DATABASE_URL")}
+INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "benchmarks.project", *_system.apps]
+globals().update(_system.settings)
