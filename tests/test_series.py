@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from itertools import pairwise
@@ -273,6 +274,19 @@ def test_all_that_wait_are_given_back_at_the_end(ran):
 
     assert [job.args[1] for job in pool.take_back()] == ["waits", "behind"]
     assert pool.waiting() == []
+
+
+def test_each_job_is_run_or_taken_back_and_never_both(ran):
+    pool, taken, names = ran(threads=4), [], [str(n) for n in range(3000)]
+    for start in range(0, 3000, 30):
+        pool.pool.put([a_job(name, series=uuid4() if start % 90 else None) for name in names[start : start + 30]])
+        time.sleep(random.uniform(0, 0.002))
+        taken += [job.args[1] for job in pool.pool.take_back()]
+    until(lambda: not pool.pool.running())
+
+    assert taken and pool.spans
+    assert sorted([*taken, *pool.spans]) == sorted(names)
+    assert pool.pool.waiting() == [] and pool.pool._behind == {}
 
 
 def test_nothing_is_claimed_ahead_of_threads_that_do_not_get_on(ran):
