@@ -276,8 +276,18 @@ def test_all_that_wait_are_given_back_at_the_end(ran):
     assert pool.waiting() == []
 
 
+class Slow(dict):
+    """Between the look at a job and its taking, others have time to come."""
+
+    def __getitem__(self, key):
+        found = super().__getitem__(key)
+        time.sleep(0.0005)
+        return found
+
+
 def test_each_job_is_run_or_taken_back_and_never_both(ran):
     pool, taken, names = ran(threads=4), [], [str(n) for n in range(3000)]
+    pool.pool._waiting = Slow()
     for start in range(0, 3000, 30):
         pool.pool.put([a_job(name, series=uuid4() if start % 90 else None) for name in names[start : start + 30]])
         time.sleep(random.uniform(0, 0.002))
