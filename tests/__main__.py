@@ -1,7 +1,7 @@
 """``python -m tests [arguments of pytest]``: the suite on SQLite, on PostgreSQL and on MariaDB.
 
 ``POSTGRES_URL`` and ``MARIADB_URL`` name servers to use. Without the first, a PostgreSQL of the suite's own is started for as
-long as it runs; without the second, MariaDB is left out.
+long as it runs; without the second, MariaDB is left out. ``TEST_ON=MariaDB`` runs it on that one alone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ def main(arguments: list[str]) -> int:
         fetch.main()
     with contextlib.ExitStack() as stack:
         for name, url in _databases(stack):
+            if not name.startswith(os.environ.get("TEST_ON", "")):
+                continue
             print(f"\n=== {name} ===", flush=True)
             # Most tests wait for processes that they have started: four at a time keep two cores busy. As many measure
             # seconds, while the machine may do something else: what fails is tried once more, and counted as rerun.

@@ -25,9 +25,8 @@ def insert(rows: models.QuerySet[Any], objects: Sequence[Any]) -> None:
         return
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
-            cursor.execute(
-                f"{into} SELECT * FROM {_arrays(fields, connection)}", [list(each) for each in zip(*values, strict=True)]
-            )
+            arrays = ", ".join(f"%s::{field.db_type(connection)}[]" for field in fields)
+            cursor.execute(f"{into} SELECT * FROM unnest({arrays})", [list(each) for each in zip(*values, strict=True)])
         else:
             cursor.executemany(f"{into} VALUES ({', '.join(['%s'] * len(fields))})", values)
 
@@ -45,12 +44,8 @@ def set_values(rows: models.QuerySet[Any], name: str, values: Mapping[Any, Any])
         return
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
-            sql = f"UPDATE {table} SET {column} = v.value FROM {_arrays([field, key], connection)} AS v (value, id)"
-            cursor.execute(f"{sql} WHERE {table}.{id_} = v.id", [list(each) for each in zip(*pairs, strict=True)])
+            arrays = f"%s::{field.db_type(connection)}[], %s::{key.db_type(connection)}[]"
+            sql = f"UPDATE {table} SET {column} = v.value FROM unnest({arrays}) AS v (value, id) WHERE {table}.{id_} = v.id"
+            cursor.execute(sql, [list(each) for each in zip(*pairs, strict=True)])
         else:
             cursor.executemany(f"UPDATE {table} SET {column} = %s WHERE {id_} = %s", pairs)
-
-
-def _arrays(fields: Sequence[Any], connection: Any) -> str:
-    """A parameter for each field: the list of its values."""
-    return f"unnest({', '.join(f'%s::{field.db_type(connection)}[]' for field in fields)})"

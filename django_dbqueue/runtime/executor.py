@@ -89,6 +89,7 @@ class Attempt:
         self._options = backend.options_of(call.job.queue)
         self._result: JobResult | None = None
         self._started_at = call.job.now()
+        self.is_atomic = False
 
     def begin(self) -> Callable[[], Any]:
         """Announce the attempt, and return the call that it consists of."""
@@ -102,6 +103,7 @@ class Attempt:
             raise JobLost
         earlier = self._executions.of_this_stage(job) if job.attempt > job.attempts_before + 1 else ()
         self._result = result_of(job, alias, task, earlier)
+        self.is_atomic = task.atomic
         if self._options.keep_log:
             self._call.log = Lines(job, self._options.keep_log)
         self._announce(signals.task_started)
@@ -115,10 +117,6 @@ class Attempt:
     @property
     def _jobs(self) -> JobQuerySet:
         return Job.objects.using(self._backend.database)
-
-    @property
-    def is_atomic(self) -> bool:
-        return self._result is not None and self._task.atomic
 
     @property
     def _task(self) -> Any:
