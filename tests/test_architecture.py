@@ -37,6 +37,7 @@ FLOORS = [
         "models.job",
         "models.progress",
         "models.asked",
+        "models.settlement",
         "models.execution",
         "models.batch",
         "models.clearing",

@@ -162,14 +162,14 @@ def test_text_that_the_database_refuses_costs_no_job_its_result(claim, backend, 
     settle = ExecutionQuerySet.settle
 
     def refuse(self, outcomes):
-        if any(not (o.execution.log + (o.noted.note if o.noted else "")).isascii() for o in outcomes):
+        if any(not (o.log + (o.noted.note if o.noted else "")).isascii() for o in outcomes):
             raise DataError("Incorrect string value")
         return settle(self, outcomes)
 
     tasks.add.enqueue(1)
     (job,) = claim()
     outcome = executor.run(ThreadCall(job), backend)
-    outcome.execution.log = "a ☃"
+    outcome.log = "a ☃"
     monkeypatch.setattr(ExecutionQuerySet, "settle", refuse)
 
     assert Settler("default", Options(), lambda: True)._write([outcome]) == []

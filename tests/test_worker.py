@@ -103,7 +103,7 @@ def test_an_outcome_that_the_database_refuses_fails_its_job_alone(worker, monkey
     settle = ExecutionQuerySet.settle
 
     def refuse(self, outcomes):
-        if any(str(outcome.execution.job_id) == refused.id and outcome.result == 0 for outcome in outcomes):
+        if any(str(outcome.job.pk) == refused.id and outcome.result == 0 for outcome in outcomes):
             raise DataError("invalid value")
         return settle(self, outcomes)
 
@@ -122,7 +122,7 @@ def test_a_message_that_the_database_refuses_is_stored_in_ascii(worker, monkeypa
     settle = ExecutionQuerySet.settle
 
     def refuse(self, outcomes):
-        if any("🙈" in outcome.execution.message for outcome in outcomes):
+        if any("🙈" in (outcome.error.message if outcome.error else "") for outcome in outcomes):
             raise OperationalError(1366, "Incorrect string value")
         return settle(self, outcomes)
 

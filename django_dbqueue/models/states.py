@@ -1,4 +1,4 @@
-"""The words that a job's row may have, and what they have in common."""
+"""The words that the rows of jobs and executions may have, and what they have in common."""
 
 from __future__ import annotations
 
@@ -29,6 +29,23 @@ class State(models.TextChoices):
     # Will not be tried again by itself.
     FAILED = "failed", _("Failed")
     # Was called off.
+    DISCARDED = "discarded", _("Discarded")
+
+
+class Outcome(models.TextChoices):
+    """How an attempt ended."""
+
+    SUCCESSFUL = "successful", _("Successful")
+    FAILED = "failed", _("Failed")
+    # It ran longer than it may.
+    TIMED_OUT = "timed_out", _("Timed out")
+    # Its process died.
+    LOST = "lost", _("Lost")
+    # Its process was told to stop, and gave it back.
+    INTERRUPTED = "interrupted", _("Interrupted")
+    # It asked to be run again later.
+    SNOOZED = "snoozed", _("Snoozed")
+    # It raised what its task is called off for, an operator stopped it, or it had expired.
     DISCARDED = "discarded", _("Discarded")
 
 
@@ -66,3 +83,5 @@ WAITING = [State.SCHEDULED, State.BLOCKED, State.READY]
 UNFINISHED = [*WAITING, State.RUNNING]
 FINISHED = [State.SUCCESSFUL, State.FAILED, State.DISCARDED]
 UNSUCCESSFUL = [State.FAILED, State.DISCARDED]
+# The attempts that count as failed.
+FAILURES = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.LOST)

@@ -28,10 +28,10 @@ from ..exceptions import (
     Stopped,
     TimedOut,
 )
-from ..models import Execution, Job, Settlement
-from ..models.execution import ExecutionQuerySet, Settled
+from ..models import Execution, Job, Settled, Settlement
+from ..models.execution import ExecutionQuerySet
 from ..models.jobs import JobQuerySet
-from ..models.states import OnLost, State
+from ..models.states import OnLost, Outcome, State
 from ..results import JobContext, JobResult, result_of, task_of
 from ..retry import wait_before_retry
 from . import calls
@@ -127,7 +127,7 @@ class Attempt:
         """Raises TypeError or ValueError for a return value that is not JSON: then the attempt has failed."""
         success = self._success(value)
         if not success.then:
-            self._announce_end(TaskResultStatus.SUCCESSFUL, success.result)
+            self._announce_end(TaskResultStatus.SUCCESSFUL, success)
         return success
 
     def settle_in_transaction(self, function: Callable[[], Any]) -> Settled:
@@ -139,7 +139,7 @@ class Attempt:
                 raise JobLost
             settled = self._executions.settle([success])
         if not success.then:
-            self._announce_end(TaskResultStatus.SUCCESSFUL, success.result)
+            self._announce_end(TaskResultStatus.SUCCESSFUL, success)
         return settled
 
     def fail(self, error: BaseException) -> Settlement:
@@ -148,7 +148,7 @@ class Attempt:
             return self._decide(error)
         except BaseException as another:
             # A receiver that raises SystemExit, memory that has run out: the job must not stay RUNNING for that.
-            return self._settle(Execution.Outcome.FAILED, State.FAILED, error=errors.report(another))
+            return self._settle(Outcome.FAILED, State.FAILED, error=errors.report(another))
 
     def _decide(self, error: BaseException) -> Settlement:
         report = errors.report(error, _frames_of_the_task(error))
@@ -162,8 +162,8 @@ class Attempt:
             report = report.caused_by(error.__cause__, error.reason)
         self._result.errors.append(TaskError(exception_class_path=report.type, traceback=report.traceback))
         if isinstance(error, (Stopped, *self._task.discard_on)) and not isinstance(error, Retried):
-            return self._give_up(Execution.Outcome.DISCARDED, State.DISCARDED, report)
-        outcome = Execution.Outcome.TIMED_OUT if isinstance(error, TimedOut) else Execution.Outcome.FAILED
+            return self._give_up(Outcome.DISCARDED, State.DISCARDED, report)
+        outcome = Outcome.TIMED_OUT if isinstance(error, TimedOut) else Outcome.FAILED
         wait = wait_before_retry(self._job, self._task, error, self._result, self._options)
         if wait is None:
             return self._give_up(outcome, State.FAILED, report)
@@ -173,58 +173,58 @@ class Attempt:
     def _interrupt(self, report: errors.ErrorReport) -> Settlement:
         """Give the job back; but not one that must not run twice, if it was not its own wish to be interrupted."""
         if self._result and self._job.on_lost == OnLost.FAIL and self._call.reason is Interrupted:
-            return self._give_up(Execution.Outcome.LOST, State.FAILED, report)
+            return self._give_up(Outcome.LOST, State.FAILED, report)
         self._warn("is interrupted and given back")
-        return self._settle(Execution.Outcome.INTERRUPTED, State.READY)
+        return self._settle(Outcome.INTERRUPTED, State.READY)
 
     def _snooze(self, asked: Snoozed) -> Settlement:
         logger.info("Job %s of %s is snoozed", self._job.pk, self._job.task, extra=self._job.log_fields)
-        return self._settle(Execution.Outcome.SNOOZED, State.SCHEDULED if asked.until else State.READY, wait=asked.until)
+        return self._settle(Outcome.SNOOZED, State.SCHEDULED if asked.until else State.READY, wait=asked.until)
 
     def _decide_unbegun(self, error: BaseException, report: errors.ErrorReport) -> Settlement:
         """Of a job that is not to run, whose task could not be found, or whose earlier attempts could not be read."""
         if isinstance(error, CalledOff):
             self._warn("is called off: %s", error)
-            return self._settle(Execution.Outcome.DISCARDED, State.DISCARDED, error=replace(report, traceback=""))
+            return self._settle(Outcome.DISCARDED, State.DISCARDED, error=replace(report, traceback=""))
         if isinstance(error, (DatabaseError, InterfaceError)):
             self._warn("is given back: its earlier attempts could not be read: %s", error)
-            return self._settle(Execution.Outcome.INTERRUPTED, State.SCHEDULED, wait=1.0)
+            return self._settle(Outcome.INTERRUPTED, State.SCHEDULED, wait=1.0)
         if isinstance(error, InvalidTaskPath) and self._unknown_for(report.type) < self.UNKNOWN:
             self._warn("is given back for other workers: %s", error)
-            return self._settle(Execution.Outcome.INTERRUPTED, State.SCHEDULED, wait=1.0, error=report)
+            return self._settle(Outcome.INTERRUPTED, State.SCHEDULED, wait=1.0, error=report)
         self._warn("cannot run: %s", error)
-        return self._settle(Execution.Outcome.FAILED, State.FAILED, error=report)
+        return self._settle(Outcome.FAILED, State.FAILED, error=report)
 
     def _unknown_for(self, error_type: str) -> float:
         """Seconds since it was given back for that for the first time."""
-        given_back = self._executions.filter(job=self._job, outcome=Execution.Outcome.INTERRUPTED, error_type=error_type)
+        given_back = self._executions.filter(job=self._job, outcome=Outcome.INTERRUPTED, error_type=error_type)
         first = given_back.order_by("attempt").values_list("finished_at", flat=True).first()
         return (self._job.now() - first).total_seconds() if first else 0.0
 
-    def _give_up(self, outcome: Execution.Outcome, state: State, report: errors.ErrorReport) -> Settlement:
+    def _give_up(self, outcome: Outcome, state: State, report: errors.ErrorReport) -> Settlement:
         self._warn("%s: %s", outcome.value.replace("_", " "), report.headline)
-        self._announce_end(TaskResultStatus.FAILED)
-        return self._settle(outcome, state, error=report)
+        failure = self._settle(outcome, state, error=report)
+        self._announce_end(TaskResultStatus.FAILED, failure)
+        return failure
 
     def _warn(self, what: str, *args: Any) -> None:
         logger.warning(f"Job %s of %s {what}", self._job.pk, self._job.task, *args, extra=self._job.log_fields)
 
     def _success(self, value: Any) -> Settlement:
         if self._job.pipeline:
-            return self._settle(Execution.Outcome.SUCCESSFUL, **after_stage(self._job, value, self._backend))
+            return self._settle(Outcome.SUCCESSFUL, **after_stage(self._job, value, self._backend))
         result = arguments.to_json(value, of=f"What {self._job.task} returned")
         own = self._task.delete_on_success
         erase = self._options.delete_on_success if own is None else own
-        return self._settle(Execution.Outcome.SUCCESSFUL, State.SUCCESSFUL, result=result, erase=erase)
+        return self._settle(Outcome.SUCCESSFUL, State.SUCCESSFUL, result=result, erase=erase)
 
-    def _settle(self, outcome: Execution.Outcome, state: State, **rest: Any) -> Settlement:
-        settlement = Settlement.of(self._job, outcome, state, started_at=self._started_at, **rest)
-        if self._call.log:
-            settlement.execution.log = self._call.log.text
-        return replace(settlement, noted=self._job.noted) if self._job.noted else settlement
+    def _settle(self, outcome: Outcome, state: State, **rest: Any) -> Settlement:
+        times = {"started_at": self._started_at, "finished_at": self._job.now()}
+        log = self._call.log.text if self._call.log else ""
+        return Settlement.of(self._job, outcome, state, noted=self._job.noted, log=log, **times, **rest)
 
-    def _announce_end(self, status: Any, value: Any = None) -> None:
-        self._announce(signals.task_finished, status=status, finished_at=self._job.now(), _return_value=value)
+    def _announce_end(self, status: Any, end: Settlement) -> None:
+        self._announce(signals.task_finished, status=status, finished_at=end.finished_at, _return_value=end.result)
 
     def _announce(self, signal: Any, **changes: Any) -> None:
         for name, value in changes.items():

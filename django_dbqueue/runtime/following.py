@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 
 from ..backend import DatabaseBackend
-from ..models.execution import Settled
+from ..models import Settled
 from ..wakeup import wake
 
 
@@ -14,7 +14,7 @@ def follow_up(settled: Settled, backend: DatabaseBackend, limited: Container[str
 
     ``limited`` are queues of which only so many jobs may run at a time.
     """
-    jobs = [outcome.execution.job for outcome in settled.written]
+    jobs = [outcome.job for outcome in settled.written]
     queues = {*settled.unblocked, *(job.queue for job in jobs if job.queue in limited)}
     queues.update(new.queue for outcome in settled.written for new in outcome.new)
     return _wake(queues, backend)
@@ -22,7 +22,7 @@ def follow_up(settled: Settled, backend: DatabaseBackend, limited: Container[str
 
 def finish_batches(settled: Settled, backend: DatabaseBackend) -> bool:
     """As follow_up, for the batches of settled jobs."""
-    batches = {outcome.execution.job.batch_id for outcome in settled.written} - {None}
+    batches = {outcome.job.batch_id for outcome in settled.written} - {None}
     return _wake(backend.batches.finish(batches), backend) if batches else False
 
 

@@ -16,11 +16,10 @@ from ..backend import DatabaseBackend
 from ..compat import signals
 from ..errors import ErrorReport
 from ..exceptions import ProcessLost, Stopped, TimedOut
-from ..models import Execution, Job, Process, Settlement, Stack
-from ..models.execution import Settled
+from ..models import Execution, Job, Process, Settled, Settlement, Stack
 from ..models.expressions import Now
 from ..models.process import ProcessQuerySet
-from ..models.states import FINISHED, OnLost, State
+from ..models.states import FINISHED, OnLost, Outcome, State
 from ..wakeup import wake
 
 logger = logging.getLogger("django_dbqueue")
@@ -95,9 +94,9 @@ def _settle(database: str, rows: Iterable[Job], names: Mapping[int, str], death:
         job.state = State.READY
     settled = Execution.objects.using(database).settle(lost) if lost else Settled([], [], [], [])
     for outcome in settled.written:
-        job, message = outcome.execution.job, outcome.execution.message
-        logger.warning("Job %s of %s: %s It is now %s.", job.pk, job.task, message, outcome.state.value, extra=job.log_fields)
-    return unbegun + [outcome.execution.job for outcome in settled.written], settled.unblocked
+        job, why = outcome.job, outcome.error.message if outcome.error else ""
+        logger.warning("Job %s of %s: %s It is now %s.", job.pk, job.task, why, outcome.state.value, extra=job.log_fields)
+    return unbegun + [outcome.job for outcome in settled.written], settled.unblocked
 
 
 def _is_unbegun(job: Job, death: Death) -> bool:
@@ -122,17 +121,17 @@ def _outcome(job: Any, name: str, death: Death, stack: str) -> Settlement:
     return Settlement.of(job, outcome, state, wait=wait, error=report)
 
 
-def _verdict(job: Any, death: Death) -> tuple[Execution.Outcome, State, BaseException]:
+def _verdict(job: Any, death: Death) -> tuple[Outcome, State, BaseException]:
     """What the death of its process means for a job that it had begun, or may have."""
-    outcomes, states, process = Execution.Outcome, State, f"its process, {job.process.name}, {death.how}"
+    process = f"its process, {job.process.name}, {death.how}"
     if job.stop_asked_at:
-        return outcomes.DISCARDED, states.DISCARDED, Stopped(f"It was stopped by an operator; {process}.")
+        return Outcome.DISCARDED, State.DISCARDED, Stopped(f"It was stopped by an operator; {process}.")
     if job.timeout and job.started_at + job.timeout < job.seen_at:
         seconds = job.timeout.total_seconds()
         last = job.failures + 1 >= job.max_attempts
         error = TimedOut(f"It ran longer than its timeout of {seconds:g} s; {process}.")
-        return outcomes.TIMED_OUT, states.FAILED if last else states.SCHEDULED, error
+        return Outcome.TIMED_OUT, State.FAILED if last else State.SCHEDULED, error
     if death.blameless and job.on_lost == OnLost.RETRY:
-        return outcomes.INTERRUPTED, states.READY, ProcessLost(f"It was interrupted: {process}.")
+        return Outcome.INTERRUPTED, State.READY, ProcessLost(f"It was interrupted: {process}.")
     last = job.on_lost == OnLost.FAIL or job.failures + 1 >= max(LEAST_ATTEMPTS, job.max_attempts)
-    return outcomes.LOST, states.FAILED if last else states.SCHEDULED, ProcessLost(f"It was lost: {process}.")
+    return Outcome.LOST, State.FAILED if last else State.SCHEDULED, ProcessLost(f"It was lost: {process}.")

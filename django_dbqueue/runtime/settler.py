@@ -7,14 +7,13 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from copy import copy
 from dataclasses import replace
 
 from django.db import transaction
 
 from .. import errors
-from ..models import Execution, Job, Settlement
-from ..models.execution import Settled
+from ..models import Execution, Job, Settled, Settlement
+from ..models.states import Outcome
 from ..options import Options
 from .connection import close_connections, discard, prepare
 from .deadline import answered_within
@@ -109,7 +108,7 @@ class Settler:
             logger.error(
                 "Job %s (attempt %s) was lost to another process; its outcome is dropped.",
                 *settlement.fence,
-                extra=settlement.execution.job.log_fields,
+                extra=settlement.job.log_fields,
             )
         return settled.held
 
@@ -146,25 +145,23 @@ class Settler:
             except Exception as refusal:
                 discard(self._database)
                 error = refusal
-        job = outcome.execution.job
+        job = outcome.job
         logger.error("The database refused the outcome of job %s: %s", job.pk, error, extra=job.log_fields)
         return self._write([_plain(outcome, error)])
 
 
 def _said_in_ascii(outcome: Settlement) -> Settlement:
     """What its task has logged and noted must not cost a job its result."""
-    execution = copy(outcome.execution)
-    execution.log = execution.log.encode("ascii", "backslashreplace").decode()
-    return replace(outcome, execution=execution, noted=outcome.noted and outcome.noted.in_ascii())
+    log = outcome.log.encode("ascii", "backslashreplace").decode()
+    return replace(outcome, log=log, noted=outcome.noted and outcome.noted.in_ascii())
 
 
 def _plain(outcome: Settlement, error: Exception) -> Settlement:
     """The outcome with nothing in it that a database could refuse: a result that it does not take is a failure."""
-    execution, state, report = outcome.execution, outcome.state, outcome.error
-    kind = Execution.Outcome(execution.outcome)
+    kind, state, report = outcome.outcome, outcome.state, outcome.error
     if outcome.result is not None:
-        kind, state, report = Execution.Outcome.FAILED, Job.State.FAILED, errors.report(error)
+        kind, state, report = Outcome.FAILED, Job.State.FAILED, errors.report(error)
         report = replace(report, message=f"The database refused what the task returned: {report.message}")
     return Settlement.of(
-        execution.job, kind, state, started_at=execution.started_at, wait=outcome.wait, error=report and report.in_ascii()
+        outcome.job, kind, state, started_at=outcome.started_at, wait=outcome.wait, error=report and report.in_ascii()
     )

@@ -13,8 +13,7 @@ from django.db import DatabaseError, InterfaceError
 
 from ..backend import DatabaseBackend
 from ..exceptions import Interrupted, Interruption, JobLost, Stopped
-from ..models import Job, Process, Settlement, Stack
-from ..models.execution import Settled
+from ..models import Job, Process, Settled, Settlement, Stack
 from ..models.jobs import JobQuerySet
 from ..options import Options
 from ..selector import QueueSelector

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from django_dbqueue import FanOut, Finish, GoTo
 from django_dbqueue.compat import task_backends
-from django_dbqueue.models import Execution, Job, Process, Settlement
-from django_dbqueue.models.execution import Settled
+from django_dbqueue.models import Execution, Job, Process, Settled, Settlement
 from django_dbqueue.models.expressions import after
 from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.runtime.connection import prepare

@@ -12,10 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Batch, Execution, Failure, Job, Process, Progress, Queue, Semaphore, Slot, Stack
-from django_dbqueue.models.execution import FAILURES
 from django_dbqueue.models.expressions import after
 from django_dbqueue.models.noted import Noted
-from django_dbqueue.models.states import FINISHED
+from django_dbqueue.models.states import FAILURES, FINISHED
 from django_dbqueue.runtime import recovery
 
 from .. import tasks
@@ -293,12 +292,12 @@ class Jobs(RuleBasedStateMachine):
             self._accepted(outcome)
         for outcome in settled.lost:
             assert (str(outcome.fence[0]), outcome.fence[1]) in self.ended
-        actor.held = [o.execution.job for o in settled.held] + actor.held
+        actor.held = [o.job for o in settled.held] + actor.held
 
     def _accepted(self, outcome):
         """A job of a pipeline goes where its attempt sent it, but not if it was asked for anew meanwhile."""
         pk, attempt = fence = str(outcome.fence[0]), outcome.fence[1]
-        assert self.ended.setdefault(fence, outcome.execution.outcome) == outcome.execution.outcome
+        assert self.ended.setdefault(fence, outcome.outcome) == outcome.outcome
         if self.wanted[pk] != self.called[fence]:
             return
         if there := outcome.then:
@@ -331,7 +330,7 @@ class Jobs(RuleBasedStateMachine):
             settled = then[2].result(30)
             for outcome in settled.written:
                 self._accepted(outcome)
-            actor.late += [o.execution.job for o in settled.held]
+            actor.late += [o.job for o in settled.held]
         self._learn_of_recovered({name})
         actor.late += actor.held
         actor.sign_on()

@@ -1,0 +1,85 @@
+"""The end of an attempt, from the moment that its task returns until it is written. No rows: very many of them are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from ..errors import ErrorReport
+from .job import Job
+from .noted import Noted
+from .states import FAILURES, Outcome, State
+
+
+@dataclass(kw_only=True, slots=True)
+class Settlement:
+    """How an attempt ended, and what becomes of its job: the next state, and after which wait in seconds, or at which time.
+
+    process: the name of the one that made the attempt.
+    erase: nothing of the job is kept.
+    then: how the job is at the next stage of its pipeline. children: the new jobs that it has become.
+    """
+
+    job: Job
+    fence: tuple[UUID, int]
+    outcome: Outcome
+    state: State
+    process: str
+    started_at: datetime
+    finished_at: datetime
+    wait: float | datetime = 0.0
+    result: Any = None
+    error: ErrorReport | None = None
+    erase: bool = False
+    then: Job | None = None
+    children: Sequence[Job] = ()
+    noted: Noted | None = None
+    log: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        job: Job,
+        outcome: Outcome,
+        state: State,
+        *,
+        started_at: datetime | None = None,
+        finished_at: datetime | None = None,
+        **rest: Any,
+    ) -> Settlement:
+        """The end, by default now, of the attempt that a claimed job is in."""
+        return cls(
+            job=job,
+            fence=(job.id, job.attempt),
+            outcome=outcome,
+            state=state,
+            process=job.process.name if job.process else "",
+            started_at=started_at or job.claimed_at,
+            finished_at=finished_at or job.now(),
+            **rest,
+        )
+
+    @property
+    def new(self) -> list[Job]:
+        """What is to run after it: the job at its next stage, or the new jobs that it has become."""
+        return [self.then, *self.children] if self.then else list(self.children)
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it counts as a failed attempt, and belongs to a group of failures."""
+        return self.outcome in FAILURES
+
+
+class Settled(NamedTuple):
+    """The outcomes that were written, those whose job somebody else held, and those whose job was lost meanwhile.
+
+    unblocked: the queues of jobs that had waited for a slot, and are ready.
+    """
+
+    written: list[Settlement]
+    held: list[Settlement]
+    lost: list[Settlement]
+    unblocked: list[str]
