@@ -19,6 +19,17 @@ def signature_of(func: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(func)
 
 
+@lru_cache(maxsize=4096)
+def fitting(func: Callable[..., Any]) -> range:
+    """So many arguments the function takes by position, if it needs none by name; else none."""
+    parameters = signature_of(func).parameters.values()
+    places = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    needed = [
+        each for each in parameters if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    return range(len(needed), len(places) + 1) if set(needed) <= set(places) else range(0)
+
+
 def bind(
     func: Callable[..., Any], takes_context: bool, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
@@ -28,14 +39,17 @@ def bind(
     would refuse or change. Both name the task, the argument and the remedy.
     """
     leading = (None,) if takes_context else ()
+    # Most calls are as simple as that; to bind them takes ten times as long.
+    if kwargs or len(leading) + len(args) not in fitting(func):
+        try:
+            signature_of(func).bind(*leading, *args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{_name(func)}(): {error}. Enqueue it with the arguments that it takes.") from None
     try:
-        bound = signature_of(func).bind(*leading, *args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"{_name(func)}(): {error}. Enqueue it with the arguments that it takes.") from None
-    try:
-        return [to_json(value) for value in args], {name: to_json(value) for name, value in kwargs.items()}
+        return [_plain(value, DEEPEST) for value in args], {name: _plain(value, DEEPEST) for name, value in kwargs.items()}
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{_name(func)}(): argument {_culprit(bound)!r}: {error}") from None
+        culprit = _culprit(signature_of(func).bind(*leading, *args, **kwargs))
+        raise type(error)(f"{_name(func)}(): argument {culprit!r}: {error}") from None
 
 
 def to_json(value: Any, of: str = "") -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 from uuid import UUID
 
@@ -15,9 +15,9 @@ from django.db import connections, router, transaction
 
 from . import arguments, keys, limits
 from .batch import current as current_batch
-from .compat import BaseTaskBackend, InvalidTask, TaskResultDoesNotExist, signals, task_backends
+from .compat import BaseTaskBackend, InvalidTask, TaskResultDoesNotExist, hears_of_enqueued, signals, task_backends
 from .exceptions import InvalidOption
-from .models import Batch, Execution, Job, Semaphore
+from .models import Batch, Execution, Job
 from .models.batch import BatchQuerySet
 from .models.expressions import after, after_start
 from .models.keyed import Merge
@@ -25,7 +25,7 @@ from .models.progress import progress_of
 from .models.states import Conflict, Fate
 from .moments import LONGEST_WAIT
 from .options import Options
-from .results import JobResult, result_of, task_or_stand_in
+from .results import Enqueued, JobResult, result_of, task_or_stand_in
 from .selector import NAME, QueueSelector
 from .tasks import Task, load
 from .transactions import after_commit
@@ -51,15 +51,10 @@ class DatabaseBackend(BaseTaskBackend):
         """The backend's OPTIONS. Raises InvalidOption; the system checks say it before."""
         return Options.from_settings(self.options)
 
-    def options_of(self, queue: str) -> Options:
-        """The OPTIONS as they are for the jobs of a queue."""
-        if queue not in self._options_by_queue:
-            self._options_by_queue[queue] = self.config.of(queue)
-        return self._options_by_queue[queue]
-
     @cached_property
-    def _options_by_queue(self) -> dict[str, Options]:
-        return {}
+    def options_of(self) -> Callable[[str], Options]:
+        """The OPTIONS as they are for the jobs of a queue."""
+        return cache(self.config.of)
 
     @cached_property
     def database(self) -> str:
@@ -68,25 +63,34 @@ class DatabaseBackend(BaseTaskBackend):
 
     def validate_task(self, task: Any) -> None:
         """Raises InvalidTask, with the value, for a task that this backend cannot run."""
-        _check_call_options(task)
+        # First for what the framework would stumble over, or take without a word.
+        if type(task.priority) is not int:
+            raise InvalidTask(f"priority must be a whole number between -100 and 100. It is {task.priority!r}.")
+        if not isinstance(task.run_after, datetime | timedelta | None):
+            raise InvalidTask(f"run_after must be an aware datetime, or a timedelta from now, not {task.run_after!r}.")
+        if not isinstance(metadata := getattr(task, "metadata", None) or {}, Mapping):
+            raise InvalidTask(f"metadata must be a dict, not {metadata!r}.")
         if isinstance(task.run_after, timedelta):
+            if abs(task.run_after) > LONGEST_WAIT:
+                raise InvalidTask(f"run_after must be within {LONGEST_WAIT.days:,} days from now, not {task.run_after.days:,}.")
             task = replace(task, run_after=None)
         super().validate_task(task)
 
     def enqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> JobResult:
         """Write one job. Raises TypeError or ValueError for arguments that do not fit or are not JSON."""
         self.validate_task(task)
-        return self._enqueue(task, [self._job(task, args, kwargs)])[0]
+        return self._enqueue(task, [self._called(self._blank(task), task, args, kwargs)])[0]
 
     def enqueue_many(
         self, task: Any, calls: Iterable[tuple[Sequence[Any], Mapping[str, Any]]], stages: Sequence[Any] = ()
-    ) -> list[JobResult]:
+    ) -> Enqueued:
         """Write many jobs of one task, all or none. Each call is its args and kwargs.
 
         ``stages`` are those of a pipeline, the first of which is the task.
         """
         self.validate_task(task)
-        jobs = [self._job(task, *call) for call in calls]
+        blank = self._blank(task)
+        jobs = [self._called(blank.copy(), task, *call) for call in calls]
         for job in jobs if stages else ():
             job.stage, job.pipeline = 0, [_as_stage(stage) for stage in stages]
         return self._enqueue(task, jobs)
@@ -94,14 +98,15 @@ class DatabaseBackend(BaseTaskBackend):
     def at_stage(self, pipeline: list[dict[str, Any]], place: int, value: Any) -> Job:
         """A job as it enters a stage of a pipeline. Raises InvalidTaskPath, TypeError or ValueError if it cannot."""
         stage = pipeline[place]
-        there = self._job(load(stage["task"]).using(queue_name=stage["queue"], priority=stage["priority"]), [value], {})
+        task = load(stage["task"]).using(queue_name=stage["queue"], priority=stage["priority"])
+        there = self._called(self._blank(task), task, [value], {})
         there.pipeline, there.stage, there.key, there.version = pipeline, place, None, None
         return there
 
     def columns_of(self, task: Any, args: Sequence[Any]) -> dict[str, Any]:
         """A call that is to be enqueued later, as JSON. Raises TypeError or ValueError as ``enqueue`` does."""
         self.validate_task(task)
-        return self._job(task, args, {}).columns
+        return self._called(self._blank(task), task, args, {}).columns
 
     @property
     def batches(self) -> BatchQuerySet:
@@ -131,12 +136,9 @@ class DatabaseBackend(BaseTaskBackend):
             return [Warning(f"TASKS[{self.alias!r}]: nothing reads {names}. Does it belong in 'OPTIONS'?", id="dbqueue.W003")]
         return []
 
-    def _job(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Job:
-        values, named = arguments.bind(task.func, task.takes_context, args, kwargs)
-        # Of a ready-made task, which knows more of its arguments than their types.
-        if check := getattr(task.func, "check_call", None):
-            check(self, *args, **kwargs)
-        job = Job(task=task.module_path, queue=task.queue_name, priority=task.priority, args=values, kwargs=named)
+    def _blank(self, task: Any) -> Job:
+        """A job of the task, with all that does not depend on its arguments."""
+        job = Job(task=task.module_path, queue=task.queue_name, priority=task.priority)
         options = self.options_of(task.queue_name)
         job.max_attempts = getattr(task, "max_attempts", None) or options.max_attempts
         job.on_lost = getattr(task, "on_lost", job.on_lost)
@@ -144,9 +146,6 @@ class DatabaseBackend(BaseTaskBackend):
             job.timeout = timedelta(seconds=seconds)
         if metadata := getattr(task, "metadata", None):
             job.metadata = arguments.to_json(metadata, of=f"metadata of {task.module_path}")
-        if getattr(task, "concurrency", ()) or getattr(task, "rate", ()):
-            job.limits = limits.of_call(task, args, kwargs)
-        job.key, job.version = self._key_and_version(task, args, kwargs)
         if (batch := current_batch.get()) and batch._state.db == self.database:
             job.batch_id = batch.pk
         if task.run_after:
@@ -154,6 +153,17 @@ class DatabaseBackend(BaseTaskBackend):
             job.run_after = after(task.run_after)
         expires = getattr(task, "expires", None)
         job.expires_at = after_start(task.run_after, expires) if isinstance(expires, timedelta) else expires
+        return job
+
+    def _called(self, job: Job, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Job:
+        """The job with what depends on its arguments."""
+        job.args, job.kwargs = arguments.bind(task.func, task.takes_context, args, kwargs)
+        # Of a ready-made task, which knows more of its arguments than their types.
+        if check := getattr(task.func, "check_call", None):
+            check(self, *args, **kwargs)
+        if getattr(task, "concurrency", ()) or getattr(task, "rate", ()):
+            job.limits = limits.of_call(task, args, kwargs)
+        job.key, job.version = self._key_and_version(task, args, kwargs)
         return job
 
     def _key_and_version(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str | None, int | None]:
@@ -164,8 +174,8 @@ class DatabaseBackend(BaseTaskBackend):
             version = keys.compute_version(version, task, args, kwargs)
         return key and f"{task.module_path} {key}", version
 
-    def _enqueue(self, task: Any, jobs: list[Job]) -> list[JobResult]:
-        results = [result_of(job, self.alias, task) for job in jobs]
+    def _enqueue(self, task: Any, jobs: list[Job]) -> Enqueued:
+        results = Enqueued(jobs, partial(result_of, alias=self.alias, task=task))
         insert = partial(self._insert, task, jobs, results)
         if jobs and connections[self.database].in_atomic_block:
             insert()
@@ -173,18 +183,15 @@ class DatabaseBackend(BaseTaskBackend):
             after_commit(insert)
         return results
 
-    def _insert(self, task: Any, jobs: list[Job], results: list[JobResult]) -> None:
-        keyed = {job.pk: job for job in jobs if job.key}
+    def _insert(self, task: Any, jobs: list[Job], results: Enqueued) -> None:
+        keyed = [job for job in jobs if job.key]
         with self._held_open(jobs):
-            self._write([job for job in jobs if not job.key])
-            met = self._merge(task, list(keyed.values())) if keyed else {}
+            if new := [job for job in jobs if not job.key]:
+                Job.objects.using(self.database).write(new)
+            results.written(self._merge(task, keyed) if keyed else {})
         wake(self.database, jobs[0].queue)
-        for job, result in zip(jobs, results, strict=True):
-            row, fate = met.get(job.pk, (job, Fate.CREATED))
-            for name, value in (("id", str(row.pk)), ("enqueued_at", row.enqueued_at), ("enqueued", fate.value)):
-                object.__setattr__(result, name, value)
-            if fate != Fate.IGNORED:
-                signals.task_enqueued.send(type(self), task_result=result)
+        for result in results.created() if hears_of_enqueued() else ():
+            signals.task_enqueued.send(type(self), task_result=result)
 
     @contextmanager
     def _held_open(self, jobs: Iterable[Job]) -> Iterator[None]:
@@ -194,16 +201,6 @@ class DatabaseBackend(BaseTaskBackend):
             if batches:
                 self.batches.join(batches)
             yield
-
-    def _write(self, jobs: list[Job]) -> None:
-        if limited := [job for job in jobs if job.limits]:
-            Semaphore.objects.using(self.database).line_up(limited)
-        if len(jobs) == 1:
-            jobs[0].save(using=self.database, force_insert=True)
-        elif jobs:
-            Job.objects.using(self.database).bulk_create(jobs, batch_size=5000)
-        if jobs and not connections[self.database].features.can_return_columns_from_insert:
-            _read_back(jobs)
 
     def _merge(self, task: Any, jobs: list[Job]) -> dict[UUID, tuple[Job, Fate]]:
         how = Merge(
@@ -218,23 +215,3 @@ class DatabaseBackend(BaseTaskBackend):
 
 def _as_stage(task: Any) -> dict[str, Any]:
     return {"task": task.module_path, "queue": task.queue_name, "priority": task.priority}
-
-
-def _check_call_options(task: Any) -> None:
-    """Raises InvalidTask for what the framework would stumble over, or take without a word."""
-    if type(task.priority) is not int:
-        raise InvalidTask(f"priority must be a whole number between -100 and 100. It is {task.priority!r}.")
-    if not isinstance(task.run_after, datetime | timedelta | None):
-        raise InvalidTask(f"run_after must be an aware datetime, or a timedelta from now, not {task.run_after!r}.")
-    if isinstance(task.run_after, timedelta) and abs(task.run_after) > LONGEST_WAIT:
-        raise InvalidTask(f"run_after must be within {LONGEST_WAIT.days:,} days from now, not {task.run_after.days:,}.")
-    if not isinstance(metadata := getattr(task, "metadata", None) or {}, Mapping):
-        raise InvalidTask(f"metadata must be a dict, not {metadata!r}.")
-
-
-def _read_back(jobs: list[Job]) -> None:
-    """The time that the database gave, on MySQL, whose INSERT does not return it."""
-    rows = Job.objects.using(jobs[0]._state.db).filter(pk__in=[job.pk for job in jobs])
-    times = dict(rows.values_list("pk", "enqueued_at"))
-    for job in jobs:
-        job.enqueued_at = times[job.pk]

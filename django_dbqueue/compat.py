@@ -6,6 +6,7 @@ its own classes, registry and signals under the same names.
 
 from __future__ import annotations
 
+import logging
 import types
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -69,6 +70,11 @@ def remember_receivers() -> None:
         signal.use_caching, signal.sender_receivers_cache = True, WeakKeyDictionary()
 
 
+def hears_of_enqueued() -> bool:
+    """Whether anybody does but the framework's own log, which says it at DEBUG."""
+    return len(signals.task_enqueued.receivers) > 1 or signals.logger.isEnabledFor(logging.DEBUG)
+
+
 __all__ = [
     "DEFAULT_TASK_BACKEND_ALIAS",
     "DEFAULT_TASK_PRIORITY",
@@ -83,6 +89,7 @@ __all__ = [
     "TaskResultDoesNotExist",
     "TaskResultStatus",
     "checks",
+    "hears_of_enqueued",
     "remember_receivers",
     "signals",
     "task_backends",

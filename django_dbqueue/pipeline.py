@@ -67,11 +67,11 @@ class Pipeline:
         arguments.bind(self.stages[0].func, self.stages[0].takes_context, args, kwargs)
         after_commit(partial(self.enqueue, *args, **kwargs))
 
-    def enqueue_many(self, calls: Iterable[tuple[Any, ...] | dict[str, Any]]) -> list[JobResult]:
+    def enqueue_many(self, calls: Iterable[tuple[Any, ...] | dict[str, Any]]) -> Sequence[JobResult]:
         """Write many jobs, all or none. Each call is a tuple of positional or a dict of keyword arguments."""
         return self._enqueue(map(split, calls))
 
-    def _enqueue(self, calls: Iterable[Any]) -> list[JobResult]:
+    def _enqueue(self, calls: Iterable[Any]) -> Sequence[JobResult]:
         backend: Any = self.stages[0].get_backend()
         if not hasattr(backend, "enqueue_many"):
             raise TypeError(f"A pipeline needs a DatabaseBackend; TASKS[{backend.alias!r}] is a {type(backend).__qualname__}.")

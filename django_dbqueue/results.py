@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from datetime import datetime, timedelta
-from typing import Any, NoReturn
+from typing import Any, overload
 from uuid import UUID
 
-from asgiref.sync import sync_to_async
 from django.db import connections
 
-from . import arguments
-from .batch import batch
-from .compat import TaskContext, TaskError, TaskResult, TaskResultStatus
-from .exceptions import InvalidTaskPath, JobLost, NotYetVisible, Retried, Snoozed
+from .compat import TaskError, TaskResult, TaskResultStatus
+from .exceptions import InvalidTaskPath, NotYetVisible
 from .models import Execution, Job, Progress
 from .models.noted import Noted
+from .models.states import Fate
 from .tasks import Task, load
 
-STATUS = {
+STATUS: dict[str, TaskResultStatus] = {
     Job.State.SCHEDULED: TaskResultStatus.READY,
     Job.State.BLOCKED: TaskResultStatus.READY,
     Job.State.READY: TaskResultStatus.READY,
@@ -94,61 +90,54 @@ class JobResult(TaskResult):  # type: ignore[misc, type-arg]
             raise NotYetVisible(f"No worker sees job {self.id} before this transaction commits. Wait for it after that.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobContext(TaskContext):  # type: ignore[misc, type-arg]
-    """What a task with ``takes_context`` is given. ``call`` is the attempt, as its worker sees it."""
+class Enqueued(Sequence[JobResult]):
+    """The results of calls that were enqueued together: each is made when somebody looks at it, as most are never looked at.
 
-    job: Job
-    call: Any
+    ``make`` makes one for a new job.
+    """
 
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """What is noted with the job, by its caller and by its attempts so far. ``save_metadata()`` stores its changes."""
-        return self.job.metadata  # type: ignore[no-any-return]
+    def __init__(self, jobs: Sequence[Job], make: Callable[[Job], JobResult]) -> None:
+        self._jobs, self._make = jobs, make
+        self._made: dict[int, JobResult] = {}
+        self._met: Mapping[UUID, tuple[Job, Fate]] | None = None
 
-    @property
-    def batch(self) -> batch | None:
-        """The batch that the job belongs to, which takes more jobs: ``with context.batch: …``."""
-        return batch.of(self.job.batch_id, self.task_result.backend) if self.job.batch_id else None
+    def __len__(self) -> int:
+        return len(self._jobs)
 
-    @property
-    def should_stop(self) -> bool:
-        """Whether the task is to come to an end: save how far it is, and raise ``Interrupted``."""
-        return bool(self.call.should_stop)
+    @overload
+    def __getitem__(self, place: int) -> JobResult: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[JobResult]: ...
+    def __getitem__(self, place: int | slice) -> JobResult | list[JobResult]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(len(self))[place]]
+        place = range(len(self))[place]
+        if place not in self._made:
+            self._made[place] = self._make(self._jobs[place])
+            self._learn(place)
+        return self._made[place]
 
-    def save_metadata(self) -> None:
-        """Store ``metadata`` now, for the next attempt. Raises TypeError or ValueError for what is not JSON.
+    def __repr__(self) -> str:
+        return f"<{len(self)} results>"
 
-        Raises JobLost if the job belongs to another process by now.
-        """
-        self.job.metadata.update(arguments.to_json(self.metadata, of=f"metadata of {self.job.task}"))
-        if not Job.objects.using(self.job._state.db).save_metadata(self.job):
-            raise JobLost(f"Job {self.job.pk} belongs to another process now.")
+    def written(self, met: Mapping[UUID, tuple[Job, Fate]]) -> None:
+        """The jobs were written now; ``met`` are those whose keys had a row, with that row and what became of the call."""
+        self._met = met
+        for place in self._made:
+            self._learn(place)
 
-    async def asave_metadata(self) -> None:
-        await sync_to_async(self.save_metadata)()
+    def created(self) -> Iterator[JobResult]:
+        """Those of the calls that were not ignored."""
+        return (result for result in self if result.enqueued != Fate.IGNORED)
 
-    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Note how far the task is: ``done`` of ``total``, and a word on it. Raises TypeError or ValueError for other things.
-
-        It writes nothing itself, and so costs nothing, in a coroutine too: the worker writes the newest about once a second.
-        """
-        self.job.noted = Noted.of(done, total, note)
-
-    def snooze(self, delay: float | timedelta | datetime) -> NoReturn:
-        """End this attempt, and run again after ``delay`` (seconds or a timedelta), or at that time. No attempt is spent.
-
-        Raises TypeError or ValueError for what is no delay.
-        """
-        raise Snoozed(delay)
-
-    def retry(self, delay: float | timedelta | None = None, reason: str = "") -> NoReturn:
-        """End this attempt as failed, and try again after ``delay`` (seconds or a timedelta; None as the back-off says).
-
-        So it is whatever ``retry_on`` says, as long as ``max_attempts`` allows. Raises TypeError or ValueError for what is no
-        delay. ``reason``, and the exception that is handled, are recorded with the attempt.
-        """
-        raise Retried(delay, reason) from sys.exc_info()[1]
+    def _learn(self, place: int) -> None:
+        if self._met is None:
+            return
+        job = self._jobs[place]
+        row, fate = self._met.get(job.pk, (job, Fate.CREATED))
+        known: dict[str, Any] = {"id": str(row.pk), "enqueued_at": row.enqueued_at, "enqueued": fate.value}
+        for name, value in known.items():
+            object.__setattr__(self._made[place], name, value)
 
 
 def _is_committed(result_id: str, database: str) -> bool:
@@ -172,7 +161,7 @@ def result_of(
     result = JobResult(
         task=task,
         id=str(job.pk),
-        status=STATUS[Job.State(job.state)],
+        status=STATUS[job.state],
         enqueued_at=None if job._state.adding else job.enqueued_at,
         started_at=attempts[0].started_at if attempts else job.started_at,
         last_attempted_at=job.started_at if running or not attempts else attempts[-1].started_at,

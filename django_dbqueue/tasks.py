@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -30,7 +30,8 @@ from .limits import Limit, Rate
 from .transactions import after_commit
 
 if TYPE_CHECKING:
-    from .results import JobContext, JobResult
+    from .context import JobContext
+    from .results import JobResult
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -131,7 +132,7 @@ class Task(BaseTask[P, R]):
         arguments.bind(self.func, self.takes_context, args, kwargs)
         after_commit(partial(self.enqueue, *args, **kwargs))
 
-    def enqueue_many(self, calls: Iterable[tuple[Any, ...] | dict[str, Any]]) -> list[JobResult]:
+    def enqueue_many(self, calls: Iterable[tuple[Any, ...] | dict[str, Any]]) -> Sequence[JobResult]:
         """Enqueue many jobs with a few statements, all or none.
 
         Each call is a tuple of positional or a dict of keyword arguments.

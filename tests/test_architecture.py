@@ -20,7 +20,7 @@ FLOORS = [
     ],
     [
         "models.expressions",
-        "models.bulk",
+        "models.writing",
         "models.counts",
         "models.states",
         "models.noted",
@@ -53,7 +53,7 @@ FLOORS = [
     ],
     [
         *["policy", "tasks", "pipeline", "batch", "recurring_calls", "recurring"],
-        *["results", "retry", "backend", "routers", ""],
+        *["results", "context", "retry", "backend", "routers", ""],
     ],
     [
         *[

@@ -54,7 +54,8 @@ def test_what_is_no_call_is_refused(call):
 
 
 def test_enqueue_many_of_nothing_is_nothing():
-    assert tasks.add.enqueue_many([]) == []
+    assert list(tasks.add.enqueue_many([])) == []
+    assert not Job.objects.exists()
 
 
 def test_run_after_a_time_waits():

@@ -16,7 +16,7 @@ from . import rows
 from .output import Output
 
 if TYPE_CHECKING:
-    from ..results import JobContext
+    from ..context import JobContext
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -7,7 +7,6 @@ from django.db import models, transaction
 from django.utils.translation import gettext_lazy as _
 
 from .asked import AskedExecutions
-from .bulk import insert
 from .expressions import Among, lock
 from .failure import Failure
 from .job import Job
@@ -15,6 +14,7 @@ from .progress import Progress
 from .semaphore import Semaphore
 from .settlement import Settled, Settlement
 from .states import Outcome, State
+from .writing import insert
 
 # Of the earlier runs of a key's job, so many attempts are kept at least, and twice as many at most.
 KEPT = 100

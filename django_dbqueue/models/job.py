@@ -160,6 +160,12 @@ class Job(models.Model):
         job.__dict__.update(zip(field_names, values, strict=True))
         return job
 
+    def copy(self) -> Job:
+        """A new job that is like this one, which is new too."""
+        job = self.__class__.__new__(self.__class__)
+        job.__dict__.update(self.__dict__, id=uuid7(), metadata=dict(self.metadata), _state=ModelState())
+        return job
+
     def belong_to(self, process: Process, now: datetime, clock: float) -> None:
         """It was claimed for the process, at that time of the database and of this process's clock."""
         self.state, self.attempt = State.RUNNING, self.attempt + 1

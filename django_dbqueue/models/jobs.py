@@ -5,20 +5,22 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from django.db import models, transaction
 from django.db.models import Exists, F, OuterRef, Q
 
 from . import keyed, walking
-from .bulk import set_json
 from .expressions import Among, Now, after, lock
 from .operated import OperatedJobs
 from .process import Process
 from .semaphore import Semaphore
 from .series import InARow, alone
 from .states import FINISHED, Fate, Lane, State
+from .writing import create, insert, set_json
 
 if TYPE_CHECKING:
     from .job import Job
@@ -71,6 +73,19 @@ class JobQuerySet(OperatedJobs):
             models.When(asked_again=True, then=F("metadata")), default=models.Value(job.metadata, models.JSONField())
         )
         return bool(self.owned(job).update(metadata=noted))
+
+    def write(self, jobs: Sequence[Job]) -> None:
+        """Write new jobs that have no keys, all or none. They have the times of the first, which the database may give."""
+        if limited := [job for job in jobs if job.limits]:
+            Semaphore.objects.using(self.db).line_up(limited)
+        first, *rest = jobs
+        with transaction.atomic(using=self.db, savepoint=False) if rest else nullcontext():
+            create(self, first, keyed.TIMES)
+            times = {name: getattr(first, name) for name in keyed.TIMES}
+            for job in rest:
+                job.__dict__.update(times)
+                job._state.adding, job._state.db = False, self.db
+            insert(self, keyed.OF_A_NEW_JOB, list(map(attrgetter(*keyed.OF_A_NEW_JOB), rest)))
 
     def merge(self, jobs: Sequence[Job], how: keyed.Merge) -> list[tuple[Job, Fate]]:
         """Write jobs that have keys, each into the one row of its key. Returns that row, and what the call did to it."""
@@ -150,7 +165,7 @@ class JobQuerySet(OperatedJobs):
         if moves := [(outcome.fence[0], outcome.then) for outcome in outcomes if outcome.then and outcome.fence[0] not in anew]:
             walking.walk(self, moves)
         if children := [child for outcome in outcomes if outcome.fence[0] not in anew for child in outcome.children]:
-            walking.fan_out(self, children)
+            self.write(children)
         alike = defaultdict(list)
         for outcome in outcomes:
             if outcome.fence[0] not in anew and not outcome.then:

@@ -28,6 +28,8 @@ OF_THE_CALL = [
 ]
 _OF_A_RUN = ["state", "blocked_by", "run_after", "expires_at", "asked_again", "failures", "attempts_before"]
 _OF_A_NEW_RUN = ["enqueued_at", "started_at", "finished_at", "result"]
+TIMES = ["run_after", "expires_at", "enqueued_at"]
+OF_A_NEW_JOB = ["id", *OF_THE_CALL, *_OF_A_RUN, "enqueued_at", "version", "attempt", "has_begun"]
 _WRITTEN = [*OF_THE_CALL, *_OF_A_RUN, *_OF_A_NEW_RUN, "version"]
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from django.db import models
 
 from .expressions import Now
-from .semaphore import Semaphore
 from .states import State
 
 if TYPE_CHECKING:
@@ -35,13 +34,6 @@ def walk(jobs: models.QuerySet[Job], moves: Iterable[tuple[Any, Job]]) -> None:
             finished_at=None,
         )
         jobs.bulk_update([_own(jobs.model, pk, there) for pk, there in group], _OF_EACH)
-
-
-def fan_out(jobs: models.QuerySet[Job], children: list[Job]) -> None:
-    """Write the jobs that a stage has made of one."""
-    if limited := [child for child in children if child.limits]:
-        Semaphore.objects.using(jobs.db).line_up(limited)
-    jobs.bulk_create(children, batch_size=1000)
 
 
 def _own(model: Any, pk: Any, there: Job) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from django.db import connections, reset_queries, transaction
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
@@ -114,7 +114,6 @@ def snapshot(database: str) -> Iterator[None]:
 
 def ready_connections() -> None:
     """Before a job: after a pause, have each connection checked if the job uses it, and only then."""
-    reset_queries()
     if time.monotonic() - getattr(_thread, "used_at", 0.0) > IDLE:
         connection: Any
         for connection in connections.all(initialized_only=True):
@@ -122,9 +121,10 @@ def ready_connections() -> None:
 
 
 def look_after_connections() -> None:
-    """After a job: drop connections that it broke, or left inside a transaction."""
+    """After a job: drop connections that it broke, or left inside a transaction; and what DEBUG notes of all queries."""
     _thread.used_at = time.monotonic()
     for connection in connections.all(initialized_only=True):
+        connection.queries_log.clear()
         if connection.connection is None:
             continue
         if _is_closed(connection) or _is_in_transaction(connection):

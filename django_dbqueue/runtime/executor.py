@@ -17,6 +17,7 @@ from django.db import DatabaseError, InterfaceError, transaction
 from .. import arguments, errors
 from ..backend import DatabaseBackend
 from ..compat import TaskError, TaskResultStatus, signals
+from ..context import JobContext
 from ..exceptions import (
     CalledOff,
     Expired,
@@ -32,7 +33,7 @@ from ..models import Execution, Job, Settled, Settlement
 from ..models.execution import ExecutionQuerySet
 from ..models.jobs import JobQuerySet
 from ..models.states import OnLost, Outcome, State
-from ..results import JobContext, JobResult, result_of, task_of
+from ..results import JobResult, result_of, task_of
 from ..retry import wait_before_retry
 from . import calls
 from .calls import CoroutineCall, ThreadCall
@@ -127,7 +128,7 @@ class Attempt:
         """Raises TypeError or ValueError for a return value that is not JSON: then the attempt has failed."""
         success = self._success(value)
         if not success.then:
-            self._announce_end(TaskResultStatus.SUCCESSFUL, success)
+            self._announce(signals.task_finished, TaskResultStatus.SUCCESSFUL, success)
         return success
 
     def settle_in_transaction(self, function: Callable[[], Any]) -> Settled:
@@ -139,7 +140,7 @@ class Attempt:
                 raise JobLost
             settled = self._executions.settle([success])
         if not success.then:
-            self._announce_end(TaskResultStatus.SUCCESSFUL, success)
+            self._announce(signals.task_finished, TaskResultStatus.SUCCESSFUL, success)
         return settled
 
     def fail(self, error: BaseException) -> Settlement:
@@ -204,7 +205,7 @@ class Attempt:
     def _give_up(self, outcome: Outcome, state: State, report: errors.ErrorReport) -> Settlement:
         self._warn("%s: %s", outcome.value.replace("_", " "), report.headline)
         failure = self._settle(outcome, state, error=report)
-        self._announce_end(TaskResultStatus.FAILED, failure)
+        self._announce(signals.task_finished, TaskResultStatus.FAILED, failure)
         return failure
 
     def _warn(self, what: str, *args: Any) -> None:
@@ -223,11 +224,9 @@ class Attempt:
         log = self._call.log.text if self._call.log else ""
         return Settlement.of(self._job, outcome, state, noted=self._job.noted, log=log, **times, **rest)
 
-    def _announce_end(self, status: Any, end: Settlement) -> None:
-        self._announce(signals.task_finished, status=status, finished_at=end.finished_at, _return_value=end.result)
-
-    def _announce(self, signal: Any, **changes: Any) -> None:
-        for name, value in changes.items():
+    def _announce(self, signal: Any, status: TaskResultStatus = TaskResultStatus.RUNNING, end: Settlement | None = None) -> None:
+        changes = {"finished_at": end.finished_at, "_return_value": end.result} if end else {}
+        for name, value in {"status": status, **changes}.items():
             object.__setattr__(self._result, name, value)
         try:
             signal.send_robust(type(self._backend), task_result=self._result)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..backend import DatabaseBackend
-from ..compat import remember_receivers, task_backends
+from ..compat import remember_receivers, signals, task_backends
 from .board import Board
 from .dispatcher import Dispatcher, DrainingDispatcher
+from .log import skip_unheard_lines
 from .stop import Stop
 from .worker import Worker
 
@@ -26,5 +27,6 @@ def run_role(role: str, alias: str, changes: dict[str, Any], board: Board, stop:
     Returns the exit code.
     """
     remember_receivers()
+    skip_unheard_lines(signals.logger)
     backend: DatabaseBackend = task_backends[alias]  # type: ignore[assignment]
     return 0 if ROLES[role](backend, backend.config.changed(**changes), board).run(stop, supervisor) else LEFT_JOBS

@@ -9,10 +9,10 @@ import pytest
 from django.db import connections, transaction
 
 from django_dbqueue.compat import signals, task_backends
+from django_dbqueue.context import JobContext
 from django_dbqueue.exceptions import JobLost
 from django_dbqueue.models import Execution, Job, Process, Semaphore, Settlement, Slot
 from django_dbqueue.models.execution import ExecutionQuerySet
-from django_dbqueue.results import JobContext
 from django_dbqueue.runtime import host, recovery
 
 from .. import tasks
