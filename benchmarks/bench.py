@@ -9,14 +9,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
 from .server import Server
-from .systems import system
+from .systems import Unsupported, system
 
 HERE = Path(__file__).parent.parent
 
@@ -35,14 +35,19 @@ class Bench:
             "DATABASE_URL": server.make(self.database, self._template()),
         }
         self._watcher = psycopg.connect(self._env["DATABASE_URL"], autocommit=True)
+        self._beside = ExitStack()
+        self._env |= self._beside.enter_context(self.system.beside())
 
     def drive(self, verb: str, *args: Any) -> dict[str, Any]:
         done = subprocess.run(self._command(verb, *args), env=self._env, cwd=HERE, stdout=subprocess.PIPE, check=True)
-        return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        if "unsupported" in found:
+            raise Unsupported(found["unsupported"])
+        return found
 
     @contextmanager
     def worker(self, processes: int, threads: int) -> Iterator[int]:
-        """Its process id."""
+        """Its process id. Whatever it has left behind is ended with it."""
         command = self._command("work", processes, threads)
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         with subprocess.Popen(command, env=self._env, cwd=HERE, start_new_session=True, **quiet) as process:
@@ -50,16 +55,16 @@ class Bench:
                 yield process.pid
             finally:
                 process.terminate()
-                try:
+                with suppress(subprocess.TimeoutExpired):
                     process.wait(15)
-                except subprocess.TimeoutExpired:
+                with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
 
     def query(self, statement: str) -> Any:
         return self._watcher.execute(statement).fetchone()[0]
 
-    def ended(self) -> int:
-        return int(self.query(self.system.ended))
+    def ended(self, jobs: int) -> int:
+        return self.system.count_ended(self.query, jobs)
 
     def settle(self) -> None:
         """As a database is that has been running for a while: its statistics are known, and nothing is left to write."""
@@ -71,6 +76,7 @@ class Bench:
         return {int(number): float(at) for number, at in zip(lines[::2], lines[1::2], strict=True)}
 
     def close(self) -> None:
+        self._beside.close()
         self._watcher.close()
         self._stamps.close()
         self.server.drop(self.database)

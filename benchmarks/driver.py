@@ -1,6 +1,6 @@
 """``python -m benchmarks.driver VERB …``: what is done with a system, in an environment where it is installed.
 
-Prints what it measured, as JSON.
+Prints what it measured, or what the system cannot do, as JSON.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .systems import system
+from .systems import Unsupported, system
 
 
 def prepare() -> dict[str, Any]:
@@ -56,7 +56,10 @@ def here() -> Any:
 def task(function: str) -> Any:
     from .project import tasks
 
-    return getattr(tasks, function)
+    found = getattr(tasks, function)
+    if isinstance(found, Unsupported):
+        raise found
+    return found
 
 
 def timed(action: Callable[[], object]) -> dict[str, Any]:
@@ -71,4 +74,8 @@ if __name__ == "__main__":
 
     django.setup()
     verb, *rest = sys.argv[1:]
-    print(json.dumps(globals()[verb](*(json.loads(each) for each in rest))))
+    try:
+        found = globals()[verb](*(json.loads(each) for each in rest))
+    except Unsupported as error:
+        found = {"unsupported": str(error)}
+    print(json.dumps(found))

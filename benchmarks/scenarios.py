@@ -18,6 +18,7 @@ def drain(
     bench: Bench, processes: int, threads: int, jobs: int, task: str = "noop", args: tuple[Any, ...] = ()
 ) -> dict[str, Any]:
     """Jobs that wait are run to their end: how many in a second, from the first that has ended on, and at which cost."""
+    jobs = min(jobs, bench.system.backlog)
     bench.drive("enqueue_many", task, jobs, *args)
     bench.settle()
     before = bench.server.counters(bench.database)
@@ -79,7 +80,7 @@ def _progress(bench: Bench, jobs: int) -> Iterator[tuple[float, int]]:
     """When how many had ended, from the first on."""
     deadline, began, ended = time.monotonic() + START, None, 0
     while ended < jobs and time.monotonic() < (deadline if began is None else began + WINDOW):
-        now, ended = time.monotonic(), bench.ended()
+        now, ended = time.monotonic(), bench.ended(jobs)
         if ended:
             began = began or now
             yield now, ended

@@ -12,6 +12,9 @@ _system = system(BENCH_SYSTEM)
 SECRET_KEY = "only for benchmarks"
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-DATABASES = {"default": env.db("DATABASE_URL")}
+_database = env.db("DATABASE_URL") | {"CONN_MAX_AGE": _system.conn_max_age}
+if _system.pool:
+    _database.setdefault("OPTIONS", {})["pool"] = _system.pool
+DATABASES = {"default": _database}
 INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "benchmarks.project", *_system.apps]
 globals().update(_system.settings)

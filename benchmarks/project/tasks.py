@@ -9,9 +9,14 @@ import time
 from django.conf import settings
 from django.db.models import F
 
-from ..systems import system
+from ..systems import Unsupported, system
 
-task = system(settings.BENCH_SYSTEM).task
+
+def task(function):
+    try:
+        return system(settings.BENCH_SYSTEM).task(function)
+    except Unsupported as error:
+        return error
 
 
 @task

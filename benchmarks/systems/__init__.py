@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -12,22 +14,45 @@ LIMITS = ["psycopg_loop"]
 RIVALS: list[str] = []
 
 
+class Unsupported(Exception):
+    """A system cannot do what is measured."""
+
+
 class System:
-    """What a benchmark asks of a queue. Whatever imports the system itself does so inside the methods, as the driver has it
-    installed, and the benchmark has not.
+    """What a benchmark asks of a queue; where there is a default, it is that of Django's Tasks. Whatever imports the system
+    itself does so inside the methods, as the driver has it installed, and the benchmark has not.
     """
 
     # What pip installs for it, beside Django and psycopg.
     requires: tuple[str, ...] = ()
     apps: tuple[str, ...] = ()
-    # Of Django's settings.
+    # Of Django's settings; of these, for how many seconds a connection is kept (None: for ever), or the pool of connections.
     settings: dict[str, Any] = {}
+    conn_max_age: int | None = 0
+    pool: dict[str, int] | None = None
     # The statement that says how many jobs have ended.
     ended = ""
+    # With how many jobs a drain begins, at the most.
+    backlog = 1_000_000
+
+    def lacks(self) -> str:
+        """What it needs that is not here, if anything."""
+        return ""
+
+    @contextmanager
+    def beside(self) -> Iterator[dict[str, str]]:
+        """Run what it needs beside the database, and yield how to reach that, as environment variables."""
+        yield {}
+
+    def count_ended(self, query: Callable[[str], Any], jobs: int) -> int:
+        """How many of so many jobs have ended."""
+        return int(query(self.ended))
 
     def task(self, function: Callable[..., Any]) -> Any:
-        """The function as a task."""
-        raise NotImplementedError
+        """The function as a task. Raises Unsupported."""
+        from django.tasks import task
+
+        return task(function)
 
     def prepare(self) -> None:
         """Make what it needs in an empty database."""
@@ -36,7 +61,7 @@ class System:
         call_command("migrate", run_syncdb=True, verbosity=0)
 
     def enqueue(self, task: Any, *args: Any) -> None:
-        raise NotImplementedError
+        task.enqueue(*args)
 
     def enqueue_many(self, task: Any, calls: Iterable[tuple[Any, ...]]) -> None:
         """One by one, where it has nothing better."""
@@ -46,6 +71,13 @@ class System:
     def work(self, processes: int, threads: int) -> None:
         """Run jobs until the process is told to end."""
         raise NotImplementedError
+
+
+def fork(processes: int) -> None:
+    """Go on in so many processes, where a system leaves it to its users to start more than one."""
+    for _ in range(processes - 1):
+        if not os.fork():
+            break
 
 
 @cache

@@ -19,9 +19,6 @@ class Adapter(System):
 
         return task(function)
 
-    def enqueue(self, task: Any, *args: Any) -> None:
-        task.enqueue(*args)
-
     def enqueue_many(self, task: Any, calls: Iterable[tuple[Any, ...]]) -> None:
         task.enqueue_many(calls)
 

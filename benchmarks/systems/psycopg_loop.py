@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from . import System
+from . import System, fork
 
 TABLES = """
 CREATE TABLE job (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, task text, args jsonb, state text DEFAULT 'ready',
@@ -51,9 +51,7 @@ class Adapter(System):
     def work(self, processes: int, threads: int) -> None:
         from ..project import tasks
 
-        for _ in range(processes - 1):
-            if not os.fork():
-                break
+        fork(processes)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())
         connection = self._connected()
         while True:
