@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -11,7 +12,7 @@ from typing import Any
 
 OURS = ["dbqueue"]
 LIMITS = ["psycopg_loop"]
-RIVALS: list[str] = []
+RIVALS = ["django_ox", "dj_queue", "steady_queue", "django_tasks_db", "procrastinate", "django_q2", "celery_redis"]
 
 
 class Unsupported(Exception):
@@ -71,6 +72,18 @@ class System:
     def work(self, processes: int, threads: int) -> None:
         """Run jobs until the process is told to end."""
         raise NotImplementedError
+
+
+class Rival(System):
+    """Another project's queue, in an environment of its own. Its connections are kept, as that is its best setting. Fewer jobs
+    wait than for ours: about as many as the fastest of them ends while it is watched.
+    """
+
+    conn_max_age = None
+    backlog = 20_000
+
+    def lacks(self) -> str:
+        return "" if sys.version_info >= (3, 12) else "Django 6 needs Python 3.12."
 
 
 def fork(processes: int) -> None:
