@@ -8,7 +8,7 @@ ARGS ?=
 
 .PHONY: help
 help: ## List what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(VENV)/demo ## Index Python's standard library by jobs, and show it (ARGS=--once ends after the summary)
@@ -25,6 +25,10 @@ chaos: $(VENV)/chaos ## Kill everything under load, and count what is lost (ARGS
 .PHONY: bench
 bench: $(VENV)/test ## Measure how fast it is (ARGS="--scenarios latency idle --rounds 1")
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+.PHONY: bench-rivals
+bench-rivals: $(VENV)/test ## Measure other queues beside it, each in an environment of its own (ARGS="--scenarios idle --rounds 1")
+	@$(BIN)/python -m benchmarks --systems all $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/lint ## Check style, types and migrations
