@@ -189,7 +189,7 @@ class DatabaseBackend(BaseTaskBackend):
             if new := [job for job in jobs if not job.key]:
                 Job.objects.using(self.database).write(new)
             results.written(self._merge(task, keyed) if keyed else {})
-        wake(self.database, jobs[0].queue)
+        wake(self.database, jobs[0].queue, jobs[0].priority)
         for result in results.created() if hears_of_enqueued() else ():
             signals.task_enqueued.send(type(self), task_result=result)
 

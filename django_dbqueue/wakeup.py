@@ -16,20 +16,30 @@ QUIET = 0.05
 _last: dict[tuple[str, str], float] = {}
 
 
-def wake(database: str, queue: str) -> None:
-    """Wake the workers that wait for jobs of a queue. Elsewhere than on PostgreSQL they find them by polling."""
+def wake(database: str, queue: str, priority: int | None = None) -> None:
+    """Wake the workers that wait for jobs of a queue; they start at once if they are told the priority too.
+
+    Elsewhere than on PostgreSQL they find them by polling.
+    """
     if connections[database].vendor == "postgresql":
-        after_commit(partial(_notify, database, queue))
+        # No name of a queue has a comma.
+        after_commit(partial(_notify, database, queue if priority is None else f"{queue},{priority}"))
 
 
-def _notify(database: str, queue: str) -> None:
+def lane_in(payload: str) -> tuple[str, int | None]:
+    """The queue and the priority that are told of."""
+    queue, _comma, priority = payload.partition(",")
+    return queue, int(priority) if priority else None
+
+
+def _notify(database: str, payload: str) -> None:
     now = time.monotonic()
-    if now - _last.get((database, queue), -QUIET) < QUIET:
+    if now - _last.get((database, payload), -QUIET) < QUIET:
         return
-    _last[database, queue] = now
+    _last[database, payload] = now
     try:
         with connections[database].cursor() as cursor:
-            cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, queue])
+            cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, payload])
     except Error:
         # The jobs are committed, and workers poll: the caller's work must not fail for a hint.
         return

@@ -112,7 +112,7 @@ BEGIN
             finished_at = NULL
         RETURNING job.id INTO new_id;
     END IF;
-    PERFORM pg_notify('{channel}', dbqueue_enqueue.queue);
+    PERFORM pg_notify('{channel}', dbqueue_enqueue.queue || ',' || dbqueue_enqueue.priority);
     RETURN new_id;
 END
 $function$

@@ -30,10 +30,14 @@ class BatchQuerySet(models.QuerySet["Batch"]):
         """All that opened them has been enqueued: they finish when all of their jobs have."""
         return self.filter(sealed_at=None).update(sealed_at=Now())
 
+    def open(self) -> BatchQuerySet:
+        """Sealed, and not finished."""
+        return self.filter(sealed_at__isnull=False, finished_at=None)
+
     def due(self) -> BatchQuerySet:
-        """Sealed, not finished, and without a job that is not."""
+        """Those of them without a job that is not finished."""
         unfinished = self._jobs().filter(batch=OuterRef("pk"), state__in=UNFINISHED)
-        return self.filter(sealed_at__isnull=False, finished_at=None).exclude(Exists(unfinished))
+        return self.open().exclude(Exists(unfinished))
 
     def queues(self) -> set[str]:
         """Those of the jobs that will follow them."""

@@ -166,9 +166,9 @@ class Job(models.Model):
         job.__dict__.update(self.__dict__, id=uuid7(), metadata=dict(self.metadata), _state=ModelState())
         return job
 
-    def belong_to(self, process: Process, now: datetime, clock: float) -> None:
+    def belong_to(self, process: Process, now: Any, clock: float) -> None:
         """It was claimed for the process, at that time of the database and of this process's clock."""
-        self.state, self.attempt = State.RUNNING, self.attempt + 1
+        self.state = State.RUNNING
         self.process_id, self._state.fields_cache["process"] = process.pk, process
         self.started_at = self.claimed_at = now
         self.clock = clock

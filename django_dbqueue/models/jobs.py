@@ -145,6 +145,7 @@ class JobQuerySet(OperatedJobs):
                 )
         clock = time.monotonic()
         for job in jobs:
+            job.attempt += 1
             job.belong_to(process, now, clock)
         return len(found), jobs
 
@@ -183,11 +184,6 @@ class JobQuerySet(OperatedJobs):
             due = dict(lock(self.due().order_by("run_after")).values_list("pk", "queue")[:limit])
             self.filter(pk__in=list(due), state=State.SCHEDULED).update(state=State.READY)
         return list(due.values())
-
-    def next_due_in(self) -> float | None:
-        """Seconds until the next scheduled job is due; None if there is none."""
-        first = self.filter(state=State.SCHEDULED).order_by("run_after").values_list("run_after", Now()).first()
-        return first and max(0.01, (first[0] - first[1]).total_seconds())
 
     def waits(self, lanes: Iterable[Lane]) -> dict[Lane, float]:
         """Seconds since the oldest job of each lane could have run. One look into the lane index for each."""

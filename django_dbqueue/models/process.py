@@ -22,10 +22,6 @@ class ProcessQuerySet(models.QuerySet["Process"]):
         """With the database's time in ``seen_at``, to tell how long ago they beat."""
         return self.annotate(seen_at=Now())
 
-    def now(self) -> datetime | None:
-        """The database's time, if there is a process: if only the one that asks, unless others have declared it dead."""
-        return self.order_by("pk").values_list(Now(), flat=True).first()
-
     def alive(self) -> ProcessQuerySet:
         return self.filter(expires_at__gte=Now())
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Exists, Q
 
 from ..models import Job, KnownTask, Process, Queue
+from ..models.at_once import ClaimAtOnce
 from ..models.jobs import JobQuerySet
+from ..models.pausing import PAUSED
 from ..models.series import InARow, alone
 from ..models.states import Lane
 from ..options import Options
 from ..selector import QueueSelector
+from ..wakeup import lane_in
 
 DEFAULT = Options()
 
@@ -46,11 +51,42 @@ class Claimer:
         # The queues of which only so many jobs may run at a time.
         self.limits: dict[str, int] = {}
         self._left: dict[str, float] = {}
+        self._heard: list[Lane] = []
+        self._at_once = cache(self._claim_at_once)
+        # Whether there was no ready job in any of its queues at the last look, not even one that may not be claimed now.
+        self.idle = False
         self._paused_tasks: list[str] = []
         self._tasks_read_at = float("-inf")
 
+    def hear(self, payload: str) -> bool:
+        """Somebody has told of new jobs. Returns whether they are any of this worker's."""
+        queue, priority = lane_in(payload)
+        if self._selector.rank(queue) is None:
+            return False
+        if priority is not None:
+            self._heard.append(Lane(queue, priority))
+        return True
+
     def claim(self, limit: int) -> list[Job]:
-        """Up to ``limit`` jobs, now owned by the process; fewer only if no lane has more."""
+        """Up to ``limit`` jobs, now owned by the process; fewer only if no lane has more, or if it was told of some."""
+        heard, self._heard = self._heard, []
+        jobs = self._claim_told(set(heard), limit) if self.idle and not self._left else []
+        return jobs or self._claim_in_order(limit)
+
+    def _claim_told(self, lanes: set[Lane], limit: int) -> list[Job]:
+        """Where all lanes were empty at the last look, it looks at no list of them before it claims what it was told of."""
+        jobs: list[Job] = []
+        for lane in lanes:
+            if len(jobs) < limit and not self._options.of(lane.queue).limit:
+                jobs += self._at_once(lane, limit - len(jobs))()
+        return jobs
+
+    def _claim_at_once(self, lane: Lane, limit: int) -> ClaimAtOnce:
+        held_back = self._queues.filter(PAUSED | Q(limit__isnull=False), name=lane.queue)
+        wanted = self._jobs.filter(~Exists(held_back), queue=lane.queue, priority=lane.priority)
+        return ClaimAtOnce(wanted.exclude(task__in=self._tasks.paused().values("name")), self._process, limit)
+
+    def _claim_in_order(self, limit: int) -> list[Job]:
         known = self._lanes if time.monotonic() - self._read_at < self.FRESH else []
         jobs = self._claim(known, limit)
         if len(jobs) < limit:
@@ -90,6 +126,7 @@ class Claimer:
     def _read_lanes(self) -> None:
         ranks = {lane: self._selector.rank(lane.queue) for lane in self._jobs.lanes(self._selector.names())}
         served = {lane: (rank, -lane.priority) for lane, rank in ranks.items() if rank is not None}
+        self.idle = not served
         paused = self._read_queues({lane.queue for lane in served})
         self._order = {lane: order for lane, order in served.items() if lane.queue not in paused}
         if self._options.ageing:

@@ -10,6 +10,7 @@ from django.db import DatabaseError, InterfaceError
 
 from ..backend import DatabaseBackend
 from ..models import Failure, Job, Process, Semaphore
+from ..models.chores import Chores, look
 from ..models.states import State
 from ..options import Options
 from ..tasks import discover
@@ -66,37 +67,41 @@ class Dispatcher:
 
     def _work(self) -> float:
         """One round. Returns how many seconds the next one can wait."""
-        pause = self._options.poll_interval * random.uniform(0.8, 1.0)
+        pause = self._options.poll_interval * random.uniform(0.95, 1.0)
         try:
-            queues = self._jobs.dispatch(self.BATCH)
-            for queue in {*queues, *self._sweep()}:
+            if not (chores := look(self._database)):
+                return pause
+            queues = self._jobs.dispatch(self.BATCH) if chores.due_in == 0.0 else []
+            for queue in {*queues, *self._sweep(chores)}:
                 wake(self._database, queue)
-            self._recover()
+            self._recover(chores)
             longest = self._scheduler.turn() if self.schedules else pause
             self._trouble.over()
-            if len(queues) == self.BATCH or self._prune():
+            if queues or self._prune():
                 return 0.0
-            return min(pause, longest, self._jobs.next_due_in() or pause)
+            return min(pause, longest, max(0.01, pause if chores.due_in is None else chores.due_in))
         except (DatabaseError, InterfaceError) as error:
             self._trouble.report(error)
             discard(self._database)
             return pause
 
-    def _sweep(self) -> list[str]:
+    def _sweep(self, chores: Chores) -> list[str]:
         """Settling a job unblocks the next, and finishes its batch. What slips through, or nobody settles, is found here."""
         if time.monotonic() < self._sweep_at:
             return []
         self._sweep_at = time.monotonic() + self.SWEEP * random.uniform(0.8, 1.2)
         semaphores = Semaphore.objects.using(self._database)
-        semaphores.book()
-        return [*semaphores.sweep(self.BATCH), *self._backend.batches.finish()]
+        if chores.blocked:
+            semaphores.book()
+        unblocked = semaphores.sweep(self.BATCH) if chores.blocked else []
+        return [*unblocked, *(self._backend.batches.finish() if chores.batches else [])]
 
-    def _recover(self) -> None:
-        processes = Process.objects.using(self._database)
-        if now := processes.now():
-            self._witness.look(now)
-        silent = processes.silent() if self._witness.may_judge else processes.none()
-        recovery.recover(self._backend, silent, recovery.Death(how="was silent for too long"))
+    def _recover(self, chores: Chores) -> None:
+        self._witness.look(chores.now)
+        if chores.silent or chores.orphaned:
+            processes = Process.objects.using(self._database)
+            silent = processes.silent() if self._witness.may_judge else processes.none()
+            recovery.recover(self._backend, silent, recovery.Death(how="was silent for too long"))
 
     def _prune(self) -> bool:
         """Delete some of what is old enough. Returns whether there may be more."""

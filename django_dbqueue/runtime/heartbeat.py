@@ -93,7 +93,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         prepare(self._processes.db, self._options.statement_limit)
-        while not self._ended.wait(self._options.beat_interval * random.uniform(0.8, 1.0)) and not self.declared_dead:
+        while not self._ended.wait(self._options.beat_interval * random.uniform(0.95, 1.0)) and not self.declared_dead:
             if self._board.since_turn() < self._options.patience + self._options.longest_shutdown:
                 with answered_within(self._options.answer_limit):
                     self._beat()

@@ -12,6 +12,9 @@ from django.db import connections
 from ..wakeup import CHANNEL
 from .stop import Stop
 
+# While a worker would be told of jobs, it looks for them so many times less often.
+TOLD = 10
+
 logger = logging.getLogger("django_dbqueue")
 
 
@@ -25,6 +28,8 @@ class Listener:
 
     def __init__(self, database: str, stop: Stop, heard: Callable[[str], None]) -> None:
         self._database, self._stop, self._heard = database, stop, heard
+        # So many times less often one needs to look for jobs.
+        self.patience = 1
 
     def start(self) -> None:
         if can_listen(self._database):
@@ -44,8 +49,10 @@ class Listener:
         try:
             with connection.cursor() as cursor:
                 cursor.execute(f"LISTEN {CHANNEL}")
+            self.patience = TOLD
             while not self._stop.asked:
                 for notice in connection.connection.notifies(timeout=1.0):
                     self._heard(notice.payload)
         finally:
+            self.patience = 1
             connection.close()

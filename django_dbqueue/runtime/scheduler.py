@@ -23,7 +23,7 @@ class Scheduler:
     """Any number of them may be at it: each row is one's at a time, and each of its times has one execution."""
 
     # So soon a row that was made or changed in the admin is seen, in seconds.
-    LOOK = 2.0
+    LOOK = 5.0
     # How long a row that cannot be enqueued here is left to others.
     ASIDE = 10.0
     # A task that is not known here is said to be in trouble only if nobody has enqueued it for so long.

@@ -87,7 +87,8 @@ class Worker:
 
     def _longest_pause(self) -> float:
         """What runs may have to be stopped, and what waits to be given back."""
-        longest = min(self._options.poll_interval, max(0.005, self._pool.late_in()))
+        poll = self._options.poll_interval * (self._listener.patience if self._claimer.idle else 1)
+        longest = min(poll, max(0.005, self._pool.late_in()))
         return min(longest, self.STOPPABLE) if self._running() else longest
 
     def _start(self, stop: Stop, supervisor: int | None) -> None:
@@ -97,14 +98,15 @@ class Worker:
         self._claimer = Claimer(self._backend.database, process, self._selector, self._options, self._pool.in_a_row)
         stop.wakes(self._wake)
         self._ended = Stop()
-        Listener(self._backend.database, stop, self._heard).start()
+        self._listener = Listener(self._backend.database, stop, self._heard)
+        self._listener.start()
         self._settler.start()
         self._watch.start(self._ended)
         self._pool.start()
         logger.info("%s serves %s with %d threads.", process, self._selector, self._options.threads, extra=process.log_fields)
 
-    def _heard(self, queue: str) -> None:
-        if self._selector.rank(queue) is not None:
+    def _heard(self, payload: str) -> None:
+        if self._claimer.hear(payload):
             self._wake.set()
 
     def _work(self) -> int:
@@ -112,8 +114,7 @@ class Worker:
         try:
             if self._in_doubt:
                 self._give_back_unknown()
-            if stale := self._pool.take_back(late=True):
-                self._jobs.release(stale)
+            self._jobs.release(self._pool.take_back(late=True))
             self._look_after_running()
             found = self._claim()
             self._trouble.over()

@@ -1,0 +1,48 @@
+"""What there is to do beside the jobs, in one question: a queue that has nothing to do asks nothing else."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from django.db.models import Exists, Subquery
+
+from .batch import Batch
+from .expressions import Now
+from .job import Job
+from .process import Process
+from .states import State
+
+
+class Chores(NamedTuple):
+    """now: the database's time. due: when the next scheduled job is.
+
+    silent: processes have not beaten. orphaned: some are gone, and have left jobs. blocked: jobs wait for others. batches: some are to be finished.
+    """
+
+    now: datetime
+    due: datetime | None
+    silent: bool
+    orphaned: bool
+    blocked: bool
+    batches: bool
+
+    @property
+    def due_in(self) -> float | None:
+        """Seconds until the next scheduled job is due, none below 0; None if there is none."""
+        return None if self.due is None else max(0.0, (self.due - self.now).total_seconds())
+
+
+def look(database: str) -> Chores | None:
+    """None if there is no process, not even the one that asks: others have declared it dead."""
+    processes, jobs = Process.objects.using(database), Job.objects.using(database)
+    scheduled = jobs.filter(state=State.SCHEDULED).order_by("run_after")
+    facts = processes.order_by("pk").values_list(
+        Now(),
+        Subquery(scheduled.values("run_after")[:1]),
+        Exists(processes.silent()),
+        Exists(jobs.orphaned()),
+        Exists(jobs.filter(state=State.BLOCKED)),
+        Exists(Batch.objects.using(database).open()),
+    )
+    return Chores(*row) if (row := facts.first()) else None
