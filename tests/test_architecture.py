@@ -41,7 +41,6 @@ FLOORS = [
         "models.settlement",
         "models.execution",
         "models.batch",
-        "models.chores",
         "models.clearing",
         "models.pausing",
         "models.queue",
@@ -51,6 +50,7 @@ FLOORS = [
         "models.recurring_execution",
         "models.recurring_tasks",
         "models.recurring",
+        "models.chores",
         "models",
     ],
     [

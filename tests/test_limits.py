@@ -256,6 +256,7 @@ def statements(act) -> list[str]:
         act()
     # One that is executed for many rows is said to be "3 times: INSERT …".
     kinds = [query["sql"].rpartition(" times: ")[2].lstrip("(").split()[0] for query in captured]
+    kinds = ["INSERT" if kind == "COPY" else kind for kind in kinds]
     return [kind for kind in kinds if kind in ("SELECT", "INSERT", "UPDATE", "DELETE")]
 
 

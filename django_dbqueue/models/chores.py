@@ -11,13 +11,15 @@ from .batch import Batch
 from .expressions import Now
 from .job import Job
 from .process import Process
+from .recurring import RecurringTask
 from .states import State
 
 
 class Chores(NamedTuple):
     """now: the database's time. due: when the next scheduled job is.
 
-    silent: processes have not beaten. orphaned: some are gone, and have left jobs. blocked: jobs wait for others. batches: some are to be finished.
+    silent: processes have not beaten. orphaned: some are gone, and have left jobs. blocked: jobs wait for others.
+    batches: some are to be finished. recurring: tasks are due, or new.
     """
 
     now: datetime
@@ -26,6 +28,7 @@ class Chores(NamedTuple):
     orphaned: bool
     blocked: bool
     batches: bool
+    recurring: bool
 
     @property
     def due_in(self) -> float | None:
@@ -44,5 +47,6 @@ def look(database: str) -> Chores | None:
         Exists(jobs.orphaned()),
         Exists(jobs.filter(state=State.BLOCKED)),
         Exists(Batch.objects.using(database).open()),
+        Exists(RecurringTask.objects.using(database).waiting()),
     )
     return Chores(*row) if (row := facts.first()) else None

@@ -63,6 +63,10 @@ class RecurringTaskQuerySet(models.QuerySet["RecurringTask"]):
         rows = self.enabled().exclude(is_over).filter(~Exists(unfinished)).annotate(seen_at=Now())
         return rows.order_by(F("next_run_at").asc(nulls_first=True), "pk")
 
+    def waiting(self) -> RecurringTaskQuerySet:
+        """To be planned, or due."""
+        return self.upcoming().filter(Q(next_run_at=None) | Q(next_run_at__lte=Now()))
+
     def due(self) -> RecurringTaskQuerySet:
         return self.upcoming().filter(next_run_at__lte=Now())
 

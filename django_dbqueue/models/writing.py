@@ -63,7 +63,8 @@ def insert(rows: models.QuerySet[Any], names: Sequence[str], values: Sequence[Se
         # With psycopg 3, whose values are those of PostgreSQL already, but for JSON.
         if hasattr(cursor, "copy"):
             documents = [place for place, field in enumerate(fields) if isinstance(field, models.JSONField)]
-            with cursor.copy(f"COPY {table} ({', '.join(columns)}) FROM STDIN") as copy:
+            # Django passes COPY on as it is, with the driver's errors.
+            with connection.wrap_database_errors, cursor.copy(f"COPY {table} ({', '.join(columns)}) FROM STDIN") as copy:
                 for each in values:
                     copy.write_row(_with_text(each, documents) if documents else each)
         else:

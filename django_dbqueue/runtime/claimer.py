@@ -70,8 +70,16 @@ class Claimer:
     def claim(self, limit: int) -> list[Job]:
         """Up to ``limit`` jobs, now owned by the process; fewer only if no lane has more, or if it was told of some."""
         heard, self._heard = self._heard, []
-        jobs = self._claim_told(set(heard), limit) if self.idle and not self._left else []
-        return jobs or self._claim_in_order(limit)
+        if self.idle and not self._left and (jobs := self._claim_told(set(heard), limit)):
+            return jobs
+        known = self._lanes if time.monotonic() - self._read_at < self.FRESH else []
+        jobs = self._claim(known, limit)
+        if len(jobs) < limit:
+            self._read_lanes()
+            jobs += self._claim([lane for lane in self._lanes if lane not in known], limit - len(jobs))
+        # Lanes of the same rank take turns: a full one must not starve its neighbours.
+        self._lanes = sorted([*self._lanes[1:], *self._lanes[:1]], key=self._order.__getitem__)
+        return jobs
 
     def _claim_told(self, lanes: set[Lane], limit: int) -> list[Job]:
         """Where all lanes were empty at the last look, it looks at no list of them before it claims what it was told of."""
@@ -85,16 +93,6 @@ class Claimer:
         held_back = self._queues.filter(PAUSED | Q(limit__isnull=False), name=lane.queue)
         wanted = self._jobs.filter(~Exists(held_back), queue=lane.queue, priority=lane.priority)
         return ClaimAtOnce(wanted.exclude(task__in=self._tasks.paused().values("name")), self._process, limit)
-
-    def _claim_in_order(self, limit: int) -> list[Job]:
-        known = self._lanes if time.monotonic() - self._read_at < self.FRESH else []
-        jobs = self._claim(known, limit)
-        if len(jobs) < limit:
-            self._read_lanes()
-            jobs += self._claim([lane for lane in self._lanes if lane not in known], limit - len(jobs))
-        # Lanes of the same rank take turns: a full one must not starve its neighbours.
-        self._lanes = sorted([*self._lanes[1:], *self._lanes[:1]], key=self._order.__getitem__)
-        return jobs
 
     def leave(self, task: str) -> None:
         """Leave the jobs of a task to other workers for a while."""

@@ -75,7 +75,7 @@ class Dispatcher:
             for queue in {*queues, *self._sweep(chores)}:
                 wake(self._database, queue)
             self._recover(chores)
-            longest = self._scheduler.turn() if self.schedules else pause
+            longest = self._scheduler.turn(chores.recurring) if self.schedules else pause
             self._trouble.over()
             if queues or self._prune():
                 return 0.0

@@ -22,8 +22,8 @@ logger = logging.getLogger("django_dbqueue")
 class Scheduler:
     """Any number of them may be at it: each row is one's at a time, and each of its times has one execution."""
 
-    # So soon a row that was made or changed in the admin is seen, in seconds.
-    LOOK = 5.0
+    # So often it looks, in seconds, while something waits that is not its own, or cannot be enqueued here.
+    LOOK = 2.0
     # How long a row that cannot be enqueued here is left to others.
     ASIDE = 10.0
     # A task that is not known here is said to be in trouble only if nobody has enqueued it for so long.
@@ -47,11 +47,11 @@ class Scheduler:
         self._look_at = self._known_at = self._declare_at = 0.0
         self._forget_at = time.monotonic() + self.FORGET
 
-    def turn(self) -> float:
+    def turn(self, waiting: bool) -> float:
         """Enqueue what is due. Returns how many seconds it is until the next time that is known.
 
-        It looks into the database only if something may have come: at that time, or for what is new. Raises DatabaseError for
-        what ends by itself, such as a connection that was cut.
+        It looks into the database only at that time, or if tasks were seen ``waiting``. Raises DatabaseError for what ends by
+        itself, such as a connection that was cut.
         """
         now = time.monotonic()
         if now >= self._declare_at:
@@ -60,10 +60,9 @@ class Scheduler:
         if now >= self._forget_at:
             self._tasks.forget(self.KEEP)
             self._forget_at = now + self.FORGET
-        if now >= self._look_at:
-            wait = self._enqueue_due(now)
-            self._known_at = time.monotonic() + wait
-            self._look_at = time.monotonic() + min(wait, self.LOOK)
+        if now >= self._known_at or (waiting and now >= self._look_at):
+            self._look_at = now + self.LOOK
+            self._known_at = now + self._enqueue_due(now)
         return max(0.0, self._known_at - time.monotonic())
 
     def prune(self, limit: int) -> int:
