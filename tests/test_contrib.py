@@ -256,7 +256,7 @@ def test_a_worker_knows_them(runqueue):
 def test_a_statement_that_takes_too_long_is_cancelled(runqueue, backend, monkeypatch):
     options = backend.config.changed(allow_sql=["default"], timeout=1.0)
     monkeypatch.setitem(vars(backend), "config", options)
-    monkeypatch.setitem(vars(backend), "_options_by_queue", {})
+    monkeypatch.setitem(vars(backend), "options_of", options.of)
     result = run_sql.enqueue("SELECT pg_sleep(60)")
     began = time.monotonic()
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-_LOOK = 0.25
+_LOOK = 0.5
 
 # By thread: its connection, and until when it waits.
 _lines: dict[int, Any] = {}

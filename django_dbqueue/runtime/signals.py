@@ -45,7 +45,7 @@ def _pass_on(numbers: Iterable[int], ask: Callable[[int], None]) -> None:
 
 
 def run_beside_signals(target: Callable[[], Any], pulse: Callable[[], object] = lambda: None) -> Any:
-    """Run ``target`` on another thread, and return what it returns. Meanwhile ``pulse`` is called a few times a second.
+    """Run ``target`` on another thread, and return what it returns. Meanwhile ``pulse`` is called twice a second.
 
     The main thread does nothing else, so that a signal handler never finds a lock held by the very thread it interrupts.
     """
@@ -62,7 +62,7 @@ def run_beside_signals(target: Callable[[], Any], pulse: Callable[[], object] = 
     thread.start()
     while thread.is_alive():
         pulse()
-        thread.join(0.25)
+        thread.join(0.5)
     if errors:
         raise errors[0]
     return results[0]

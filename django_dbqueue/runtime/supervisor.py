@@ -62,7 +62,7 @@ class Supervisor:
         self._recover(self._gone(), Death(how="is gone from this host"))
         try:
             self._start_missing()
-            while not self._code and not stop.wait(0.1):
+            while not self._code and not stop.wait(0.1 if self._drain else 0.25):
                 self._board.turn()
                 self._look_after_members()
                 self._start_missing()

@@ -24,7 +24,8 @@ class Watch:
     ``wake`` is called when there is something for the worker to do.
     """
 
-    LOOK = 0.2
+    # So often it looks, in seconds: while there are jobs, and while there are none.
+    LOOK, IDLE = 0.2, 0.5
     # A job hangs that runs so many times as long as its task usually does, and for so many seconds at least.
     TIMES, LEAST = 20.0, 60.0
     # A hanging job's stack is taken again after so many seconds.
@@ -53,7 +54,7 @@ class Watch:
             yield self._stacks.popleft()
 
     def _run(self, ended: Stop) -> None:
-        while not ended.wait(self.LOOK):
+        while not ended.wait(self.LOOK if self._looked else self.IDLE):
             calls = self._running()
             self._forget(calls)
             for call in calls:
