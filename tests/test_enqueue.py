@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from django.db import connections, transaction
+from django.db import IntegrityError, connections, transaction
 from django.test import override_settings
 
 from django_dbqueue import task
 from django_dbqueue.compat import InvalidTask, signals
+from django_dbqueue.ids import uuid7
 from django_dbqueue.models import Job
 
 from . import tasks
@@ -241,3 +242,55 @@ class TestTransactions:
                 connections["default"].settings_dict["ATOMIC_REQUESTS"] = False
 
         assert Job.objects.count() == Job.objects.using("other").count() == (0 if fails else 1)
+
+
+class TestResultsOfMany:
+    def test_each_is_made_once_when_it_is_asked_for(self):
+        results = tasks.add.enqueue_many([(number,) for number in range(5)])
+
+        assert len(results) == 5
+        assert results[3] is results[-2]
+        assert [result.args for result in results[1:3]] == [[1], [2]]
+        assert {result.id for result in results} == {str(pk) for pk in Job.objects.values_list("pk", flat=True)}
+        with pytest.raises(IndexError):
+            results[5]
+
+    def test_what_one_has_learned_is_kept(self, claim):
+        results = tasks.add.enqueue_many([(1,), (2,)])
+        claim()
+        results[0].refresh()
+
+        assert (results[0].status, results[1].status) == ("RUNNING", "READY")
+
+    def test_all_have_the_time_of_the_row(self):
+        results = tasks.add.enqueue_many([(1,), (2,), (3,)])
+
+        assert {result.id: result.enqueued_at for result in results} == {
+            str(pk): at for pk, at in Job.objects.values_list("pk", "enqueued_at")
+        }
+
+    def test_each_job_has_metadata_of_its_own(self):
+        one, other = tasks.add.using(metadata={"who": "me"}).enqueue_many([(1,), (2,)])
+        one.metadata["who"] = "you"
+
+        assert other.metadata == {"who": "me"}
+
+    def test_all_or_none_are_written(self, monkeypatch):
+        same = uuid7()
+        monkeypatch.setattr("django_dbqueue.models.job.uuid7", lambda: same)
+
+        with pytest.raises(IntegrityError), transaction.atomic():
+            tasks.add.enqueue_many([(1,), (2,)])
+
+        assert not Job.objects.exists()
+
+    def test_a_row_of_many_is_like_that_of_one(self):
+        task = tasks.add.using(priority=7, metadata={"who": "me"}, run_after=timedelta(hours=1), expires=timedelta(hours=1))
+        task.enqueue('ä\\\n\t"{}', b=None)
+        task.enqueue_many([{"a": 1}, {"a": 'ä\\\n\t"{}', "b": None}])
+        one, _first, rest = Job.objects.order_by("id").values()
+
+        differing = ("id", "run_after", "expires_at", "enqueued_at")
+        assert {k: v for k, v in one.items() if k not in differing} == {k: v for k, v in rest.items() if k not in differing}
+        assert timedelta(hours=0.9) < rest["run_after"] - rest["enqueued_at"] < timedelta(hours=1.1)
+        assert rest["expires_at"] - rest["run_after"] == timedelta(hours=1)

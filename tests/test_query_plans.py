@@ -11,10 +11,18 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_dbqueue.models import Batch, Job, Queue, Semaphore
-from django_dbqueue.models.expressions import lock
+from django_dbqueue.compat import task_backends
+from django_dbqueue.models import Batch, Execution, Job, Queue, Semaphore, Settlement
+from django_dbqueue.models.expressions import Among, lock
+from django_dbqueue.models.states import Lane, Outcome, State
+from django_dbqueue.options import Options
+from django_dbqueue.runtime.board import Board
+from django_dbqueue.runtime.claimer import Claimer
+from django_dbqueue.runtime.dispatcher import Dispatcher
+from django_dbqueue.selector import QueueSelector
 
 from .conftest import a_process
+from .tasks import add
 
 # MariaDB's ANALYZE commits what a test's own transaction would take back.
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -58,6 +66,18 @@ def test_a_claim_reads_its_lane_and_nothing_else(many_rows):
     if connection.vendor == "postgresql":
         assert "Sort" not in text
         assert buffers(text) <= 60, text
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="Elsewhere no claim is one statement")
+def test_a_claim_in_one_statement_reads_its_lane_and_nothing_else(many_rows, process):
+    claim = Claimer("default", process, QueueSelector(("*",)))._at_once(Lane("served", 1), 10)
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS) {claim._sql}", claim._values)
+        text = "\n".join(line for (line,) in cursor.fetchall())
+
+    assert "dbqueue_job_lane" in text
+    assert "Sort" not in text
+    assert buffers(text) <= 300, text
 
 
 def test_looking_for_lanes_reads_the_lane_index(many_rows, django_assert_max_num_queries):
@@ -123,10 +143,24 @@ def test_whether_a_batch_has_ended_is_one_look_however_many_of_its_jobs_have(man
 
 def test_settling_finds_its_jobs_by_key(many_rows):
     keys = list(Job.objects.ready().values_list("pk", flat=True)[:50])
-    text = plan(lock(Job.objects.filter(pk__in=keys).order_by("pk")))
+    text = plan(lock(Job.objects.filter(Among(keys)).order_by("pk")))
 
     assert "dbqueue_job_running" not in text
     assert re.search(r"dbqueue_job_pkey|PRIMARY|autoindex_dbqueue_job", text)
+
+
+def test_an_idle_dispatcher_asks_one_question(many_rows, process):
+    dispatcher = Dispatcher(task_backends["default"], Options(), Board.private())
+    dispatcher._work()
+
+    with CaptureQueriesContext(connection) as seen:
+        dispatcher._work()
+
+    assert len(seen) == 1, [query["sql"] for query in seen]
+    text = explained(seen[0]["sql"])
+    if connection.vendor == "postgresql":
+        assert "Seq Scan on dbqueue_job" not in text
+        assert buffers(text) <= 60, text
 
 
 def test_orphans_are_sought_among_running_jobs_alone(many_rows):
@@ -138,17 +172,37 @@ def test_orphans_are_sought_among_running_jobs_alone(many_rows):
 def test_claim_and_settle_are_a_few_statements_for_a_whole_batch(
     process, django_assert_num_queries, django_assert_max_num_queries
 ):
-    from django_dbqueue.models import Execution, Settlement
-    from django_dbqueue.models.states import Lane
-
     Job.objects.bulk_create([Job(task="t", queue="q") for _ in range(100)])
     with django_assert_num_queries(4):
         jobs = Job.objects.claim(Lane("q", 0), process, 100)
-    # BEGIN, SELECT, UPDATE, COMMIT, and one INSERT, or two for SQLite's limit of variables on Django 5.2.
-    with django_assert_max_num_queries(6):
+    # BEGIN, SELECT, UPDATE, COPY, COMMIT.
+    with django_assert_max_num_queries(5):
         Execution.objects.settle([Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL) for job in jobs])
 
     assert len(jobs) == 100
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="Elsewhere nobody counts it for one connection")
+def test_a_job_writes_at_most_2700_bytes_of_log(process, claim):
+    """Enqueued, claimed and settled in groups, with arguments of 512 bytes, once the tables have their first pages."""
+    if connection.pg_version < 180000:
+        pytest.skip("PostgreSQL counts it for one connection from 18 on")
+
+    def through(number: int) -> None:
+        add.enqueue_many([("x" * 500,)] * number)
+        Execution.objects.settle([Settlement.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in claim(limit=number)])
+
+    def written() -> int:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_stat_force_next_flush()")
+            cursor.execute("SELECT wal_bytes FROM pg_stat_get_backend_wal(pg_backend_pid())")
+            return int(cursor.fetchone()[0])
+
+    through(200)
+    before = written()
+    through(1000)
+
+    assert (written() - before) / 1000 <= 2700
 
 
 def test_a_hundred_thousand_that_wait_for_one_slot_cost_others_nothing(many_rows):

@@ -54,7 +54,8 @@ class Watch:
             yield self._stacks.popleft()
 
     def _run(self, ended: Stop) -> None:
-        while not ended.wait(self.LOOK if self._looked else self.IDLE):
+        calls: Sequence[Call] = ()
+        while not ended.wait(self.LOOK if calls else self.IDLE):
             calls = self._running()
             self._forget(calls)
             for call in calls:

@@ -1,0 +1,162 @@
+"""A worker that has nothing to do claims what it is told of with one statement."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_dbqueue.models import Execution, Job, KnownTask, Queue
+from django_dbqueue.options import Options
+from django_dbqueue.runtime import executor
+from django_dbqueue.runtime.calls import ThreadCall
+from django_dbqueue.runtime.claimer import Claimer
+from django_dbqueue.selector import QueueSelector
+from django_dbqueue.wakeup import lane_in
+
+from . import tasks
+from .conftest import a_process
+
+pytestmark = [
+    pytest.mark.django_db,
+    pytest.mark.skipif(connection.vendor != "postgresql", reason="Nobody is told of jobs elsewhere"),
+]
+
+
+@pytest.fixture
+def claimer(process):
+    """Idle: it has looked, and there was nothing."""
+    return idle(Claimer("default", process, QueueSelector(("*",))))
+
+
+def idle(claimer: Claimer) -> Claimer:
+    assert claimer.claim(10) == []
+    return claimer
+
+
+def told(claimer: Claimer, lane: str = "default,0", limit: int = 10) -> tuple[list[Job], list[str]]:
+    """What it claims when it is told of a lane, and the statements that that takes."""
+    claimer.hear(lane)
+    with CaptureQueriesContext(connection) as seen:
+        jobs = claimer.claim(limit)
+    return jobs, [query["sql"].split()[0] for query in seen]
+
+
+def test_one_statement_claims_what_it_is_told_of(claimer, process):
+    tasks.add.enqueue_many([(number,) for number in range(5)])
+
+    jobs, statements = told(claimer, limit=3)
+
+    assert statements == ["UPDATE"]
+    assert [job.args for job in jobs] == [[0], [1], [2]]
+    assert [(job.state, job.attempt, job.process_id) for job in jobs] == [("running", 1, process.pk)] * 3
+    assert list(Job.objects.running().order_by("id").values_list("pk", "attempt")) == [(job.pk, 1) for job in jobs]
+
+
+def test_a_job_that_was_claimed_so_is_like_any_other(claimer, claim, backend):
+    tasks.add.using(metadata={"who": "me"}).enqueue(1, b=2)
+    ((job,), _statements) = told(claimer)
+    Job.objects.release([job])
+
+    (other,) = claim()
+
+    differing = ("clock", "claimed_at", "started_at", "_state", "process_id", "db_now", "attempt")
+    assert {k: v for k, v in vars(job).items() if k not in differing} == {
+        k: v for k, v in vars(other).items() if k not in differing
+    }
+    assert job.claimed_at == job.started_at
+    Execution.objects.settle([executor.run(ThreadCall(other), backend)])
+    assert Job.objects.get().result == 3
+
+
+def test_nobody_else_gets_it(claimer):
+    tasks.add.enqueue(1)
+    other = idle_beside(claimer)
+
+    assert len(told(claimer)[0]) == 1
+    assert told(other)[0] == []
+
+
+def idle_beside(claimer: Claimer) -> Claimer:
+    other = Claimer("default", a_process("another"), QueueSelector(("*",)))
+    other.idle = True
+    return other
+
+
+@pytest.mark.parametrize("until", [None, timedelta(hours=1)])
+def test_a_queue_that_was_just_paused_is_left_alone(claimer, until):
+    tasks.add.enqueue(1)
+    Queue.objects.named("default").pause(until)
+
+    assert told(claimer)[0] == []
+
+
+def test_a_task_that_was_just_paused_is_left_alone(claimer):
+    tasks.add.enqueue(1)
+    tasks.fail.enqueue("x")
+    KnownTask.objects.named(tasks.add.module_path).pause()
+
+    jobs, _statements = told(claimer)
+
+    assert [job.task for job in jobs] == [tasks.fail.module_path]
+
+
+def test_where_only_so_many_may_run_they_are_counted(claimer):
+    Queue.objects.named("default").restrict(1)
+    tasks.add.enqueue_many([(1,), (2,)])
+
+    jobs, statements = told(claimer)
+
+    assert (len(jobs), statements.count("SELECT") > 2) == (1, True)
+
+
+def test_the_settings_limit_of_a_queue_counts_too(process):
+    claimer = idle(Claimer("default", process, QueueSelector(("*",)), Options(limit=1)))
+    tasks.add.enqueue_many([(1,), (2,)])
+
+    assert len(told(claimer)[0]) == 1
+
+
+def test_jobs_with_limits_are_claimed_by_the_claim_that_gives_slots(claimer):
+    tasks.one_at_a_time.enqueue_many([(), ()])
+
+    jobs, statements = told(claimer)
+
+    assert len(jobs) == 1
+    assert statements[0] == "UPDATE"
+    assert sorted(Job.objects.values_list("state", flat=True)) == ["blocked", "running"]
+
+
+def test_while_any_lane_has_jobs_the_order_of_lanes_counts(claimer):
+    tasks.add.enqueue(1)
+    Queue.objects.named("default").pause()
+    assert told(claimer)[0] == []  # It is not idle any more: what is paused is there.
+    tasks.add.using(priority=-5).enqueue(2)
+    tasks.add.using(priority=5).enqueue(3)
+    Queue.objects.named("default").resume()
+    claimer._read_at = float("-inf")
+
+    assert [job.args for job in told(claimer, "default,-5", limit=1)[0]] == [[3]]
+
+
+def test_what_is_not_its_own_does_not_wake_it(process):
+    claimer = Claimer("default", process, QueueSelector(("mail",)))
+
+    assert not claimer.hear("default,0")
+    assert claimer.hear("mail,0")
+    assert claimer.hear("mail")
+
+
+def test_a_queue_may_look_like_a_queue_and_a_priority():
+    assert lane_in("a queue 5") == ("a queue 5", None)
+    assert lane_in("a queue,-5") == ("a queue", -5)
+
+
+def test_sql_tells_of_the_lane_too(claimer):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT dbqueue_enqueue('tests.tasks.add', '[1]'::jsonb, priority => 7)")
+    jobs, statements = told(claimer, "default,7")
+
+    assert (len(jobs), statements) == (1, ["UPDATE"])
