@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 
 import pytest
@@ -13,11 +14,13 @@ from django_dbqueue.options import Options
 from django_dbqueue.runtime import executor
 from django_dbqueue.runtime.calls import ThreadCall
 from django_dbqueue.runtime.claimer import Claimer
+from django_dbqueue.runtime.listener import Listener
+from django_dbqueue.runtime.stop import Stop
 from django_dbqueue.selector import QueueSelector
-from django_dbqueue.wakeup import lane_in
+from django_dbqueue.wakeup import lane_in, wake
 
 from . import tasks
-from .conftest import a_process
+from .conftest import a_process, until
 
 pytestmark = [
     pytest.mark.django_db,
@@ -160,3 +163,25 @@ def test_sql_tells_of_the_lane_too(claimer):
     jobs, statements = told(claimer, "default,7")
 
     assert (len(jobs), statements) == (1, ["UPDATE"])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_listener_that_lost_its_connection_looks_again_when_it_hears_again():
+    heard: list[str] = []
+    began = threading.Semaphore(0)
+    stop = Stop()
+    listener = Listener("default", stop, heard.append, began.release)
+    listener.start()
+    try:
+        assert began.acquire(timeout=10)
+        assert listener.patience > 1
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+            )
+        assert began.acquire(timeout=10)
+        wake("default", "mail", 3)
+        assert until(lambda: heard) == ["mail,3"]
+    finally:
+        stop.ask()
+        until(lambda: listener.patience == 1)

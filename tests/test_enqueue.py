@@ -286,7 +286,7 @@ class TestResultsOfMany:
 
     def test_a_row_of_many_is_like_that_of_one(self):
         task = tasks.add.using(priority=7, metadata={"who": "me"}, run_after=timedelta(hours=1), expires=timedelta(hours=1))
-        task.enqueue('ä\\\n\t"{}', b=None)
+        task.enqueue(a='ä\\\n\t"{}', b=None)
         task.enqueue_many([{"a": 1}, {"a": 'ä\\\n\t"{}', "b": None}])
         one, _first, rest = Job.objects.order_by("id").values()
 

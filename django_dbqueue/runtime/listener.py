@@ -24,10 +24,12 @@ def can_listen(database: str) -> bool:
 
 
 class Listener:
-    """A thread with a connection of its own; calls ``heard`` with the queue's name."""
+    """A thread with a connection of its own; calls ``heard`` with what it is told, and ``began`` whenever it begins to hear:
+    what came before, it was not told of.
+    """
 
-    def __init__(self, database: str, stop: Stop, heard: Callable[[str], None]) -> None:
-        self._database, self._stop, self._heard = database, stop, heard
+    def __init__(self, database: str, stop: Stop, heard: Callable[[str], None], began: Callable[[], None]) -> None:
+        self._database, self._stop, self._heard, self._began = database, stop, heard, began
         # So many times less often one needs to look for jobs.
         self.patience = 1
 
@@ -50,6 +52,7 @@ class Listener:
             with connection.cursor() as cursor:
                 cursor.execute(f"LISTEN {CHANNEL}")
             self.patience = TOLD
+            self._began()
             while not self._stop.asked:
                 for notice in connection.connection.notifies(timeout=1.0):
                     self._heard(notice.payload)

@@ -98,7 +98,7 @@ class Worker:
         self._claimer = Claimer(self._backend.database, process, self._selector, self._options, self._pool.in_a_row)
         stop.wakes(self._wake)
         self._ended = Stop()
-        self._listener = Listener(self._backend.database, stop, self._heard)
+        self._listener = Listener(self._backend.database, stop, self._heard, self._wake.set)
         self._listener.start()
         self._settler.start()
         self._watch.start(self._ended)
