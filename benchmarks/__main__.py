@@ -1,63 +1,63 @@
-"""``python -m benchmarks``: measures how fast queues are, side by side. See ``--help``, and README.md beside this file."""
+"""Measures how fast queues are, side by side. See README.md beside this file."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
-from functools import partial
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from . import environments, machine, scenarios
+from . import environments, machine
 from .bench import Bench
-from .server import Server, server
+from .scenarios import PORTABLE, SCENARIOS, USUAL
+from .servers import DATABASES, Server, server
 from .systems import LIMITS, OURS, RIVALS, Unsupported, system
 
 EVERY = [*OURS, *LIMITS, *RIVALS]
 
-SCENARIOS: dict[str, Callable[[Bench], dict[str, Any]]] = {
-    "enqueue": partial(scenarios.enqueue, jobs=5000),
-    "enqueue many": partial(scenarios.enqueue_many, jobs=20_000),
-    "drain 1 × 1": partial(scenarios.drain, processes=1, threads=1, jobs=50_000),
-    "drain 1 × 8": partial(scenarios.drain, processes=1, threads=8, jobs=50_000),
-    "drain 2 × 4": partial(scenarios.drain, processes=2, threads=4, jobs=50_000),
-    "drain 1 × 8, one read and one write each": partial(
-        scenarios.drain, processes=1, threads=8, jobs=10_000, task="pay", args=(1,)
-    ),
-    "latency": scenarios.latency,
-    "idle": scenarios.idle,
-}
+Found = dict[str, dict[str, list[dict[str, Any]]]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--systems", nargs="+", choices=[*EVERY, "all"], default=[*OURS, *LIMITS])
-    parser.add_argument("--scenarios", nargs="+", choices=list(SCENARIOS), default=list(SCENARIOS))
-    parser.add_argument("--rounds", type=int, default=3, help="How often each is measured, in turn (default: %(default)s).")
-    parser.add_argument("--output", type=Path, help="Where the figures are written, as JSON.")
-    given = parser.parse_args()
-    systems = [name for name in (EVERY if "all" in given.systems else given.systems) if is_possible(name)]
+    given = parser().parse_args()
+    others = given.database != "postgresql"
+    wanted = given.systems or (OURS if others else [*OURS, *LIMITS])
+    systems = [name for name in (EVERY if "all" in wanted else wanted) if is_possible(name)]
     pythons = {name: environments.python(name) for name in systems}
-    with server() as where:
-        found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-        for scenario in given.scenarios:
-            for _ in range(given.rounds):
-                for name, python in pythons.items():
-                    try:
-                        figures = measure(scenario, name, where, python)
-                    except Unsupported as error:
-                        print(f"{scenario:<24}{name:<16}— {error}", flush=True)
-                        continue
-                    found.setdefault(scenario, {}).setdefault(name, []).append(figures)
-                    print(
-                        f"{scenario:<24}{name:<16}" + "  ".join(f"{key} {value:,.4g}" for key, value in figures.items()),
-                        flush=True,
-                    )
-        packages = {name: environments.packages(name) for name in systems if name in RIVALS}
-        facts = {**machine.facts(), **where.facts(), "packages": packages}
-    if given.output:
-        given.output.write_text(json.dumps({"facts": facts, "runs": found}, indent=1))
+    scenarios = chosen(given.scenarios or (PORTABLE if others else USUAL))
+    packages = {name: environments.packages(name) for name in systems if name in RIVALS}
+    found: Found = {}
+    with server(given.database, given.set) as where:
+        facts = {"database": where.name, **machine.facts(), **where.facts(), "packages": packages}
+        for number in range(given.rounds):
+            measure_all(scenarios, pythons, where, found)
+            if given.output:
+                given.output.write_text(json.dumps({"facts": {**facts, "rounds": number + 1}, "runs": found}, indent=1))
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        epilog="Scenarios:\n" + "\n".join(f"  {name}" for name in SCENARIOS),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = found.add_argument
+    add("--systems", nargs="+", choices=[*EVERY, "all"], help="Ours and the limits, if none is given.")
+    add("--scenarios", nargs="+", metavar="NAME", help='Names, or patterns such as "drain*". The usual ones, if none is given.')
+    add("--rounds", type=int, default=3, help="How often each is measured, in turn (default: %(default)s).")
+    add("--output", type=Path, help="Where the figures are written, as JSON, after each round.")
+    add("--database", choices=DATABASES, default="postgresql", help="The default is %(default)s.")
+    add("--set", nargs="+", default=[], metavar="NAME=VALUE", help="Settings of the PostgreSQL that is started.")
+    return found
+
+
+def chosen(patterns: list[str]) -> list[str]:
+    for pattern in patterns:
+        if not any(fnmatch(name, pattern) for name in SCENARIOS):
+            raise SystemExit(f"There is no scenario {pattern!r}. See --help.")
+    return [name for name in SCENARIOS if any(fnmatch(name, pattern) for pattern in patterns)]
 
 
 def is_possible(name: str) -> bool:
@@ -66,12 +66,30 @@ def is_possible(name: str) -> bool:
     return not lacks
 
 
+def measure_all(scenarios: list[str], pythons: dict[str, str], where: Server, found: Found) -> None:
+    """One round. What is compared is measured within minutes, and again in the next."""
+    for scenario in scenarios:
+        for name, python in pythons.items():
+            try:
+                figures = measure(scenario, name, where, python)
+            except Unsupported as error:
+                print(f"{scenario:<27}{name:<16}— {error}", flush=True)
+                continue
+            found.setdefault(scenario, {}).setdefault(name, []).append(figures)
+            print(f"{scenario:<27}{name:<16}" + "  ".join(map(show, figures, figures.values())), flush=True)
+
+
 def measure(scenario: str, name: str, where: Server, python: str) -> dict[str, Any]:
     bench = Bench(name, where, python)
     try:
         return SCENARIOS[scenario](bench)
     finally:
         bench.close()
+
+
+def show(name: str, value: Any) -> str:
+    values = value if isinstance(value, list) else [value]
+    return f"{name} {' '.join(f'{each:,.4g}' for each in values)}"
 
 
 if __name__ == "__main__":

@@ -9,13 +9,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import psycopg
-
-from .server import Server
+from . import machine
+from .servers import Server
 from .systems import Unsupported, system
 
 HERE = Path(__file__).parent.parent
@@ -34,42 +33,54 @@ class Bench:
             "BENCH_STAMPS": self._stamps.name,
             "DATABASE_URL": server.make(self.database, self._template()),
         }
-        self._watcher = psycopg.connect(self._env["DATABASE_URL"], autocommit=True)
+        self._watcher = server.connect(self.database)
         self._beside = ExitStack()
         self._env |= self._beside.enter_context(self.system.beside())
 
-    def drive(self, verb: str, *args: Any) -> dict[str, Any]:
-        done = subprocess.run(self._command(verb, *args), env=self._env, cwd=HERE, stdout=subprocess.PIPE, check=True)
+    def drive(self, verb: str, **given: Any) -> dict[str, Any]:
+        done = subprocess.run(self._command(verb, given), env=self._env, cwd=HERE, stdout=subprocess.PIPE, check=True)
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         if "unsupported" in found:
             raise Unsupported(found["unsupported"])
         return found
 
     @contextmanager
-    def worker(self, processes: int, threads: int) -> Iterator[int]:
+    def worker(self, processes: int, threads: int, **env: str) -> Iterator[int]:
         """Its process id. Whatever it has left behind is ended with it."""
-        command = self._command("work", processes, threads)
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        with subprocess.Popen(command, env=self._env, cwd=HERE, start_new_session=True, **quiet) as process:
-            try:
-                yield process.pid
-            finally:
-                process.terminate()
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(15)
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+        with self._running(self._command("work", {"processes": processes, "threads": threads}), **env) as pid:
+            yield pid
+
+    def memory_of_a_shell(self) -> dict[str, list[float]]:
+        """Of ``manage.py shell`` in the same project, in MB: what Django and the database's driver need by themselves."""
+        wait = "from django.db import connection; connection.ensure_connection(); import time; time.sleep(60)"
+        command = [self._python, "-m", "django", "shell", "-c", wait]
+        with self._running(command, DJANGO_SETTINGS_MODULE="benchmarks.project.settings") as pid:
+            time.sleep(5)
+            return machine.memory(pid)
 
     def query(self, statement: str) -> Any:
-        return self._watcher.execute(statement).fetchone()[0]
+        with closing(self._watcher.cursor()) as cursor:
+            cursor.execute(statement)
+            return cursor.fetchone()[0]
 
     def ended(self, jobs: int) -> int:
         return self.system.count_ended(self.query, jobs)
 
     def settle(self) -> None:
         """As a database is that has been running for a while: its statistics are known, and nothing is left to write."""
-        self._watcher.execute("VACUUM ANALYZE")
-        self.server.calm()
+        self.server.settle(self._watcher)
+
+    def log_statements(self) -> None:
+        """From now on, what connects is counted with each statement, where the server can."""
+        self.server.log_statements(self.database)
+
+    @contextmanager
+    def counting(self) -> Iterator[dict[str, int]]:
+        """What the server has done for this database, once it is left. A server that does not count has nothing in it."""
+        used: dict[str, int] = {}
+        before = self.server.counters(self.database)
+        yield used
+        used |= {name: value - before[name] for name, value in self.server.counters(self.database).items()}
 
     def stamps(self) -> dict[int, float]:
         lines = Path(self._stamps.name).read_text().split()
@@ -82,6 +93,19 @@ class Bench:
         self.server.drop(self.database)
         time.sleep(0.5)
 
+    @contextmanager
+    def _running(self, command: list[str], **env: str) -> Iterator[int]:
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen(command, env={**self._env, **env}, cwd=HERE, start_new_session=True, **quiet) as process:
+            try:
+                yield process.pid
+            finally:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(15)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
     def _template(self) -> str:
         """Made once, with the system's tables in it."""
         template = f"bench_template_{self.name}"
@@ -90,5 +114,5 @@ class Bench:
             self.drive("prepare")
         return template
 
-    def _command(self, verb: str, *args: Any) -> list[str]:
-        return [self._python, "-m", "benchmarks.driver", verb, *map(json.dumps, args)]
+    def _command(self, verb: str, given: dict[str, Any]) -> list[str]:
+        return [self._python, "-m", "benchmarks.driver", verb, json.dumps(given)]

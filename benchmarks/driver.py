@@ -1,4 +1,4 @@
-"""``python -m benchmarks.driver VERB …``: what is done with a system, in an environment where it is installed.
+"""``python -m benchmarks.driver VERB '{…}'``: what is done with a system, in an environment where it is installed.
 
 Prints what it measured, or what the system cannot do, as JSON.
 """
@@ -7,37 +7,49 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import string
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from .systems import Unsupported, system
+
+ACCOUNTS = 1000
 
 
 def prepare() -> dict[str, Any]:
     from .project.models import Account
 
     here().prepare()
-    Account.objects.bulk_create([Account() for _ in range(1000)])
+    Account.objects.bulk_create([Account() for _ in range(ACCOUNTS)])
     return {}
 
 
-def enqueue(function: str, number: int, *args: Any) -> dict[str, Any]:
+def fill(kind: str, jobs: int) -> dict[str, Any]:
+    """What is beside the jobs that are measured."""
+    return timed(lambda: here().fill(kind, jobs))
+
+
+def enqueue(function: str, jobs: int, **given: Any) -> dict[str, Any]:
     """One by one, each committed by itself."""
-    one = task(function)
-    here().enqueue(one, *args)  # The first one connects.
-    return timed(lambda: [here().enqueue(one, *args) for _ in range(number)])
+    one, calls = task(function), calls_of(function, jobs, given)
+    here().enqueue(one, *calls[0])  # The first one connects.
+    return timed(lambda: [here().enqueue(one, *call) for call in calls])
 
 
-def enqueue_many(function: str, number: int, *args: Any) -> dict[str, Any]:
-    return timed(lambda: here().enqueue_many(task(function), [tuple(args)] * number))
+def enqueue_many(function: str, jobs: int, batch: int | None = None, **given: Any) -> dict[str, Any]:
+    """So many at a time, or all."""
+    one, calls, size = task(function), calls_of(function, jobs, given), batch or jobs
+    return timed(lambda: [here().enqueue_many(one, calls[start : start + size]) for start in range(0, jobs, size)])
 
 
-def ping(number: int, pause: float) -> dict[str, Any]:
+def ping(jobs: int, pause: float) -> dict[str, Any]:
     """Enqueue now and then. Returns when each was committed."""
     committed = []
-    for each in range(number):
+    for each in range(jobs):
         time.sleep(pause)
         here().enqueue(task("stamp"), each)
         committed.append(time.monotonic())
@@ -62,6 +74,23 @@ def task(function: str) -> Any:
     return found
 
 
+def calls_of(function: str, jobs: int, given: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """With what each job of the function is called."""
+    return [CALLS.get(function, lambda _: ())(number, **given) for number in range(jobs)]
+
+
+@cache
+def text(size: int) -> str:
+    """That cannot be compressed by much."""
+    return "".join(random.Random(size).choices(string.ascii_letters, k=size))
+
+
+CALLS: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "pay": lambda number: (number % ACCOUNTS + 1,),
+    "carry": lambda _, size: (text(size),),
+}
+
+
 def timed(action: Callable[[], object]) -> dict[str, Any]:
     began, cpu = time.perf_counter(), time.process_time()
     action()
@@ -73,9 +102,9 @@ if __name__ == "__main__":
     import django
 
     django.setup()
-    verb, *rest = sys.argv[1:]
+    verb, given = sys.argv[1:]
     try:
-        found = globals()[verb](*(json.loads(each) for each in rest))
+        found = globals()[verb](**json.loads(given))
     except Unsupported as error:
         found = {"unsupported": str(error)}
     print(json.dumps(found))

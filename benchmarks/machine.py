@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ def facts() -> dict[str, Any]:
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "?"
     )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return {"cpu": cpu, "cores": os.cpu_count(), "memory": f"{memory:.0f} GB", "python": platform.python_version()}
+    machine = {"cpu": cpu, "cores": os.cpu_count(), "memory": f"{memory:.0f} GB", "kernel": platform.release()}
+    versions = {name: version(name) for name in ("django-dbqueue", "django", "psycopg")}
+    return {"day": date.today().isoformat(), **machine, "python": platform.python_version(), **versions}
 
 
 def tree(pid: int) -> Iterator[int]:

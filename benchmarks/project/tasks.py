@@ -13,14 +13,27 @@ from ..systems import Unsupported, system
 
 
 def task(function):
+    return made(system(settings.BENCH_SYSTEM).task, function)
+
+
+def one_at_a_time(function):
+    return made(system(settings.BENCH_SYSTEM).limited, function)
+
+
+def made(make, function):
     try:
-        return system(settings.BENCH_SYSTEM).task(function)
+        return make(function)
     except Unsupported as error:
         return error
 
 
 @task
 def noop():
+    pass
+
+
+@one_at_a_time
+def limited():
     pass
 
 
@@ -41,11 +54,25 @@ def pay(account):
 @task
 def stamp(number):
     """Note when it started."""
-    line = f"{number} {time.monotonic()}\n".encode()
-    with open(os.environ["BENCH_STAMPS"], "ab", buffering=0) as file:
-        file.write(line)
+    note(number)
+
+
+waiting = most = 0
 
 
 @task
 async def wait():
+    """Note whenever more of them wait at a time than ever before."""
+    global waiting, most
+    waiting += 1
+    if waiting > most:
+        most = waiting
+        note(most)
     await asyncio.sleep(0.1)
+    waiting -= 1
+
+
+def note(number):
+    line = f"{number} {time.monotonic()}\n".encode()
+    with open(os.environ["BENCH_STAMPS"], "ab", buffering=0) as file:
+        file.write(line)

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 OURS = ["dbqueue"]
-LIMITS = ["psycopg_loop"]
+LIMITS = ["psycopg_loop", "orm_loop"]
 RIVALS = ["django_ox", "dj_queue", "steady_queue", "django_tasks_db", "procrastinate", "django_q2", "celery_redis"]
 
 
@@ -33,6 +33,8 @@ class System:
     pool: dict[str, int] | None = None
     # The statement that says how many jobs have ended.
     ended = ""
+    # Whether its worker waits when there is nothing to do.
+    waits = True
     # With how many jobs a drain begins, at the most.
     backlog = 1_000_000
 
@@ -55,6 +57,10 @@ class System:
 
         return task(function)
 
+    def limited(self, function: Callable[..., Any]) -> Any:
+        """As a task of which one job runs at a time. Raises Unsupported."""
+        raise Unsupported(f"{self.__module__} is not set up with limits.")
+
     def prepare(self) -> None:
         """Make what it needs in an empty database."""
         from django.core.management import call_command
@@ -68,6 +74,12 @@ class System:
         """One by one, where it has nothing better."""
         for call in calls:
             self.enqueue(task, *call)
+
+    def fill(self, kind: str, jobs: int) -> None:
+        """Put so many jobs into the database: "ready", "finished", "unserved" (in a queue that the worker leaves alone),
+        "tomorrow", or ready in 200 "lanes" (20 queues with 10 priorities each). Raises Unsupported.
+        """
+        raise Unsupported(f"{self.__module__} cannot be filled.")
 
     def work(self, processes: int, threads: int) -> None:
         """Run jobs until the process is told to end."""

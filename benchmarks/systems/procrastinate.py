@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from inspect import signature
 from typing import Any
@@ -19,6 +20,11 @@ class Adapter(Rival):
 
         return app.task(function)
 
+    def limited(self, function: Callable[..., Any]) -> Any:
+        from procrastinate.contrib.django import app
+
+        return app.task(function, lock="one")
+
     def enqueue(self, task: Any, *args: Any) -> None:
         task.defer(**_named(task, args))
 
@@ -29,7 +35,7 @@ class Adapter(Rival):
         from django.core.management import call_command
 
         fork(processes)
-        call_command("procrastinate", "worker", "--concurrency", str(threads))
+        call_command("procrastinate", "worker", "--concurrency", os.environ.get("BENCH_COROUTINES", str(threads)))
 
 
 def _named(task: Any, args: tuple[Any, ...]) -> dict[str, Any]:

@@ -8,11 +8,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
+from inspect import iscoroutinefunction
 from typing import Any
 
 import psycopg
 
-from . import System, fork
+from . import System, Unsupported, fork
 
 TABLES = """
 CREATE TABLE job (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, task text, args jsonb, state text DEFAULT 'ready',
@@ -34,6 +35,8 @@ class Adapter(System):
         self._connection: Any = None
 
     def task(self, function: Callable[..., Any]) -> Any:
+        if iscoroutinefunction(function):
+            raise Unsupported("This loop runs no coroutines.")
         return function
 
     def prepare(self) -> None:

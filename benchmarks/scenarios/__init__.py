@@ -1,0 +1,52 @@
+"""What is measured, by name. Each function takes a system's bench, and returns the figures of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ..bench import Bench
+from .cost import cost
+from .drain import drain, snapshot, waiting
+from .enqueue import enqueue, enqueue_many
+from .scale import BESIDE, scale
+from .worker import idle, latency
+
+Scenario = Callable[[Bench], dict[str, Any]]
+
+# Processes and threads.
+GRID = [(1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (2, 4), (2, 8), (4, 4)]
+# Bytes, and how many jobs have as many.
+SIZES = {"100 B": (100, 20_000), "10 kB": (10_000, 5000), "1 MB": (1_000_000, 100)}
+# How many jobs a call makes, and how many are made.
+BATCHES = {1: 2000, 10: 10_000, 100: 50_000, 1000: 50_000, 10_000: 50_000}
+
+SCENARIOS: dict[str, Scenario] = {
+    "enqueue": partial(enqueue, jobs=5000),
+    "enqueue many": partial(enqueue_many, jobs=20_000),
+    **{f"drain {p} × {t}": partial(drain, processes=p, threads=t, jobs=50_000) for p, t in GRID},
+    **{f"work {p} × {t}": partial(drain, processes=p, threads=t, jobs=10_000, task="pay") for p, t in [(1, 1), (1, 8)]},
+    "latency": latency,
+    "idle": idle,
+    "cost": cost,
+    **{f"scale, {beside}": partial(scale, beside=beside) for beside in BESIDE},
+    "snapshot, none": partial(snapshot, held=False),
+    "snapshot, held": partial(snapshot, held=True),
+    "hot key": partial(drain, processes=1, threads=8, jobs=4000, task="limited"),
+    "waiting": waiting,
+    **{f"enqueue by {batch:,}": partial(enqueue_many, jobs=jobs, batch=batch) for batch, jobs in BATCHES.items()},
+    **{f"enqueue {name}": partial(enqueue_many, jobs=jobs, task="carry", size=size) for name, (size, jobs) in SIZES.items()},
+    **{
+        f"drain {name}": partial(drain, processes=1, threads=8, jobs=jobs, task="carry", size=size)
+        for name, (size, jobs) in SIZES.items()
+    },
+}
+
+# What is measured unless something else is asked for.
+USUAL = [
+    *["enqueue", "enqueue many", "drain 1 × 1", "drain 1 × 8", "drain 2 × 4", "work 1 × 1", "work 1 × 8"],
+    *["latency", "idle"],
+]
+# What is measured on other databases than PostgreSQL.
+PORTABLE = ["enqueue", "enqueue many", "drain 1 × 1", "drain 1 × 8", "drain 2 × 4", "latency"]

@@ -1,0 +1,83 @@
+"""Jobs that wait are run to their end: how many in a second, and at which cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from .. import machine
+from ..bench import Bench
+
+# At the longest, in seconds, that a drain is watched, and that its first job is waited for.
+WINDOW, START = 10.0, 60.0
+
+Times = list[tuple[float, int]]
+
+
+def drain(bench: Bench, processes: int, threads: int, jobs: int, task: str = "noop", **given: Any) -> dict[str, Any]:
+    jobs = min(jobs, bench.system.backlog)
+    bench.drive("enqueue_many", function=task, jobs=jobs, **given)
+    return run(bench, processes, threads, jobs)[0]
+
+
+def snapshot(bench: Bench, held: bool, jobs: int = 200_000, window: float = 60.0) -> dict[str, Any]:
+    """While another session has a transaction open that sees the rows as they were before: nothing can be vacuumed."""
+    jobs = min(jobs, bench.system.backlog)
+    bench.drive("enqueue_many", function="noop", jobs=jobs)
+    with ExitStack() as stack:
+        if held:
+            other = stack.enter_context(bench.server.connect(bench.database))
+            other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            other.execute("SELECT count(*) FROM pg_class")
+        figures, times = run(bench, 1, 8, jobs, window)
+    return {**figures, "rates": rates(times)}
+
+
+def waiting(bench: Bench, jobs: int = 20_000, coroutines: int = 2000) -> dict[str, Any]:
+    """Coroutines that wait for a tenth of a second: how many in a second, and the most at a time."""
+    jobs = min(jobs, bench.system.backlog)
+    bench.drive("enqueue_many", function="wait", jobs=jobs)
+    figures, _ = run(bench, 1, 8, jobs, BENCH_COROUTINES=str(coroutines))
+    return {**figures, "at_a_time": max(bench.stamps())}
+
+
+def run(
+    bench: Bench, processes: int, threads: int, jobs: int, window: float = WINDOW, **env: str
+) -> tuple[dict[str, Any], Times]:
+    """What is enqueued is run: the figures from the first job that has ended on, and when how many had ended."""
+    bench.settle()
+    already = bench.ended(jobs)
+    with bench.counting() as used, bench.worker(processes, threads, **env) as pid:
+        times = list(progress(bench, jobs, already, window))
+        cost = machine.cpu(pid)
+    (begin, first), (end, last) = times[0], times[-1]
+    if end == begin:
+        raise ValueError(f"{jobs} jobs are too few: {bench.name} had ended them when it was first looked at.")
+    spent = {"worker_cpu_ms": cost * 1000, **used}
+    return {"rate": (last - first) / (end - begin), **{name: value / last for name, value in spent.items()}}, times
+
+
+def progress(bench: Bench, jobs: int, already: int, window: float = WINDOW) -> Iterator[tuple[float, int]]:
+    """When how many had ended, from the first on."""
+    deadline, began, ended = time.monotonic() + START, None, 0
+    while ended < jobs and time.monotonic() < (deadline if began is None else began + window):
+        now, ended = time.monotonic(), bench.ended(jobs) - already
+        if ended:
+            began = began or now
+            yield now, ended
+        time.sleep(0.1 if ended else 0.02)
+    if began is None:
+        raise TimeoutError(f"{bench.name} has ended no job within {START:g} s.")
+
+
+def rates(times: Times, seconds: float = 5.0) -> list[float]:
+    """Jobs a second in each stretch of so many seconds; what is left at the end, if it is at least a second."""
+    found, (begin, first) = [], times[0]
+    for now, ended in times[1:]:
+        is_last = now == times[-1][0]
+        if now - begin >= seconds or (is_last and now - begin >= 1.0):
+            found.append((ended - first) / (now - begin))
+            begin, first = now, ended
+    return found
