@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -16,14 +16,32 @@ class Server:
     # What it is called in a report.
     name = ""
 
+    def __init__(self) -> None:
+        self._made: set[str] = set()
+
     def make(self, database: str, template: str = "") -> str:
         """Its address."""
-        raise NotImplementedError
+        self.drop(database)
+        self._made.add(database)
+        return self._make(database, template)
 
     def has(self, database: str) -> bool:
-        raise NotImplementedError
+        """Whether it was made by this benchmark: a template of an earlier one may have other tables."""
+        return database in self._made
 
     def drop(self, database: str) -> None:
+        self._drop(database)
+        self._made.discard(database)
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        for database in [*self._made]:
+            self.drop(database)
+
+    def _make(self, database: str, template: str) -> str:
+        raise NotImplementedError
+
+    def _drop(self, database: str) -> None:
         raise NotImplementedError
 
     def connect(self, database: str) -> Any:
@@ -45,7 +63,11 @@ class Server:
         raise NotImplementedError
 
 
-def server(database: str, settings: Sequence[str] = ()) -> AbstractContextManager[Server]:
+@contextmanager
+def server(database: str, settings: Sequence[str] = ()) -> Iterator[Server]:
     """For as long as it is needed. Each setting is ``name=value``, of one that is started for it."""
-    found: AbstractContextManager[Server] = import_module(f"{__name__}.{database}").server(settings)
-    return found
+    with import_module(f"{__name__}.{database}").server(settings) as found:
+        try:
+            yield found
+        finally:
+            found.close()

@@ -24,20 +24,21 @@ class MariaDB(Server):
     name = "MariaDB"
 
     def __init__(self, url: str) -> None:
+        super().__init__()
         self._url = url.rstrip("/")
         self._admin = self.connect("")
 
-    def make(self, database: str, template: str = "") -> str:
-        self.drop(database)
+    def close(self) -> None:
+        super().close()
+        self._admin.close()
+
+    def _make(self, database: str, template: str) -> str:
         self._rows(f"CREATE DATABASE {database} CHARACTER SET utf8mb4")
         if template:
             self._copy(template, database)
         return f"{self._url}/{database}"
 
-    def has(self, database: str) -> bool:
-        return bool(self._rows(f"SHOW DATABASES LIKE '{database}'"))
-
-    def drop(self, database: str) -> None:
+    def _drop(self, database: str) -> None:
         self._rows(f"DROP DATABASE IF EXISTS {database}")
 
     def connect(self, database: str) -> Any:

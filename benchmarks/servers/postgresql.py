@@ -43,19 +43,20 @@ def server(settings: Sequence[str]) -> Iterator[Server]:
 
 class PostgreSQL(Server):
     def __init__(self, url: str, log: Path | None = None, settings: Sequence[str] = ()) -> None:
+        super().__init__()
         self.name = f"PostgreSQL with {', '.join(settings)}" if settings else "PostgreSQL"
         self._url, self._log, self._logged, self._read, self._statements = url, log, "", 0, 0
         self._admin = psycopg.connect(url, autocommit=True)
 
-    def make(self, database: str, template: str = "template1") -> str:
-        self.drop(database)
-        self._do(f"CREATE DATABASE {database} TEMPLATE {template}")
+    def close(self) -> None:
+        super().close()
+        self._admin.close()
+
+    def _make(self, database: str, template: str) -> str:
+        self._do(f"CREATE DATABASE {database} TEMPLATE {template or 'template1'}")
         return self._address(database)
 
-    def has(self, database: str) -> bool:
-        return bool(self._one("SELECT count(*) FROM pg_database WHERE datname = %s", database))
-
-    def drop(self, database: str) -> None:
+    def _drop(self, database: str) -> None:
         self._do(f"DROP DATABASE IF EXISTS {database} WITH (FORCE)")
 
     def connect(self, database: str) -> Any:

@@ -25,18 +25,15 @@ class SQLite(Server):
     name = "SQLite"
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._folder = folder
 
-    def make(self, database: str, template: str = "") -> str:
-        self.drop(database)
+    def _make(self, database: str, template: str) -> str:
         if template:
             shutil.copy(self._file(template), self._file(database))
         return f"sqlite:///{self._file(database)}"
 
-    def has(self, database: str) -> bool:
-        return self._file(database).exists()
-
-    def drop(self, database: str) -> None:
+    def _drop(self, database: str) -> None:
         for file in self._folder.glob(f"{database}.sqlite3*"):
             file.unlink()
 

@@ -24,7 +24,7 @@ KINDS = {
     },
     "unserved": {"queue": "'other'"},
     "tomorrow": {"state": "'scheduled'", "run_after": "now() + interval '1 day'"},
-    "lanes": {"queue": "'queue' || number % 20", "priority": "number / 20 % 10"},
+    "lanes": {"queue": "'queue' || mod(number, 20)", "priority": "mod(number / 20, 10)"},
 }
 EXECUTIONS = """
 INSERT INTO dbqueue_execution
