@@ -30,6 +30,10 @@ bench: $(VENV)/test ## Measure how fast it is (ARGS="--scenarios latency idle --
 bench-rivals: $(VENV)/test ## Measure other queues beside it, each in an environment of its own (ARGS="--scenarios idle --rounds 1")
 	@$(BIN)/python -m benchmarks --systems all $(ARGS)
 
+.PHONY: bench-report
+bench-report: $(VENV)/bench ## Write what was measured into docs/benchmarks.md (ARGS="figures.json more.json")
+	@$(BIN)/python -m benchmarks.report $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/lint ## Check style, types and migrations
 	$(BIN)/ruff check .

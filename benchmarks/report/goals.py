@@ -1,0 +1,112 @@
+"""What was to be reached, and what is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..scenarios import BESIDE
+from .figures import DJANGO_RIVALS, OUR, Figures, Run
+
+
+@dataclass(frozen=True)
+class Goal:
+    """At least so much, or at most; ``reached`` says how much it is, or None if that was not measured."""
+
+    name: str
+    reached: Callable[[Figures], float | None]
+    least: float | None = None
+    most: float | None = None
+    unit: str = ""
+
+    def holds(self, value: float) -> bool:
+        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+
+    @property
+    def wanted(self) -> str:
+        return f"≥ {self.show(self.least)}" if self.least is not None else f"≤ {self.show(self.most or 0.0)}"
+
+    def show(self, value: float) -> str:
+        return self.unit.format(value)
+
+
+TIMES, PART, PER_SECOND, MS = "{:.3g} ×", "{:.0%}", "{:,.0f}/s", "{:.1f} ms"
+
+
+def goals() -> list[Goal]:
+    return [
+        *[Goal(f"drain {s}, of the best Django rival", beside(f"drain {s}", DJANGO_RIVALS), 10, unit=TIMES) for s in DRAINS],
+        *[Goal(f"drain {s}, of Celery with Redis", beside(f"drain {s}", CELERY), 5, unit=TIMES) for s in DRAINS[1:]],
+        Goal("one read and one write each, 1 × 8, of the best loop without a queue", beside_a_loop, 0.9, unit=PART),
+        Goal("enqueue, of the fastest Django rival", beside("enqueue", DJANGO_RIVALS), 1, unit=TIMES),
+        Goal("enqueue, of Celery with Redis", beside("enqueue", CELERY), 1, unit=TIMES),
+        Goal("time to enqueue, of Model.objects.create()", time_beside_create, most=1.3, unit=TIMES),
+        Goal("enqueue many", value("enqueue many", "rate"), 62_500, unit=PER_SECOND),
+        Goal("enqueue many, of the best Django rival", beside("enqueue many", DJANGO_RIVALS), 3, unit=TIMES),
+        Goal("latency, median", value("latency", "p50"), most=2, unit=MS),
+        Goal("latency, 99 of 100", value("latency", "p99"), most=5, unit=MS),
+        Goal("idle: statements a second", value("idle", "statements"), most=2, unit="{:.2g}"),
+        Goal("idle: of a core", value("idle", "cpu_percent"), most=0.5, unit="{:.2g} %"),
+        Goal("idle: memory of a process, of Django's shell", memory_beside_a_shell, most=1.5, unit=TIMES),
+        *[Goal(f"drain beside {name}, of nothing else", scaled(name), 0.95, unit=PART) for name in BESIDE if name != ALONE],
+        Goal("drain under an open snapshot, of none", under_a_snapshot, 0.8, unit=PART),
+        Goal("one key with a limit of 1", value("hot key", "rate"), 1000, unit=PER_SECOND),
+        Goal("coroutines at a time", value("waiting", "at_a_time"), 2000, unit="{:,.0f}"),
+        Goal("coroutines that wait for 0.1 s", value("waiting", "rate"), 10_000, unit=PER_SECOND),
+        Goal("WAL of a job with 512 B of arguments", value("cost", "wal"), most=2700, unit="{:,.0f} B"),
+        Goal("statements to run a job, under load", value("cost", "statements_to_run"), most=0.2, unit="{:.2g}"),
+    ]
+
+
+DRAINS = ["1 × 1", "1 × 8", "2 × 4"]
+CELERY = ["celery_redis"]
+ALONE = "nothing else"
+
+
+def value(scenario: str, figure: str) -> Callable[[Figures], float | None]:
+    return lambda figures: figures.of(scenario).median(scenario, OUR, figure)
+
+
+def beside(scenario: str, others: list[str]) -> Callable[[Figures], float | None]:
+    """Our rate, as a multiple of the best of the others'."""
+
+    def ratio(figures: Figures) -> float | None:
+        run = figures.of(scenario)
+        return divided(run.median(scenario, OUR), run.best(scenario, others))
+
+    return ratio
+
+
+def beside_a_loop(figures: Figures) -> float | None:
+    scenarios = ("work 1 × 1", "work 1 × 8")
+    run = figures.of(*scenarios)
+    loops = [run.median(each, "orm_loop") for each in scenarios]
+    return divided(run.median("work 1 × 8", OUR), max(filter(None, loops), default=None))
+
+
+def time_beside_create(figures: Figures) -> float | None:
+    run = figures.of("enqueue")
+    return divided(run.median("enqueue", "orm_loop"), run.median("enqueue", OUR))
+
+
+def memory_beside_a_shell(figures: Figures) -> float | None:
+    run = figures.of("idle")
+    return divided(run.median("idle", OUR, "rss_most"), run.median("idle", OUR, "shell_rss"))
+
+
+def scaled(name: str) -> Callable[[Figures], float | None]:
+    alone, crowded = f"scale, {ALONE}", f"scale, {name}"
+    return lambda figures: within(figures.of(alone, crowded), crowded, alone)
+
+
+def under_a_snapshot(figures: Figures) -> float | None:
+    names = ("snapshot, held", "snapshot, none")
+    return within(figures.of(*names), *names)
+
+
+def within(run: Run, scenario: str, other: str) -> float | None:
+    return divided(run.median(scenario, OUR), run.median(other, OUR))
+
+
+def divided(value: float | None, by: float | None) -> float | None:
+    return value / by if value is not None and by else None

@@ -1,0 +1,118 @@
+"""Plots, as SVG. Each says whether there was anything to draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..scenarios import GRID
+from .figures import NAMES, OUR, Figures
+
+# Ours, and all others.
+BLUE, GREY, LIGHT = "#1f6feb", "#8b949e", "#c9d1d9"
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "dbqueue",
+    "font.family": "sans-serif",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+}
+
+
+@contextmanager
+def drawn(file: Path, title: str, height: float) -> Iterator[Any]:
+    """Axes, which are written to the file."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    file.parent.mkdir(exist_ok=True)
+    with pyplot.rc_context(STYLE):
+        figure, axes = pyplot.subplots(figsize=(8, height), layout="constrained")
+        axes.set_title(title)
+        yield axes
+        figure.savefig(file, metadata={"Date": None})
+        pyplot.close(figure)
+
+
+def drain(figures: Figures, title: str, file: Path) -> bool:
+    scenarios = {"1 × 8": "drain 1 × 8", "2 × 4": "drain 2 × 4"}
+    run = figures.of(*scenarios.values())
+    names = run.systems(scenarios.values())
+    if not names:
+        return False
+    names.sort(key=lambda name: run.median("drain 1 × 8", name) or 0.0)
+    with drawn(file, title, 1 + 0.5 * len(names)) as axes:
+        for offset, (label, scenario), colour in zip((0.2, -0.2), scenarios.items(), (BLUE, LIGHT), strict=True):
+            values = [run.median(scenario, name) or 0.0 for name in names]
+            bars = axes.barh([place + offset for place in range(len(names))], values, 0.4, label=label, color=colour)
+            axes.bar_label(bars, [f"{value:,.0f}" if value else "—" for value in values], padding=3)
+        axes.set_yticks(range(len(names)), [NAMES[name] for name in names])
+        axes.set_xlabel("jobs a second")
+        axes.margins(x=0.12)
+        axes.legend(loc="lower right")
+    return True
+
+
+def latency(figures: Figures, title: str, file: Path) -> bool:
+    run = figures.of("latency")
+    found = [(name, run.median("latency", name, "p50"), run.median("latency", name, "p99")) for name in run.systems(["latency"])]
+    if not found:
+        return False
+    found.sort(key=lambda each: -(each[1] or 0.0))
+    with drawn(file, title, 1 + 0.4 * len(found)) as axes:
+        for place, (name, p50, p99) in enumerate(found):
+            colour = BLUE if name == OUR else GREY
+            axes.plot([p50, p99], [place, place], color=colour, linewidth=2)
+            axes.plot(p50, place, "o", color=colour, label="median" if place == 0 else None)
+            axes.plot(p99, place, "|", color=colour, markersize=12, label="99 of 100" if place == 0 else None)
+        axes.set_xscale("log")
+        axes.set_yticks(range(len(found)), [NAMES[name] for name, _, _ in found])
+        axes.set_xlabel("milliseconds, on a logarithmic scale")
+        axes.legend(loc="upper right")
+    return True
+
+
+def grid(figures: Figures, title: str, file: Path) -> bool:
+    scenarios = {f"{p} × {t}": f"drain {p} × {t}" for p, t in GRID}
+    run = figures.of(*scenarios.values())
+    found = {label: rate for label, scenario in scenarios.items() if (rate := run.median(scenario, OUR))}
+    if not found:
+        return False
+    with drawn(file, title, 3.5) as axes:
+        axes.bar_label(axes.bar(list(found), list(found.values()), color=BLUE), [f"{rate:,.0f}" for rate in found.values()])
+        axes.set_xlabel("processes × threads")
+        axes.set_ylabel("jobs a second")
+    return True
+
+
+def snapshot(figures: Figures, title: str, file: Path) -> bool:
+    """The rate of each round in each five seconds."""
+    scenarios = {"none": "snapshot, none", "held": "snapshot, held"}
+    run = figures.of(*scenarios.values())
+    if not run.size(scenarios.values()):
+        return False
+    with drawn(file, title, 3.5) as axes:
+        for (label, scenario), colour in zip(scenarios.items(), (GREY, BLUE), strict=True):
+            for number, rates in enumerate(run.values(scenario, OUR, "rates")):
+                axes.plot(
+                    [5 * (place + 1) for place in range(len(rates))], rates, "o-", color=colour, label=None if number else label
+                )
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("seconds")
+        axes.set_ylabel("jobs a second")
+        axes.legend(title="open snapshot", loc="lower right")
+    return True
+
+
+PLOTS: dict[str, tuple[str, Callable[[Figures, str, Path], bool]]] = {
+    "drain": ("Jobs a second that do nothing", drain),
+    "latency": ("From the commit of a job to its start", latency),
+    "grid": ("Jobs a second, by processes and threads", grid),
+    "snapshot": ("Jobs a second, while another session holds a snapshot", snapshot),
+}

@@ -1,0 +1,151 @@
+"""Tables in Markdown. A cell is the median of the rounds, with half of what lies between the lowest and the highest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from ..scenarios import BATCHES, BESIDE, GRID, PORTABLE, SIZES
+from ..systems import system
+from .figures import NAMES, OUR, Figures, Run
+from .goals import goals
+
+# A column's heading, its scenario, and the figure.
+Column = tuple[str, str, str]
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Empty if it has no rows. All columns but the first are of numbers."""
+    if not rows:
+        return ""
+    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def by_system(columns: Sequence[Column], figures: Figures, compared: bool = False) -> str:
+    """A row for each system; if they are compared, with its part of what ours has."""
+    scenarios = [scenario for _, scenario, _ in columns]
+    run = figures.of(*scenarios)
+    headings, rows = ["System"], []
+    for heading, _, _ in columns:
+        headings += [heading, "of ours"] if compared else [heading]
+    for name in run.systems(scenarios):
+        row = [NAMES[name]]
+        for _, scenario, figure in columns:
+            row += [cell(run, scenario, name, figure), *([part(run, scenario, name, figure)] if compared else [])]
+        rows.append(row)
+    return table(headings, rows)
+
+
+def by_scenario(first: str, names: Mapping[str, str], figures: Figures) -> str:
+    """Ours in several scenarios, each also as a part of the first of them."""
+    run, (alone, *_) = figures.of(*names.values()), names.values()
+    base = run.median(alone, OUR)
+    rows = []
+    for name, scenario in names.items():
+        if rate := run.median(scenario, OUR):
+            rows.append([name, cell(run, scenario, OUR, "rate"), f"{rate / base:.0%}" if base else "—"])
+    return table([first, "jobs a second", f"of {next(iter(names))}"], rows)
+
+
+def cell(run: Run, scenario: str, name: str, figure: str) -> str:
+    value = run.median(scenario, name, figure)
+    if value is None:
+        return "—"
+    spread = run.spread(scenario, name, figure)
+    return f"{number(value)} ± {spread:.0%}" if len(run.values(scenario, name, figure)) > 1 else number(value)
+
+
+def part(run: Run, scenario: str, name: str, figure: str) -> str:
+    value, our = run.median(scenario, name, figure), run.median(scenario, OUR, figure)
+    return f"{value / our:.2g} ×" if value is not None and our and name != OUR else ""
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def facts(figures: Figures) -> str:
+    """A column for each run; what is measured with, and not what was."""
+    names = list(dict.fromkeys(name for run in figures.runs for name in run.facts if name != "packages"))
+    rows = [[name.replace("_", " "), *(str(run.facts.get(name, "")) for run in figures.runs)] for name in names]
+    return table(["", *(f"run {each}" for each in range(1, len(figures.runs) + 1))], rows)
+
+
+def versions(figures: Figures) -> str:
+    installed = {name: lines for run in figures.runs for name, lines in run.facts.get("packages", {}).items()}
+    return table(["System", "installed"], [[NAMES[name], ", ".join(wanted(name, lines))] for name, lines in installed.items()])
+
+
+def wanted(name: str, lines: Sequence[str]) -> list[str]:
+    """Of what is installed for a rival: itself, Django and what it has beside these."""
+    asked = {re.split(r"[\[=<>]", each)[0] for each in (*system(name).requires, "django")}
+    return [line.replace("==", " ") for line in lines if line.partition("==")[0].lower().replace("_", "-") in asked]
+
+
+def reached(figures: Figures) -> str:
+    rows = []
+    for goal in goals():
+        value = goal.reached(figures)
+        said = ["not measured", ""] if value is None else [goal.show(value), "✓" if goal.holds(value) else "✗"]
+        rows.append([goal.name, goal.wanted, *said])
+    return table(["Goal", "wanted", "reached", ""], rows)
+
+
+def databases(figures: Figures) -> str:
+    """Ours on each: the first run on it that has the most."""
+    rows = []
+    for name in dict.fromkeys(run.facts["database"] for run in figures.runs):
+        run = max((run for run in figures.runs if run.facts["database"] == name), key=lambda run: run.size(PORTABLE))
+        rates = [cell(run, scenario, OUR, "rate") for scenario in PORTABLE[:-1]]
+        rows.append([name, *rates, *(cell(run, "latency", OUR, figure) for figure in ("p50", "p99"))])
+    return table(["Database", *PORTABLE[:-1], "latency p50, ms", "p99, ms"], rows)
+
+
+def grid() -> dict[str, str]:
+    return {f"{p} × {t}": f"drain {p} × {t}" for p, t in GRID}
+
+
+COST = {
+    "WAL, B": "wal",
+    "to enqueue, B": "wal_to_enqueue",
+    "to run, B": "wal_to_run",
+    "statements to enqueue": "statements_to_enqueue",
+    "to run": "statements_to_run",
+    "commits to run": "commits_to_run",
+}
+IDLE = {
+    "transactions/s": "commits",
+    "statements/s": "statements",
+    "of a core, %": "cpu_percent",
+    "processes": "processes",
+    "RSS, MB": "rss",
+    "PSS, MB": "pss",
+    "largest, MB": "rss_most",
+    "shell, MB": "shell_rss",
+}
+
+TABLES: dict[str, Callable[[Figures], str]] = {
+    "facts": facts,
+    "versions": versions,
+    "goals": reached,
+    "drain": partial(by_system, [(s, f"drain {s}", "rate") for s in ("1 × 1", "1 × 8", "2 × 4")], compared=True),
+    "work": partial(by_system, [(s, f"work {s}", "rate") for s in ("1 × 1", "1 × 8")], compared=True),
+    "enqueue": partial(
+        by_system, [("one by one", "enqueue", "rate"), ("20,000 with one call", "enqueue many", "rate")], compared=True
+    ),
+    "latency": partial(by_system, [(f"{each}, ms", "latency", each) for each in ("p50", "p95", "p99")]),
+    "idle": partial(by_system, [(heading, "idle", figure) for heading, figure in IDLE.items()]),
+    "cost": partial(by_system, [(heading, "cost", figure) for heading, figure in COST.items()]),
+    "scale": partial(by_scenario, "Beside", {name: f"scale, {name}" for name in BESIDE}),
+    "snapshot": partial(by_scenario, "Open snapshot", {name: f"snapshot, {name}" for name in ("none", "held")}),
+    "limited": partial(by_system, [("one key, limit of 1", "hot key", "rate")], compared=True),
+    "waiting": partial(by_system, [("jobs a second", "waiting", "rate"), ("at a time", "waiting", "at_a_time")]),
+    "grid": partial(by_scenario, "Processes × threads", grid()),
+    "batches": partial(by_system, [(f"{size:,} a call", f"enqueue by {size:,}", "rate") for size in BATCHES]),
+    "sizes": partial(
+        by_system, [(f"{verb} {size}", f"{verb} {size}", "rate") for size in SIZES for verb in ("enqueue", "drain")]
+    ),
+    "databases": databases,
+}

