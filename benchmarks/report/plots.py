@@ -54,6 +54,7 @@ def drain(figures: Figures, title: str, file: Path) -> bool:
             axes.bar_label(bars, [f"{value:,.0f}" if value else "—" for value in values], padding=3)
         axes.set_yticks(range(len(names)), [NAMES[name] for name in names])
         axes.set_xlabel("jobs a second")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.margins(x=0.12)
         axes.legend(loc="lower right")
     return True
@@ -72,6 +73,7 @@ def latency(figures: Figures, title: str, file: Path) -> bool:
             axes.plot(p50, place, "o", color=colour, label="median" if place == 0 else None)
             axes.plot(p99, place, "|", color=colour, markersize=12, label="99 of 100" if place == 0 else None)
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set_yticks(range(len(found)), [NAMES[name] for name, _, _ in found])
         axes.set_xlabel("milliseconds, on a logarithmic scale")
         axes.legend(loc="upper right")
@@ -88,6 +90,7 @@ def grid(figures: Figures, title: str, file: Path) -> bool:
         axes.bar_label(axes.bar(list(found), list(found.values()), color=BLUE), [f"{rate:,.0f}" for rate in found.values()])
         axes.set_xlabel("processes × threads")
         axes.set_ylabel("jobs a second")
+        axes.yaxis.set_major_formatter("{x:,.0f}")
     return True
 
 
@@ -97,15 +100,19 @@ def snapshot(figures: Figures, title: str, file: Path) -> bool:
     run = figures.of(*scenarios.values())
     if not run.size(scenarios.values()):
         return False
+    from matplotlib.ticker import MultipleLocator
+
     with drawn(file, title, 3.5) as axes:
         for (label, scenario), colour in zip(scenarios.items(), (GREY, BLUE), strict=True):
             for number, rates in enumerate(run.values(scenario, OUR, "rates")):
                 axes.plot(
                     [5 * (place + 1) for place in range(len(rates))], rates, "o-", color=colour, label=None if number else label
                 )
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
         axes.set_xlabel("seconds")
         axes.set_ylabel("jobs a second")
+        axes.xaxis.set_major_locator(MultipleLocator(5))
+        axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.legend(title="open snapshot", loc="lower right")
     return True
 

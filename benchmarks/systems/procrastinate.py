@@ -20,11 +20,6 @@ class Adapter(Rival):
 
         return app.task(function)
 
-    def limited(self, function: Callable[..., Any]) -> Any:
-        from procrastinate.contrib.django import app
-
-        return app.task(function, lock="one")
-
     def enqueue(self, task: Any, *args: Any) -> None:
         task.defer(**_named(task, args))
 
