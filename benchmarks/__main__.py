@@ -40,11 +40,12 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=__doc__,
-        epilog="Scenarios:\n" + "\n".join(f"  {name}" for name in SCENARIOS),
+        epilog="\n  ".join(["Systems:", *EVERY]) + "\n\n" + "\n  ".join(["Scenarios:", *SCENARIOS]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = found.add_argument
-    add("--systems", nargs="+", choices=[*EVERY, "all"], help="Ours and the limits, if none is given.")
+    systems = [*EVERY, "all"]
+    add("--systems", nargs="+", choices=systems, metavar="NAME", help='Ours and the limits, if none is given; or "all".')
     add("--scenarios", nargs="+", metavar="NAME", help='Names, or patterns such as "drain*". The usual ones, if none is given.')
     add("--rounds", type=int, default=3, help="How often each is measured, in turn (default: %(default)s).")
     add("--output", type=Path, help="Where the figures are written, as JSON, after each round.")

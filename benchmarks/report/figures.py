@@ -71,7 +71,10 @@ class Figures:
         self.runs = runs
 
     def of(self, *scenarios: str) -> Run:
-        """The run on PostgreSQL with its defaults that has the most of these scenarios, and the most systems in them."""
-        return max(
-            (run for run in self.runs if run.facts["database"] == "PostgreSQL"), key=lambda r: r.size(scenarios), default=NONE
-        )
+        """On PostgreSQL with its defaults."""
+        return self.on("PostgreSQL", *scenarios)
+
+    def on(self, database: str, *scenarios: str) -> Run:
+        """The run on this database that has the most of these scenarios, and the most systems in them."""
+        runs = (run for run in self.runs if run.facts["database"] == database)
+        return max(runs, key=lambda run: run.size(scenarios), default=NONE)

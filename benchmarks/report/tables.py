@@ -94,12 +94,10 @@ def reached(figures: Figures) -> str:
 
 
 def databases(figures: Figures) -> str:
-    """Ours on each: the first run on it that has the most."""
-    rows = []
-    for name in dict.fromkeys(run.facts["database"] for run in figures.runs):
-        run = max((run for run in figures.runs if run.facts["database"] == name), key=lambda run: run.size(PORTABLE))
-        rates = [cell(run, scenario, OUR, "rate") for scenario in PORTABLE[:-1]]
-        rows.append([name, *rates, *(cell(run, "latency", OUR, figure) for figure in ("p50", "p99"))])
+    """Ours on each; each figure of the run on it that has the most of its scenario."""
+    columns = [*((scenario, "rate") for scenario in PORTABLE[:-1]), ("latency", "p50"), ("latency", "p99")]
+    names = dict.fromkeys(run.facts["database"] for run in figures.runs)
+    rows = [[name, *(cell(figures.on(name, scenario), scenario, OUR, figure) for scenario, figure in columns)] for name in names]
     return table(["Database", *PORTABLE[:-1], "latency p50, ms", "p99, ms"], rows)
 
 
