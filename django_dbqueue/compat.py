@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import django
+from django.dispatch import Signal
 
 if TYPE_CHECKING or django.VERSION >= (6, 0):
     from django.tasks import (
@@ -72,7 +73,12 @@ def remember_receivers() -> None:
 
 def hears_of_enqueued() -> bool:
     """Whether anybody does but the framework's own log, which says it at DEBUG."""
-    return len(signals.task_enqueued.receivers) > 1 or signals.logger.isEnabledFor(logging.DEBUG)
+    return others_hear(signals.task_enqueued) or signals.logger.isEnabledFor(logging.DEBUG)
+
+
+def others_hear(signal: Signal) -> bool:
+    """Whether it has receivers beside the framework's own, which only logs."""
+    return len(signal.receivers) > 1
 
 
 __all__ = [
@@ -90,6 +96,7 @@ __all__ = [
     "TaskResultStatus",
     "checks",
     "hears_of_enqueued",
+    "others_hear",
     "remember_receivers",
     "signals",
     "task_backends",

@@ -33,6 +33,9 @@ _SET = {
 }
 
 _thread = threading.local()
+# Whether any coroutine has used a database, on the one thread on which all of a loop do; set, until that is known.
+of_coroutines = threading.Event()
+of_coroutines.set()
 
 
 def keep_connections() -> None:
@@ -85,6 +88,8 @@ def _prepare_unconnected(connection: Any, limit: float) -> None:
 
 def _prepare_connected(connection: Any, **kwargs: Any) -> None:
     """Told by Django of each new connection."""
+    if getattr(_thread, "is_of_coroutines", False):
+        of_coroutines.set()
     database, limit = getattr(_thread, "prepared", (None, 0.0))
     if connection.alias == database and connection.vendor == "postgresql":
         note_line(connection.connection)
@@ -110,6 +115,12 @@ def snapshot(database: str) -> Iterator[None]:
             with connections[database].cursor() as cursor:
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         yield
+
+
+def watch_coroutines() -> None:
+    """Called once, on the thread on which coroutines use databases, before any has."""
+    _thread.is_of_coroutines = True
+    of_coroutines.clear()
 
 
 def ready_connections() -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from inspect import iscoroutinefunction
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
 
 from ..models import Job, Settlement
+from ..options import Options
+from ..tasks import load
 from .calls import CoroutineCall
-from .connection import close_connections
+from .connection import close_connections, watch_coroutines
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -22,21 +25,37 @@ Run = Callable[[CoroutineCall], Awaitable[Settlement]]
 class Coroutines:
     """As Pool, for coroutines. The loop's thread starts with the first job."""
 
-    def __init__(self, limit: int, run: Run, settle: Callable[[Settlement], None], wake: Callable[[], None]) -> None:
-        self._limit, self._run, self._settle, self._wake = limit, run, settle, wake
+    def __init__(self, options: Options, run: Run, settle: Callable[[Settlement], None], wake: Callable[[], None]) -> None:
+        self._options, self._run, self._settle, self._wake = options, run, settle, wake
         self._running: dict[tuple[UUID, int], CoroutineCall] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._closed = False
+        # The event loop itself keeps no task alive.
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_watched = self._all_mine = self._closed = False
 
-    def put(self, job: Job) -> None:
+    def take(self, jobs: Sequence[Job], leave: Callable[[str], None]) -> Sequence[Job]:
+        """Start the jobs of ``async def`` tasks. Returns the others, those among them whose task is not known: these are given
+        back on a thread, and ``leave`` is told the task.
+        """
+        mine = [job for job in jobs if _is_coroutine(job, leave)]
+        if jobs:
+            self._all_mine = len(mine) == len(jobs)
+        if not mine:
+            return jobs
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._run_loop, args=(self._loop,), name="coroutines", daemon=True).start()
-        self._running[job.pk, job.attempt] = call = CoroutineCall(job)
-        asyncio.run_coroutine_threadsafe(self._work(call), self._loop)
+        calls = [CoroutineCall(job) for job in mine]
+        self._running.update({(call.job.pk, call.job.attempt): call for call in calls})
+        asyncio.run_coroutine_threadsafe(self._begin(calls), self._loop)
+        return [job for job in jobs if (job.pk, job.attempt) not in self._running]
 
     def full(self) -> bool:
-        return len(self._running) >= self._limit
+        return len(self._running) >= self._options.coroutines
+
+    def room(self) -> int:
+        """For how many more there is room; none, as long as it is not known that those to come are for the loop."""
+        return min(self._options.coroutines - len(self._running), self._options.prefetch) if self._all_mine else 0
 
     def running(self) -> list[CoroutineCall]:
         return list(self._running.values())
@@ -60,6 +79,15 @@ class Coroutines:
         if not asyncio.all_tasks(loop):
             loop.close()
 
+    async def _begin(self, calls: Sequence[CoroutineCall]) -> None:
+        if not self._is_watched:
+            self._is_watched = True
+            await sync_to_async(watch_coroutines)()
+        for call in calls:
+            task = asyncio.get_running_loop().create_task(self._work(call))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
     async def _work(self, call: CoroutineCall) -> None:
         try:
             self._settle(await self._run(call))
@@ -68,3 +96,11 @@ class Coroutines:
             del self._running[call.job.pk, call.job.attempt]
             if was_full:
                 self._wake()
+
+
+def _is_coroutine(job: Job, leave: Callable[[str], None]) -> bool:
+    try:
+        return iscoroutinefunction(load(job.task).func)
+    except BaseException:
+        leave(job.task)
+        return False

@@ -7,7 +7,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
-from inspect import iscoroutinefunction
 
 from django.db import DatabaseError, InterfaceError
 
@@ -17,7 +16,7 @@ from ..models import Job, Process, Settled, Settlement, Stack
 from ..models.jobs import JobQuerySet
 from ..options import Options
 from ..selector import QueueSelector
-from ..tasks import discover, load
+from ..tasks import discover
 from . import executor
 from .board import Board
 from .calls import Call, CoroutineCall, ThreadCall
@@ -63,7 +62,7 @@ class Worker:
         self._watch = Watch(backend, options.timeout_grace, self._durations, self._running, self._wake.set)
         self._notes = Notes(backend.database, self._running)
         self._pool = Pool(options, board, self._durations, self._run_call, self._settler.put, self._wake.set)
-        self._coroutines = Coroutines(options.coroutines, self._await_call, self._settler.put, self._wake.set)
+        self._coroutines = Coroutines(options, self._await_call, self._settler.put, self._wake.set)
 
     def run(self, stop: Stop, supervisor: int | None = None) -> bool:
         """Work until ``stop`` is asked for, then end in order: give back, wait, settle, sign off.
@@ -126,9 +125,10 @@ class Worker:
             return 0
 
     def _claim(self) -> int:
-        room = 0 if self._coroutines.full() or not self._heartbeat.healthy else self._pool.room()
+        fit = self._heartbeat.healthy and not self._coroutines.full()
+        room = max(self._pool.room(), self._coroutines.room()) if fit else 0
         jobs = self._claimer.claim(room) if room > 0 else []
-        self._pool.put([job for job in jobs if not self._is_for_the_loop(job)])
+        self._pool.put(self._coroutines.take(jobs, self._claimer.leave))
         self._claimed += len(jobs)
         return len(jobs)
 
@@ -158,17 +158,6 @@ class Worker:
 
     def _owned(self) -> JobQuerySet:
         return self._jobs.running().filter(process=self._heartbeat.process)
-
-    def _is_for_the_loop(self, job: Job) -> bool:
-        """Start the job of an ``async def`` task. One whose task is not known is given back on a thread."""
-        try:
-            if not iscoroutinefunction(load(job.task).func):
-                return False
-        except BaseException:
-            self._claimer.leave(job.task)
-            return False
-        self._coroutines.put(job)
-        return True
 
     def _run_call(self, call: ThreadCall) -> Settlement | None:
         outcome = executor.run(call, self._backend)
