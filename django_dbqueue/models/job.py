@@ -28,29 +28,11 @@ class Job(models.Model):
     task = models.CharField(_("task"), max_length=255)
     queue = models.CharField(_("queue"), max_length=100)
     priority = models.SmallIntegerField(_("priority"), default=0)
-    state = models.CharField(_("state"), max_length=10, choices=State.choices, default=State.READY)
     args = models.JSONField(_("arguments"), default=list, blank=True)
     kwargs = models.JSONField(_("keyword arguments"), default=dict, blank=True)
     metadata = models.JSONField(_("metadata"), default=dict, blank=True)
-    run_after = models.DateTimeField(_("run after"), db_default=Now())
-    expires_at = models.DateTimeField(
-        _("expires at"), null=True, blank=True, help_text=_("It is called off if it is not started by then.")
-    )
-    attempt = models.PositiveIntegerField(_("attempt"), default=0, help_text=_("How often it was claimed."))
-    failures = models.PositiveIntegerField(_("failures"), default=0, help_text=_("How many of its attempts failed."))
     max_attempts = models.PositiveSmallIntegerField(
         _("most attempts"), default=1, help_text=_("After so many failures it is tried no more.")
-    )
-    process = models.ForeignKey(
-        Process,
-        verbose_name=_("process"),
-        null=True,
-        blank=True,
-        on_delete=models.DO_NOTHING,
-        # No constraint: it would lock the process's row, which beats, at every claim.
-        db_constraint=False,
-        db_index=False,
-        related_name="jobs",
     )
     on_lost = models.CharField(
         _("when lost"),
@@ -60,17 +42,11 @@ class Job(models.Model):
         help_text=_("What becomes of it when its process dies."),
     )
     timeout = models.DurationField(_("timeout"), null=True, blank=True, help_text=_("It is stopped if it runs longer."))
-    # Of a job that fails when it is lost: whether it has run at all, or was only claimed.
-    has_begun = models.BooleanField(_("has begun"), default=False)
-    stop_asked_at = models.DateTimeField(_("asked to stop at"), null=True, blank=True)
     # Of all jobs with one key there is one row: the task's path, a space, and the key.
     key = models.CharField(_("key"), max_length=460, null=True, blank=True)  # noqa: DJ001
     version = models.BigIntegerField(_("version"), null=True, blank=True, help_text=_("The newest of its key."))
-    asked_again = models.BooleanField(_("asked for again"), default=False, help_text=_("It runs once more when it has ended."))
-    attempts_before = models.PositiveIntegerField(_("attempts of earlier runs"), default=0)
-    # Of a limited job: each limit, as it was at the call; and the semaphore that it waits for.
+    # Of a limited job: each limit, as it was at the call.
     limits = models.JSONField(_("limits"), null=True, blank=True)
-    blocked_by = models.CharField(_("waits for"), max_length=460, null=True, blank=True)  # noqa: DJ001
     # Of a pipeline: each stage's task, queue and priority; and the place of the one that it is at.
     pipeline = models.JSONField(_("pipeline"), null=True, blank=True)
     stage = models.PositiveSmallIntegerField(_("stage"), null=True, blank=True)
@@ -84,10 +60,36 @@ class Job(models.Model):
         db_index=False,
         related_name="+",
     )
-    result = models.JSONField(_("result"), null=True, blank=True)
     enqueued_at = models.DateTimeField(_("enqueued at"), db_default=Now())
+    expires_at = models.DateTimeField(
+        _("expires at"), null=True, blank=True, help_text=_("It is called off if it is not started by then.")
+    )
+    run_after = models.DateTimeField(_("run after"), db_default=Now())
+    # What changes while it runs comes last: what PostgreSQL writes to its log for an update begins with the first change.
+    state = models.CharField(_("state"), max_length=10, choices=State.choices, default=State.READY)
+    attempt = models.PositiveIntegerField(_("attempt"), default=0, help_text=_("How often it was claimed."))
+    failures = models.PositiveIntegerField(_("failures"), default=0, help_text=_("How many of its attempts failed."))
+    # Of a job that fails when it is lost: whether it has run at all, or was only claimed.
+    has_begun = models.BooleanField(_("has begun"), default=False)
+    asked_again = models.BooleanField(_("asked for again"), default=False, help_text=_("It runs once more when it has ended."))
+    attempts_before = models.PositiveIntegerField(_("attempts of earlier runs"), default=0)
+    # Of a limited job: the semaphore that it waits for.
+    blocked_by = models.CharField(_("waits for"), max_length=460, null=True, blank=True)  # noqa: DJ001
+    stop_asked_at = models.DateTimeField(_("asked to stop at"), null=True, blank=True)
     started_at = models.DateTimeField(_("started at"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
+    process = models.ForeignKey(
+        Process,
+        verbose_name=_("process"),
+        null=True,
+        blank=True,
+        on_delete=models.DO_NOTHING,
+        # No constraint: it would lock the process's row, which beats, at every claim.
+        db_constraint=False,
+        db_index=False,
+        related_name="jobs",
+    )
+    result = models.JSONField(_("result"), null=True, blank=True)
 
     objects = JobQuerySet.as_manager()
 
