@@ -73,7 +73,7 @@ def remember_receivers() -> None:
 
 def hears_of_enqueued() -> bool:
     """Whether anybody does but the framework's own log, which says it at DEBUG."""
-    return others_hear(signals.task_enqueued) or signals.logger.isEnabledFor(logging.DEBUG)
+    return len(signals.task_enqueued.receivers) > 1 or signals.logger.isEnabledFor(logging.DEBUG)
 
 
 def others_hear(signal: Signal) -> bool:

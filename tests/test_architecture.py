@@ -33,6 +33,7 @@ FLOORS = [
         "models.keyed",
         "models.walking",
         "models.operated",
+        "models.lanes",
         "models.at_once",
         "models.jobs",
         "models.job",

@@ -10,11 +10,12 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from django.db import models, transaction
+from django.db import connections, models, transaction
 from django.db.models import Exists, F, OuterRef, Q
 
 from . import keyed, walking
 from .expressions import Among, Now, after, lock
+from .lanes import lanes
 from .operated import OperatedJobs
 from .process import Process
 from .semaphore import Semaphore
@@ -93,6 +94,8 @@ class JobQuerySet(OperatedJobs):
 
     def lanes(self, queues: Iterable[str] | None = None) -> list[Lane]:
         """The lanes that have ready jobs, of these queues or of all. Each step is one look into the lane index."""
+        if connections[self.db].vendor == "postgresql" and not self.query.where:
+            return lanes(self.db, self.model._meta.db_table, queues)
         found = []
         for queue in self._ready_queues() if queues is None else queues:
             rows = self.ready().filter(queue=queue).order_by("priority").values_list("priority", flat=True)

@@ -46,6 +46,8 @@ class Claimer:
         self._process, self._selector, self._options, self._in_a_row = process, queues, options, in_a_row
         self._lanes: list[Lane] = []
         self._order: dict[Lane, tuple[int, int]] = {}
+        # Those without a job for this worker since they were read.
+        self._empty: set[Lane] = set()
         self._read_at = float("-inf")
         self._known: set[str] = set()
         # The queues of which only so many jobs may run at a time.
@@ -78,7 +80,8 @@ class Claimer:
             self._read_lanes()
             jobs += self._claim([lane for lane in self._lanes if lane not in known], limit - len(jobs))
         # Lanes of the same rank take turns: a full one must not starve its neighbours.
-        self._lanes = sorted([*self._lanes[1:], *self._lanes[:1]], key=self._order.__getitem__)
+        following = [lane for lane in [*self._lanes[1:], *self._lanes[:1]] if lane not in self._empty]
+        self._lanes = sorted(following, key=self._order.__getitem__)
         return jobs
 
     def _claim_told(self, lanes: set[Lane], limit: int) -> list[Job]:
@@ -111,9 +114,12 @@ class Claimer:
         jobs: list[Job] = []
         wanted = self._wanted() if lanes else self._jobs
         for lane in lanes:
-            if len(jobs) < limit:
+            if (room := limit - len(jobs)) > 0:
                 claim = self._claim_limited if lane.queue in self.limits else JobQuerySet.claim
-                jobs += claim(wanted, lane, self._process, limit - len(jobs), self._in_a_row)
+                found = claim(wanted, lane, self._process, room, self._in_a_row)
+                jobs += found
+                if len(found) < room:
+                    self._empty.add(lane)
         return jobs
 
     def _claim_limited(self, wanted: JobQuerySet, lane: Lane, process: Process, limit: int, in_a_row: InARow) -> list[Job]:
@@ -129,7 +135,7 @@ class Claimer:
         self._order = {lane: order for lane, order in served.items() if lane.queue not in paused}
         if self._options.ageing:
             self._raise_old(self._options.ageing)
-        self._lanes = sorted(self._order, key=self._order.__getitem__)
+        self._lanes, self._empty = sorted(self._order, key=self._order.__getitem__), set()
         self._read_at = time.monotonic()
 
     def _raise_old(self, ageing: float) -> None:
