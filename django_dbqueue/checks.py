@@ -17,6 +17,7 @@ from .recurring import declared
 from .tasks import modules_with_tasks
 
 SUPPORTED = ("postgresql", "mysql", "sqlite")
+NOT_IMMEDIATE = "SQLite without immediate transactions fails with 'database is locked' under load."
 
 
 @register("dbqueue")
@@ -63,13 +64,16 @@ def _check_database(backend: DatabaseBackend) -> Iterator[CheckMessage]:
             hint=f"Set USE_TZ = True, and no TIME_ZONE in DATABASES[{backend.database!r}]: both are Django's defaults.",
             id="dbqueue.E004",
         )
-    if connection.vendor == "sqlite" and connection.settings_dict["OPTIONS"].get("transaction_mode") != "IMMEDIATE":
-        yield Warning(
-            f"{name}: SQLite without immediate transactions fails with 'database is locked' under load.",
-            hint=f"Set DATABASES[{backend.database!r}]['OPTIONS'] = {{'transaction_mode': 'IMMEDIATE', "
-            "'init_command': 'PRAGMA journal_mode=WAL'}.",
-            id="dbqueue.W001",
-        )
+    if connection.vendor == "sqlite" and not is_immediate(connection):
+        yield Warning(f"{name}: {NOT_IMMEDIATE}", hint=f"Set {options_for_sqlite(backend.database)}.", id="dbqueue.W001")
+
+
+def is_immediate(connection: Any) -> bool:
+    return bool(connection.settings_dict["OPTIONS"].get("transaction_mode") == "IMMEDIATE")
+
+
+def options_for_sqlite(alias: str) -> str:
+    return f"DATABASES[{alias!r}]['OPTIONS'] = {{'transaction_mode': 'IMMEDIATE', 'init_command': 'PRAGMA journal_mode=WAL'}}"
 
 
 # Not of those that runqueue makes: a supervisor imports no tasks.

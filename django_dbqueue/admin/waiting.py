@@ -14,7 +14,6 @@ from django.utils.translation import ngettext
 from ..models import Job, KnownTask, Process, Queue, Semaphore, Slot
 from ..models.counts import count
 from ..models.states import WAITING, State
-from ..selector import QueueSelector
 from .columns import span_of_pause
 from .config import limit_of
 from .looks import ago, duration, moment
@@ -73,7 +72,7 @@ def _ready(job: Job) -> str:
         return _paused(_("Its task “{}” is paused, {}."), task)
     if said := _full(job.queue):
         return said
-    serving = [worker for worker in _alive(Process.Kind.WORKER) if _serves(worker, job.queue)]
+    serving = [worker for worker in _alive(Process.Kind.WORKER) if worker.serves(job.queue)]
     if not serving:
         said = _("It is ready, and no worker that serves the queue “{}” is alive. Start one with “manage.py runqueue”.")
         return format_html(said, job.queue)
@@ -104,8 +103,3 @@ def _paused(said: str, row: Queue | KnownTask) -> str:
 
 def _alive(kind: Process.Kind) -> list[Process]:
     return list(Process.objects.alive().filter(kind=kind)[:1000])
-
-
-def _serves(worker: Process, queue: str) -> bool:
-    patterns = tuple(name.strip() for name in str(worker.details.get("queues", "*")).split(","))
-    return QueueSelector(patterns).rank(queue) is not None

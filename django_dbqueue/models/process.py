@@ -6,6 +6,7 @@ from typing import Any
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..selector import QueueSelector
 from .expressions import Now, after
 
 
@@ -69,6 +70,11 @@ class Process(models.Model):
     def log_fields(self) -> dict[str, Any]:
         """What a line of the log about it says to machines."""
         return {"process_name": self.name}
+
+    def serves(self, queue: str) -> bool:
+        """Of a worker: whether it claims from a queue."""
+        patterns = tuple(name.strip() for name in str(self.details.get("queues", "*")).split(","))
+        return QueueSelector(patterns).rank(queue) is not None
 
     def is_alive(self, now: datetime) -> bool:
         """Whether it is taken for alive at that moment of the database's time."""
