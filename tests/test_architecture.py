@@ -101,8 +101,12 @@ FLOORS = [
         "checks",
         "apps",
         "testing",
+        *["upkeep", "upkeep.finding", "upkeep.database", "upkeep.queue"],
+        *["upkeep.snapshots", "upkeep.vacuum", "upkeep.bloat", "upkeep.postgresql"],
+        *["upkeep.mysql", "upkeep.innodb", "upkeep.sqlite", "upkeep.examine"],
         "management",
         "management.commands",
+        "management.commands.checkqueue",
         "management.commands.runqueue",
     ],
 ]

@@ -1,0 +1,92 @@
+"""``manage.py checkqueue``: what to change at the queue's databases, and why."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from argparse import ArgumentParser
+from dataclasses import asdict
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from ...backend import DatabaseBackend
+from ...compat import task_backends
+from ...upkeep.database import QueueDatabase, queue_databases
+from ...upkeep.examine import examine, names
+from ...upkeep.finding import Finding, Unseen
+
+Found = list[tuple[str, Finding | Unseen]]
+
+
+class Command(BaseCommand):
+    help = (
+        "Look at the queue's databases, and say what to change there and why. Ends with 1 if there is something, with 0 if not."
+    )
+    # It tells of the database, also where something else of the project is wrong.
+    requires_system_checks = ()
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--database", help="Only this one: an alias in DATABASES.")
+        parser.add_argument("--backend", help="Only the database of this one: an alias in TASKS.")
+        parser.add_argument("--ignore", action="append", default=[], metavar="NAME", help=f"Leave out {', '.join(names())}.")
+        parser.add_argument("--json", action="store_true", help="For machines.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if unknown := set(options["ignore"]) - set(names()):
+            raise CommandError(f"There is no {', '.join(sorted(unknown))} to ignore; there are {', '.join(names())}.")
+        found = [(each, list(examine(each, options["ignore"]))) for each in _databases(options["database"], options["backend"])]
+        if options["json"]:
+            self.stdout.write(json.dumps([_as_json(*each) for each in found], indent=1))
+        else:
+            for each in found:
+                self._print(*each)
+        if any(isinstance(one, Finding) for _, those in found for _, one in those):
+            sys.exit(1)
+
+    def _print(self, database: QueueDatabase, found: Found) -> None:
+        findings = [(name, one) for name, one in found if isinstance(one, Finding)]
+        where = f"{database.alias} ({database.product})"
+        self.stdout.write(f"{where}: {_count(len(findings))}", self.style.WARNING if findings else self.style.SUCCESS)
+        for number, (name, one) in enumerate(findings, 1):
+            self.stdout.write(f"\n{_filled(f'{number}. ', one.what)} [{name}]")
+            self.stdout.write(_filled("   Why: ", one.why))
+            self.stdout.write("   Do:  " + one.remedy.replace("\n", "\n        "), self.style.MIGRATE_LABEL)
+        for name, unseen in [(name, one) for name, one in found if isinstance(one, Unseen)]:
+            self.stdout.write(f"\n{_filled('-  ', unseen.what)} [{name}]")
+            if unseen.remedy:
+                self.stdout.write(f"   Do:  {unseen.remedy}")
+        self.stdout.write("")
+
+
+def _databases(database: str | None, backend: str | None) -> list[QueueDatabase]:
+    backends = [each for each in map(task_backends.__getitem__, task_backends) if isinstance(each, DatabaseBackend)]
+    found = [
+        each
+        for each in queue_databases(backend_of for backend_of in backends if backend in (None, backend_of.alias))
+        if database in (None, each.alias)
+    ]
+    if not found:
+        known = ", ".join(f"{each.alias} (in the database {each.database})" for each in backends)
+        raise CommandError(
+            f"There is no such queue. There are the backends {known}." if backends else "TASKS has no DatabaseBackend."
+        )
+    return found
+
+
+def _count(number: int) -> str:
+    return "nothing to change." if not number else f"{number} thing{'s' * (number > 1)} to change."
+
+
+def _filled(first: str, text: str) -> str:
+    return textwrap.fill(text, 110, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False)
+
+
+def _as_json(database: QueueDatabase, found: Found) -> dict[str, Any]:
+    return {
+        "database": database.alias,
+        "vendor": database.connection.vendor,
+        "findings": [{"check": name, **asdict(one)} for name, one in found if isinstance(one, Finding)],
+        "unseen": [{"check": name, **asdict(one)} for name, one in found if isinstance(one, Unseen)],
+    }

@@ -1,0 +1,1 @@
+"""What ``manage.py checkqueue`` looks at: the database around the queue, and what to change there."""

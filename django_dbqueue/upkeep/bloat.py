@@ -1,0 +1,47 @@
+"""PostgreSQL: tables and indexes that are many times as large as what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .database import QueueDatabase
+from .finding import Finding, megabytes
+
+# Only what is so many times as large as it would be if it were new, and has so many bytes.
+TIMES, LARGE = 5, 100 * 2**20
+# Pages and rows are those of the last vacuum or analyse, so that they are of one moment. A row has a header and a line
+# pointer, of 28 bytes in a table and of 12 in an index, and is rounded up to 8; a page of an index is filled to nine tenths.
+SIZES = """
+SELECT c.oid::regclass::text AS name, c.relkind = 'i' AS is_index, c.relpages * block.size AS size,
+    greatest(1, ceil(c.reltuples * (ceil((w.width + CASE c.relkind WHEN 'i' THEN 12 ELSE 28 END) / 8) * 8)
+        / (block.size * CASE c.relkind WHEN 'i' THEN 0.9 ELSE 1 END))) * block.size AS expected
+FROM pg_class t
+JOIN pg_class c ON c.oid = t.oid OR c.oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = t.oid)
+CROSS JOIN (SELECT current_setting('block_size')::float AS size) AS block
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum(s.avg_width * CASE c.relkind WHEN 'i' THEN 1 ELSE 1 - s.null_frac END), 0) AS width FROM pg_attribute a
+    JOIN pg_stats s ON s.schemaname = t.relnamespace::regnamespace::text AND s.tablename = t.relname AND s.attname = a.attname
+    WHERE a.attrelid = c.oid AND a.attnum > 0
+) AS w
+WHERE t.oid = ANY (SELECT to_regclass(name)::oid FROM unnest(%s::text[]) AS name) AND c.reltuples >= 0 AND w.width > 0
+ORDER BY c.relpages DESC
+"""
+
+
+def bloat(database: QueueDatabase) -> Iterator[Finding]:
+    for each in database.ask(SIZES, database.tables):
+        if each.size < LARGE or each.size < TIMES * each.expected:
+            continue
+        what = f"{each.name} has {megabytes(each.size)}; about {megabytes(each.expected)} would hold what is in it."
+        if each.is_index:
+            yield Finding(
+                what,
+                "It is read and cached, and its empty pages are not given back by themselves.",
+                f"REINDEX INDEX CONCURRENTLY {each.name};",
+            )
+        else:
+            yield Finding(
+                what,
+                "Its free space is used again by new rows, but vacuum, backups and the cache go through all of it.",
+                f"VACUUM (FULL, ANALYZE) {each.name};  -- Locks the table: stop runqueue first. pg_repack does not lock it.",
+            )

@@ -1,0 +1,81 @@
+"""All that is looked at, by vendor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+from django.db import DEFAULT_DB_ALIAS, Error
+
+from . import bloat, innodb, mysql, postgresql, queue, snapshots, sqlite, vacuum
+from .database import QueueDatabase
+from .finding import Finding, Unseen
+
+Check = Callable[[QueueDatabase], Iterable[Finding | Unseen]]
+OF_THE_QUEUE: tuple[Check, ...] = (queue.processes, queue.lag, queue.orphaned_jobs, queue.retention)
+OF_A_VENDOR: dict[str, tuple[Check, ...]] = {
+    "postgresql": (
+        *(snapshots.transactions, snapshots.prepared_transactions, snapshots.replication, snapshots.hidden_sessions),
+        *(vacuum.autovacuum, vacuum.late_autovacuum, vacuum.dead_rows, vacuum.statistics, bloat.bloat),
+        *(postgresql.durability, postgresql.idle_transactions, postgresql.connections),
+        *(postgresql.checkpoints, postgresql.pooler),
+    ),
+    "mysql": (
+        *(innodb.transactions, innodb.history, innodb.buffer_pool, innodb.fragmentation),
+        *(mysql.isolation, mysql.durability, mysql.packets, mysql.character_sets),
+    ),
+    "sqlite": (
+        *(sqlite.transactions, sqlite.journal, sqlite.patience, sqlite.durability),
+        *(sqlite.log, sqlite.free_pages),
+    ),
+}
+
+
+def names() -> list[str]:
+    """What can be ignored."""
+    return sorted({name_of(check) for checks in (OF_THE_QUEUE, *OF_A_VENDOR.values()) for check in checks})
+
+
+def examine(database: QueueDatabase, ignored: Collection[str] = ()) -> Iterator[tuple[str, Finding | Unseen]]:
+    """What each check finds, with the check's name. A check that fails says so, and the others go on."""
+    if missing := _missing(database):
+        yield "tables", missing
+        return
+    for check in (*OF_THE_QUEUE, *OF_A_VENDOR[database.connection.vendor]):
+        if name_of(check) not in ignored:
+            for found in _looked(check, database):
+                yield name_of(check), found
+
+
+def name_of(check: Check) -> str:
+    return check.__name__.replace("_", "-")
+
+
+def _looked(check: Check, database: QueueDatabase) -> list[Finding | Unseen]:
+    try:
+        with database.bounded():
+            return list(check(database))
+    except Error as error:
+        return [Unseen(f"This could not be looked at: {_first_line(error)}", _lacking(database, error))]
+
+
+def _lacking(database: QueueDatabase, error: Error) -> str:
+    is_refused = database.connection.vendor == "mysql" and error.args and error.args[0] == innodb.NEEDS_PRIVILEGE
+    return innodb.privilege(database) if is_refused else ""
+
+
+def _missing(database: QueueDatabase) -> Finding | None:
+    try:
+        database.jobs.exists()
+    except Error as error:
+        migrate = "migrate" if database.alias == DEFAULT_DB_ALIAS else f"migrate dbqueue --database {database.alias}"
+        return Finding(
+            f"The queue's tables cannot be read: {_first_line(error)}",
+            "Without them there is no queue.",
+            f"python manage.py {migrate}  # If its server runs.",
+        )
+    return None
+
+
+def _first_line(error: Error) -> str:
+    # MySQL's driver gives a number first.
+    return str(error.args[-1] if error.args else error).strip().partition("\n")[0]

@@ -1,0 +1,80 @@
+"""MariaDB and MySQL: the server's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .database import QueueDatabase
+from .finding import Finding, megabytes
+
+NAMES = (
+    *("tx_isolation", "transaction_isolation", "innodb_flush_log_at_trx_commit", "sync_binlog", "log_bin"),
+    *("max_allowed_packet", "innodb_buffer_pool_size", "innodb_file_per_table", "character_set_connection"),
+)
+# Bytes that one statement should be able to have: it holds a job's arguments, or its result.
+PACKET = 16 * 2**20
+OTHER_CHARSETS = """
+SELECT table_name AS name, table_collation AS collation FROM information_schema.tables
+WHERE table_schema = DATABASE() AND table_name IN ({}) AND table_collation NOT LIKE 'utf8mb4%%'
+"""
+
+
+def variables(database: QueueDatabase) -> dict[str, str]:
+    """The server's variables as they are for this project's connections, as far as this server has them."""
+    names = ", ".join(["%s"] * len(NAMES))
+    return {row[0].lower(): row[1] for row in database.ask(f"SHOW VARIABLES WHERE Variable_name IN ({names})", *NAMES)}
+
+
+def isolation(database: QueueDatabase) -> Iterator[Finding]:
+    has = variables(database)
+    level = has.get("transaction_isolation") or has.get("tx_isolation", "")
+    if level != "READ-COMMITTED":
+        yield Finding(
+            f"The project's connections run at {level}.",
+            "There, what enqueues jobs locks the gaps between rows too, and fails with deadlocks beside workers.",
+            f"{database.setting}['OPTIONS']['isolation_level'] = 'read committed'  # Django's default.",
+        )
+
+
+def durability(database: QueueDatabase) -> Iterator[Finding]:
+    has = variables(database)
+    if (value := has.get("innodb_flush_log_at_trx_commit", "1")) != "1":
+        yield Finding(
+            f"innodb_flush_log_at_trx_commit is {value}.",
+            "A crash loses what was committed in the last second: jobs that were enqueued are gone, and jobs that have ended run "
+            "again.",
+            "SET GLOBAL innodb_flush_log_at_trx_commit = 1;  -- And in my.cnf.",
+        )
+    if has.get("log_bin") == "ON" and (value := has.get("sync_binlog", "1")) != "1":
+        yield Finding(
+            f"There is a binary log, and sync_binlog is {value}.",
+            "A crash of the host loses commits that the binary log did not have yet: on this server, or on its replicas.",
+            "SET GLOBAL sync_binlog = 1;  -- And in my.cnf.",
+        )
+
+
+def packets(database: QueueDatabase) -> Iterator[Finding]:
+    size = int(variables(database)["max_allowed_packet"])
+    if size < PACKET:
+        yield Finding(
+            f"max_allowed_packet is {megabytes(size)}.",
+            "A job whose arguments or result are larger, or many jobs that are enqueued at once, are refused.",
+            f"SET GLOBAL max_allowed_packet = {4 * PACKET};  -- And in my.cnf.",
+        )
+
+
+def character_sets(database: QueueDatabase) -> Iterator[Finding]:
+    why = "A job with a character that it lacks, in an argument or in an error's message, cannot be written."
+    if (name := variables(database)["character_set_connection"]) != "utf8mb4":
+        yield Finding(
+            f"The project's connections use the character set {name}.",
+            why,
+            f"{database.setting}['OPTIONS']['charset'] = 'utf8mb4'",
+        )
+    tables = database.tables
+    for each in database.ask(OTHER_CHARSETS.format(", ".join(["%s"] * len(tables))), *tables):
+        yield Finding(
+            f"{each.name} has the collation {each.collation}.",
+            why,
+            f"ALTER TABLE {each.name} CONVERT TO CHARACTER SET utf8mb4;",
+        )

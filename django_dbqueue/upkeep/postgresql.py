@@ -1,0 +1,135 @@
+"""PostgreSQL: the server's settings, and its connections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..models import Process
+from .database import QueueDatabase
+from .finding import Finding, lasting
+from .vacuum import BUSY, tables
+
+# What is lost when a setting is off.
+DURABLE = {
+    "fsync": "A crash of the host may leave the whole database unreadable.",
+    "full_page_writes": "A crash of the host may leave half-written pages, unless its file system writes whole ones.",
+    "synchronous_commit": (
+        "A crash of the server loses what was committed in the last moments: jobs that were enqueued are gone, and jobs "
+        "that have ended run again."
+    ),
+}
+SETTING = "SELECT setting, source, current_user AS me, current_database() AS name FROM pg_settings WHERE name = %s"
+CONNECTIONS = """
+SELECT (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS taken,
+    current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+        - coalesce(current_setting('reserved_connections', true)::int, 0) AS room
+"""
+CHECKPOINTS = """
+SELECT {timed} AS timed, {requested} AS requested, pg_size_bytes(current_setting('max_wal_size')) AS most,
+    (SELECT wal_bytes FROM pg_stat_wal) AS written,
+    EXTRACT(EPOCH FROM clock_timestamp() - stats_reset)::float AS seconds
+FROM {view}
+"""
+# Of the connections, a share that is nearly all.
+TAKEN = 0.9
+# So many checkpoints, at least, that were not due make a pattern.
+CHECKPOINTS_ASKED = 20
+
+
+def durability(database: QueueDatabase) -> Iterator[Finding]:
+    for name, why in DURABLE.items():
+        if database.value(f"SHOW {name}") == "off":
+            yield Finding(f"{name} is off.", why, _set(database, name, "on"))
+
+
+def idle_transactions(database: QueueDatabase) -> Iterator[Finding]:
+    """Asked for where there is something to lose: by default no database has it."""
+    name = "idle_in_transaction_session_timeout"
+    is_busy = any(table.updated >= BUSY for table in tables(database))
+    if is_busy and database.value("SELECT setting FROM pg_settings WHERE name = %s", name) == "0":
+        yield Finding(
+            f"{name} is 0: a forgotten transaction stays open for ever.",
+            "While one is open, no dead row of this busy queue can be cleared away. The queue's own connections need no limit.",
+            f"ALTER DATABASE {_quoted(database)} SET {name} = '10min';\n"
+            "-- Longer than any task with atomic=True pauses between two queries.",
+        )
+
+
+def connections(database: QueueDatabase) -> Iterator[Finding]:
+    needed, (found,) = _connections_needed(database), database.ask(CONNECTIONS)
+    if not _is_pooled(database) and needed > found.room:
+        yield Finding(
+            f"The processes that are alive may need {needed} connections; the server has {found.room}, for others too.",
+            "A task whose connection is refused fails.",
+            f"ALTER SYSTEM SET max_connections = {_rounded(needed + found.taken)};  -- And restart the server. "
+            "Or fewer --processes and --threads.",
+        )
+    elif found.taken >= TAKEN * found.room:
+        yield Finding(
+            f"{found.taken} of {found.room} connections are taken.",
+            "When none is left, tasks fail, and workers that start again cannot.",
+            f"ALTER SYSTEM SET max_connections = {_rounded(2 * found.room)};  -- And restart the server.",
+        )
+
+
+def checkpoints(database: QueueDatabase) -> Iterator[Finding]:
+    is_new = database.connection.pg_version >= 170000
+    view, timed, requested = (
+        ("pg_stat_checkpointer", "num_timed", "num_requested")
+        if is_new
+        else ("pg_stat_bgwriter", "checkpoints_timed", "checkpoints_req")
+    )
+    (found,) = database.ask(CHECKPOINTS.format(view=view, timed=timed, requested=requested))
+    # Those that were asked for by a statement are not for the want of room.
+    if found.requested >= max(CHECKPOINTS_ASKED, 2 * found.timed) and found.written / found.requested > found.most / 4:
+        every = lasting(found.seconds / (found.requested + found.timed)) if found.seconds else "so often"
+        yield Finding(
+            f"{found.requested:,} of {found.requested + found.timed:,} checkpoints came because max_wal_size "
+            f"({found.most / 2**20:,.0f} MB) was full; one each {every}.",
+            "After each checkpoint the first change of a page writes all of it: jobs cost up to several times as much WAL.",
+            f"ALTER SYSTEM SET max_wal_size = '{found.most * 4 // 2**20}MB'; SELECT pg_reload_conf();",
+        )
+
+
+def pooler(database: QueueDatabase) -> Iterator[Finding]:
+    if _is_pooled(database) and not database.connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+        yield Finding(
+            "There is a pooler between Django and PostgreSQL.",
+            "If it pools by transactions, server-side cursors break, and what the queue sets for a session stays with others.",
+            f"{database.setting}['DISABLE_SERVER_SIDE_CURSORS'] = True  # If it pools by sessions: --ignore pooler",
+        )
+
+
+def _is_pooled(database: QueueDatabase) -> bool:
+    """A pooler tells its client a process id of its own making."""
+    told = database.connection.connection.info.backend_pid
+    return bool(told != database.value("SELECT pg_backend_pid()"))
+
+
+def _connections_needed(database: QueueDatabase) -> int:
+    """To claim, to settle, to beat, to listen, and one for each thread; supervisor and dispatcher have two each."""
+    alive = Process.objects.using(database.alias).alive().values_list("kind", "details")
+    return sum(4 + details.get("threads", 0) if kind == Process.Kind.WORKER else 2 for kind, details in alive)
+
+
+def _set(database: QueueDatabase, name: str, value: str) -> str:
+    """Where it was set, it is set back."""
+    (found,) = database.ask(SETTING, name)
+    match found.source:
+        case "database":
+            return f"ALTER DATABASE {_quoted(database)} RESET {name};"
+        case "user":
+            return f'ALTER ROLE "{found.me}" RESET {name};'
+        case "database user":
+            return f'ALTER ROLE "{found.me}" IN DATABASE {_quoted(database)} RESET {name};'
+        case "client" | "session":
+            return f"Take {name} out of {database.setting}['OPTIONS'], or of what sets it for each session."
+    return f"ALTER SYSTEM SET {name} = {value}; SELECT pg_reload_conf();"
+
+
+def _quoted(database: QueueDatabase) -> str:
+    return str(database.connection.ops.quote_name(database.value("SELECT current_database()")))
+
+
+def _rounded(number: int) -> int:
+    return (number // 50 + 1) * 50

@@ -1,0 +1,93 @@
+"""PostgreSQL: transactions that keep vacuum from clearing away what the queue has updated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .database import QueueDatabase
+from .finding import Finding, Unseen, lasting
+
+# A transaction is old after so many seconds; that of a standby or of a slot, whose time nobody knows, after so many others.
+OLD, BEHIND = 300, 100_000
+# So many of them are listed.
+MOST = 5
+WHY = (
+    "While it lasts, no row can be cleared away that was updated or deleted since, in any table of this database. "
+    "Each job leaves two such rows: tables and indexes grow, and claims step over more of them each second."
+)
+# A transaction of another database that writes holds back too: it is the oldest in each snapshot that is taken here.
+SESSIONS = """
+SELECT pid, usename, datname, application_name, state, EXTRACT(EPOCH FROM clock_timestamp() - xact_start)::float AS seconds
+FROM pg_stat_activity
+WHERE pid <> pg_backend_pid() AND xact_start < clock_timestamp() - make_interval(secs => %s)
+    AND (datname = current_database() AND backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+    AND backend_type <> 'autovacuum worker' AND pid NOT IN (SELECT pid FROM pg_stat_progress_vacuum)
+ORDER BY xact_start LIMIT %s
+"""
+PREPARED = """
+SELECT gid, owner, database, EXTRACT(EPOCH FROM clock_timestamp() - prepared)::float AS seconds
+FROM pg_prepared_xacts WHERE prepared < clock_timestamp() - make_interval(secs => %s) ORDER BY prepared LIMIT %s
+"""
+SLOTS = "SELECT slot_name, active, age(xmin) AS behind FROM pg_replication_slots WHERE age(xmin) > %s ORDER BY 3 DESC LIMIT %s"
+STANDBYS = """
+SELECT pid, application_name, age(backend_xmin) AS behind FROM pg_stat_activity
+WHERE backend_type = 'walsender' AND age(backend_xmin) > %s ORDER BY 3 DESC LIMIT %s
+"""
+HIDDEN = """
+SELECT count(*) AS number, string_agg(DISTINCT usename, ', ') AS roles, current_user AS me FROM pg_stat_activity
+WHERE datname = current_database() AND query = '<insufficient privilege>'
+"""
+
+
+def transactions(database: QueueDatabase) -> Iterator[Finding]:
+    for each in database.ask(SESSIONS, OLD, MOST):
+        who = f"{each.usename}@{each.datname}" + (f" ({each.application_name})" if each.application_name else "")
+        remedy = f"SELECT pg_terminate_backend({each.pid});"
+        if str(each.state).startswith("idle in transaction"):
+            remedy += f"\nALTER ROLE \"{each.usename}\" SET idle_in_transaction_session_timeout = '10min';  -- For the next one."
+        yield Finding(
+            f"A transaction has been open for {lasting(each.seconds)}: pid {each.pid} of {who}, {each.state}.", WHY, remedy
+        )
+
+
+def prepared_transactions(database: QueueDatabase) -> Iterator[Finding]:
+    for each in database.ask(PREPARED, OLD, MOST):
+        yield Finding(
+            f"A transaction was prepared {lasting(each.seconds)} ago and never ended: {each.gid!r} of "
+            f"{each.owner}@{each.database}.",
+            WHY,
+            f"ROLLBACK PREPARED {_literal(each.gid)};  -- Or COMMIT PREPARED, in its database: whoever prepared it knows.",
+        )
+
+
+def replication(database: QueueDatabase) -> Iterator[Finding]:
+    for each in database.ask(SLOTS, BEHIND, MOST):
+        what = f"The replication slot {each.slot_name!r} holds back what is {each.behind:,} transactions old"
+        if each.active:
+            yield Finding(f"{what}, for its standby.", WHY, ON_THE_STANDBY)
+        else:
+            yield Finding(f"{what}, and nobody uses it.", WHY, f"SELECT pg_drop_replication_slot({_literal(each.slot_name)});")
+    for each in database.ask(STANDBYS, BEHIND, MOST):
+        who = each.application_name or f"of pid {each.pid}"
+        what = f"The standby {who} holds back what is {each.behind:,} transactions old."
+        yield Finding(what, WHY, ON_THE_STANDBY)
+
+
+ON_THE_STANDBY = (
+    "On the standby: end the long query (SELECT pid, query FROM pg_stat_activity ORDER BY xact_start), or\n"
+    "ALTER SYSTEM SET hot_standby_feedback = off; SELECT pg_reload_conf();"
+)
+
+
+def hidden_sessions(database: QueueDatabase) -> Iterator[Unseen]:
+    (found,) = database.ask(HIDDEN)
+    if found.number:
+        yield Unseen(
+            f"{found.number} sessions of other roles ({found.roles}) may hold old transactions: {found.me} may not see them.",
+            f'GRANT pg_read_all_stats TO "{found.me}";',
+        )
+
+
+def _literal(text: Any) -> str:
+    return "'" + str(text).replace("'", "''") + "'"

@@ -1,0 +1,97 @@
+"""PostgreSQL: whether dead rows of the queue's tables are cleared away, and soon enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .database import QueueDatabase
+from .finding import Finding, lasting
+
+# What is updated less often than this, since the statistics begin, is no busy table.
+BUSY = 1_000_000
+# So many dead rows may gather before autovacuum begins.
+LATE = 100_000
+# More dead rows than this matter, if nothing has cleared them away for so many seconds.
+DEAD, IDLE = 100_000, 600
+# A table of so many bytes is worth statistics.
+LARGE = 16 * 2**20
+TABLES = """
+SELECT c.relname AS name, s.n_live_tup AS live, s.n_dead_tup AS dead, s.n_tup_upd AS updated,
+    pg_relation_size(c.oid) AS size, c.reloptions AS options,
+    EXTRACT(EPOCH FROM clock_timestamp() - greatest(s.last_vacuum, s.last_autovacuum))::float AS vacuumed,
+    EXISTS (SELECT 1 FROM pg_stats p WHERE p.schemaname = s.schemaname AND p.tablename = s.relname) AS is_known,
+    current_setting('autovacuum_vacuum_threshold')::float AS threshold,
+    current_setting('autovacuum_vacuum_scale_factor')::float AS scale_factor
+FROM pg_class c JOIN pg_stat_all_tables s ON s.relid = c.oid
+WHERE c.oid = ANY (SELECT to_regclass(name)::oid FROM unnest(%s::text[]) AS name)
+ORDER BY pg_relation_size(c.oid) DESC
+"""
+
+
+def tables(database: QueueDatabase) -> list[Any]:
+    return database.ask(TABLES, database.tables)
+
+
+def autovacuum(database: QueueDatabase) -> Iterator[Finding]:
+    for setting in ("autovacuum", "track_counts"):
+        if database.value(f"SHOW {setting}") == "off":
+            yield Finding(
+                f"{setting} is off.",
+                "Nothing clears away dead rows, of which each job leaves two, and no table gets new statistics.",
+                f"ALTER SYSTEM SET {setting} = on; SELECT pg_reload_conf();",
+            )
+    for table in tables(database):
+        if _options(table).get("autovacuum_enabled", "on").lower() in ("off", "false", "no", "0"):
+            yield Finding(
+                f"Autovacuum is turned off for {table.name}, which has {table.dead:,} dead rows.",
+                "Nothing clears them away: the table and its indexes grow, and claims step over them.",
+                f"ALTER TABLE {table.name} RESET (autovacuum_enabled);",
+            )
+
+
+def late_autovacuum(database: QueueDatabase) -> Iterator[Finding]:
+    """Autovacuum waits for a share of the table: with a long history, that is far more than what is at work."""
+    for table in tables(database):
+        if table.updated >= BUSY and _threshold(table) > LATE:
+            yield Finding(
+                f"Autovacuum begins when {table.name} has {_threshold(table):,.0f} dead rows: "
+                f"a share of its {table.live:,} rows, most of which are history.",
+                "Until then claims step over more and more of them, and the indexes of what is at work grow. "
+                "A fixed number keeps both small, however long the history is.",
+                f"ALTER TABLE {table.name} SET (autovacuum_vacuum_scale_factor = 0, "
+                "autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0);",
+            )
+
+
+def dead_rows(database: QueueDatabase) -> Iterator[Finding]:
+    for table in tables(database):
+        is_left = table.vacuumed is None or table.vacuumed > IDLE
+        if is_left and table.dead > max(DEAD, 2 * _threshold(table)):
+            last = "never since its statistics began" if table.vacuumed is None else f"{lasting(table.vacuumed)} ago"
+            yield Finding(
+                f"{table.name} has {table.dead:,} dead rows beside {table.live:,} others; it was vacuumed {last}.",
+                "Claims step over them, and new rows make the table grow instead of taking their place.",
+                f"VACUUM (VERBOSE, ANALYZE) {table.name};  -- Old transactions first: it removes nothing while they last.",
+            )
+
+
+def statistics(database: QueueDatabase) -> Iterator[Finding]:
+    for table in tables(database):
+        if not table.is_known and table.size >= LARGE:
+            yield Finding(
+                f"{table.name} has about {table.live:,} rows and was never analysed.",
+                "Without statistics the planner guesses, and may read the whole table where an index would do.",
+                f"ANALYZE {table.name};",
+            )
+
+
+def _options(table: Any) -> dict[str, str]:
+    return dict(option.split("=", 1) for option in table.options or ())
+
+
+def _threshold(table: Any) -> float:
+    """Of how many dead rows on autovacuum begins."""
+    own: dict[str, Any] = _options(table)
+    least = float(own.get("autovacuum_vacuum_threshold", table.threshold))
+    return least + float(own.get("autovacuum_vacuum_scale_factor", table.scale_factor)) * float(table.live)
