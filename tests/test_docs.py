@@ -169,15 +169,17 @@ def check_settings(block: Block) -> None:
     exec(compile("\n" * (block.line - 1) + block.text, str(block.page), "exec"), given)
     assert set(given["INSTALLED_APPS"]) - set(before["INSTALLED_APPS"]) <= {"django_dbqueue"}
     assert given.get("DATABASE_ROUTERS", []) in ([], ["django_dbqueue.routers.QueueRouter"])
+    named = []
     with override_settings(TASKS=given["TASKS"]):
         for alias in task_backends:
             backend = task_backends[alias]
             options = getattr(backend, "config", Options())
             assert options.database in (None, *given["DATABASES"])
-            if given.get("DATABASE_ROUTERS"):
-                assert QueueRouter().db_for_write(Job) == options.database
+            named.append(options.database)
             assert list(backend.check()) == []
-        if not options.database:
+        if given.get("DATABASE_ROUTERS"):
+            assert QueueRouter().db_for_write(Job) == named[0]
+        if not any(named):
             assert [message for message in run_checks(tags=["dbqueue"]) if message.id != "dbqueue.W001"] == []
 
 
