@@ -67,7 +67,8 @@ class Dispatcher:
 
     def _work(self) -> float:
         """One round. Returns how many seconds the next one can wait."""
-        pause = self._options.poll_interval * random.uniform(0.95, 1.0)
+        # Often enough for a witness, who must not look away for long.
+        pause = min(self._options.poll_interval, self._options.statement_limit / 2) * random.uniform(0.95, 1.0)
         try:
             if not (chores := look(self._database)):
                 return pause
