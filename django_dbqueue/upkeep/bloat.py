@@ -10,14 +10,18 @@ from .finding import Finding, megabytes
 # Only what is so many times as large as it would be if it were new, and has so many bytes.
 TIMES, LARGE = 5, 100 * 2**20
 # Pages and rows are those of the last vacuum or analyse, so that they are of one moment. A row has a header and a line
-# pointer, of 28 bytes in a table and of 12 in an index, and is rounded up to 8; a page of an index is filled to nine tenths.
+# pointer, of 28 bytes in a table and of 12 in an index, and is rounded up to 8. Pages are filled as far as they are meant to be.
 SIZES = """
 SELECT c.oid::regclass::text AS name, c.relkind = 'i' AS is_index, c.relpages * block.size AS size,
     greatest(1, ceil(c.reltuples * (ceil((w.width + CASE c.relkind WHEN 'i' THEN 12 ELSE 28 END) / 8) * 8)
-        / (block.size * CASE c.relkind WHEN 'i' THEN 0.9 ELSE 1 END))) * block.size AS expected
+        / (block.size * fill.factor / 100))) * block.size AS expected
 FROM pg_class t
 JOIN pg_class c ON c.oid = t.oid OR c.oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = t.oid)
 CROSS JOIN (SELECT current_setting('block_size')::float AS size) AS block
+CROSS JOIN LATERAL (
+    SELECT coalesce(max(option_value::float), CASE c.relkind WHEN 'i' THEN 90 ELSE 100 END) AS factor
+    FROM pg_options_to_table(c.reloptions) WHERE option_name = 'fillfactor'
+) AS fill
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(s.avg_width * CASE c.relkind WHEN 'i' THEN 1 ELSE 1 - s.null_frac END), 0) AS width FROM pg_attribute a
     JOIN pg_stats s ON s.schemaname = t.relnamespace::regnamespace::text AND s.tablename = t.relname AND s.attname = a.attname
