@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import socket
@@ -558,6 +559,7 @@ def test_a_pooler_is_found(alive, monkeypatch):
             assert findings("pooler") == []
     finally:
         connection.close()
+        pooler.close()
 
 
 class Pooler:
@@ -571,19 +573,32 @@ class Pooler:
 
     def _serve(self) -> None:
         while True:
-            client, _ = self._listener.accept()
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
             server = socket.socket(socket.AF_UNIX if isinstance(self._target, str) else socket.AF_INET)
             server.connect(self._target)
             for pair in ((client, server, False), (server, client, True)):
                 threading.Thread(target=self._pump, args=pair, daemon=True).start()
 
     def _pump(self, source: socket.socket, target: socket.socket, is_told: bool) -> None:
-        while data := source.recv(65536):
-            # BackendKeyData.
-            if is_told and (place := data.find(b"K\0\0\0\x0c")) >= 0:
-                data = data[: place + 5] + b"\0\0\0\x01" + data[place + 9 :]
-            target.sendall(data)
-        target.close()
+        # Either end may have gone.
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                # BackendKeyData.
+                if is_told and (place := data.find(b"K\0\0\0\x0c")) >= 0:
+                    data = data[: place + 5] + b"\0\0\0\x01" + data[place + 9 :]
+                target.sendall(data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
 
 
 # MariaDB and MySQL
