@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,11 +15,14 @@ from typing import Any
 
 import pytest
 from django.conf import settings
-from django.db import connection
+from django.db import connection, connections
 
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Job, Process
 from django_dbqueue.models.expressions import after
+from django_dbqueue.runtime.board import Board
+from django_dbqueue.runtime.stop import Stop
+from django_dbqueue.runtime.worker import Worker
 
 BOTH = ["default", "other"]
 
@@ -119,6 +123,25 @@ def runqueue(transactional_db: Any, tmp_path: Any) -> Iterator[Callable[..., sub
         child.log.seek(0)  # type: ignore[attr-defined]
         sys.stderr.write(child.log.read())  # type: ignore[attr-defined]
         child.log.close()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def worker(backend: Any) -> Iterator[Callable[..., None]]:
+    """Start a worker; it has ended with the test."""
+    stop = Stop()
+    started = []
+
+    def start(**options: Any) -> None:
+        worker = Worker(backend, backend.config.changed(threads=2, poll_interval=0.05, **options), Board.private(100))
+        started.append(threading.Thread(target=worker.run, args=(stop,)))
+        started[-1].start()
+
+    yield start
+    stop.ask()
+    for thread in started:
+        thread.join(20)
+        assert not thread.is_alive()
+    connections.close_all()
 
 
 def until_somebody_waits_for_a_lock() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 
 import pytest
@@ -16,35 +15,13 @@ from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.models.jobs import JobQuerySet
 from django_dbqueue.models.queue import QueueQuerySet
 from django_dbqueue.options import Options
-from django_dbqueue.runtime.board import Board
 from django_dbqueue.runtime.settler import Settler
-from django_dbqueue.runtime.stop import Stop
-from django_dbqueue.runtime.worker import Worker
 
 from . import tasks
 from .conftest import until
 from .models import Run
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def worker(backend):
-    """Start a worker; it has ended with the test."""
-    stop = Stop()
-    started = []
-
-    def start(**options):
-        worker = Worker(backend, backend.config.changed(threads=2, poll_interval=0.05, **options), Board.private(100))
-        started.append(threading.Thread(target=worker.run, args=(stop,)))
-        started[-1].start()
-
-    yield start
-    stop.ask()
-    for thread in started:
-        thread.join(20)
-        assert not thread.is_alive()
-    connections.close_all()
 
 
 def break_once(monkeypatch, queryset, verb, error, *, call=1, done=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -53,7 +54,7 @@ class Claimer:
         # The queues of which only so many jobs may run at a time.
         self.limits: dict[str, int] = {}
         self._left: dict[str, float] = {}
-        self._heard: list[Lane] = []
+        self._heard: set[Lane] = set()
         self._at_once = cache(self._claim_at_once)
         # Whether there was no ready job in any of its queues at the last look, not even one that may not be claimed now.
         self.idle = False
@@ -66,13 +67,13 @@ class Claimer:
         if self._selector.rank(queue) is None:
             return False
         if priority is not None:
-            self._heard.append(Lane(queue, priority))
+            self._heard.add(Lane(queue, priority))
         return True
 
     def claim(self, limit: int) -> list[Job]:
         """Up to ``limit`` jobs, now owned by the process; fewer only if no lane has more, or if it was told of some."""
-        heard, self._heard = self._heard, []
-        if self.idle and not self._left and (jobs := self._claim_told(set(heard), limit)):
+        heard, self._heard = self._heard, set()
+        if self.idle and not self._left and (jobs := self._claim_told(tuple(heard), limit)):
             return jobs
         known = self._lanes if time.monotonic() - self._read_at < self.FRESH else []
         jobs = self._claim(known, limit)
@@ -84,7 +85,7 @@ class Claimer:
         self._lanes = sorted(following, key=self._order.__getitem__)
         return jobs
 
-    def _claim_told(self, lanes: set[Lane], limit: int) -> list[Job]:
+    def _claim_told(self, lanes: Iterable[Lane], limit: int) -> list[Job]:
         """Where all lanes were empty at the last look, it looks at no list of them before it claims what it was told of."""
         jobs: list[Job] = []
         for lane in lanes:

@@ -37,18 +37,21 @@ class Coroutines:
         """Start the jobs of ``async def`` tasks. Returns the others, those among them whose task is not known: these are given
         back on a thread, and ``leave`` is told the task.
         """
-        mine = [job for job in jobs if _is_coroutine(job, leave)]
+        mine: list[Job] = []
+        others: list[Job] = []
+        for job in jobs:
+            (mine if _is_coroutine(job, leave) else others).append(job)
         if jobs:
-            self._all_mine = len(mine) == len(jobs)
+            self._all_mine = not others
         if not mine:
-            return jobs
+            return others
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._run_loop, args=(self._loop,), name="coroutines", daemon=True).start()
         calls = [CoroutineCall(job) for job in mine]
         self._running.update({(call.job.pk, call.job.attempt): call for call in calls})
         asyncio.run_coroutine_threadsafe(self._begin(calls), self._loop)
-        return [job for job in jobs if (job.pk, job.attempt) not in self._running]
+        return others
 
     def full(self) -> bool:
         return len(self._running) >= self._options.coroutines

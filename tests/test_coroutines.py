@@ -1,0 +1,115 @@
+"""The jobs of ``async def`` tasks: claimed in large groups, started on their loop, and never on a thread as well."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from django_dbqueue.compat import signals
+from django_dbqueue.models import Job
+from django_dbqueue.options import Options
+from django_dbqueue.runtime import coroutines
+from django_dbqueue.runtime.coroutines import Coroutines
+
+from . import tasks
+from .conftest import until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def jobs_of(*kinds) -> list[Job]:
+    return [Job(task=kind.module_path, queue="default", attempt=1) for kind in kinds]
+
+
+@pytest.fixture
+def started():
+    """The jobs that a loop has started; each ends at once."""
+    return []
+
+
+@pytest.fixture
+def loop(started):
+    async def run(call):
+        started.append(call.job)
+
+    loop = Coroutines(Options(coroutines=100, prefetch=60), run, lambda outcome: None, lambda: None)
+    yield loop
+    loop.close()
+
+
+def test_it_takes_its_own_and_leaves_the_others(loop, started):
+    jobs = jobs_of(tasks.echo, tasks.add, tasks.echo)
+
+    assert loop.take(jobs, pytest.fail) == [jobs[1]]
+    assert until(lambda: len(started) == 2 and started) == [jobs[0], jobs[2]]
+
+
+def test_one_that_has_ended_before_the_others_are_given_out_is_not_among_them(loop, started, monkeypatch):
+    def at_once(coroutine, of_loop):
+        asyncio.run(coroutine)
+
+    monkeypatch.setattr(coroutines.asyncio, "run_coroutine_threadsafe", at_once)
+    monkeypatch.setattr(loop, "_is_watched", True)
+    real = loop._begin
+
+    async def begin(calls):
+        await real(calls)
+        while loop.running():
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(loop, "_begin", begin)
+
+    assert loop.take(jobs_of(tasks.echo), pytest.fail) == []
+    assert len(started) == 1
+    monkeypatch.undo()
+
+
+def test_there_is_room_for_many_once_all_that_come_are_its_own(loop):
+    assert loop.room() == 0
+    loop.take(jobs_of(tasks.echo, tasks.add), pytest.fail)
+    assert loop.room() == 0
+    loop.take(jobs_of(tasks.echo), pytest.fail)
+    until(lambda: not loop.running())
+    assert loop.room() == 60
+    loop.take([], pytest.fail)
+    assert loop.room() == 60
+
+
+def test_a_task_that_is_not_known_is_left_to_others(loop):
+    left = []
+    jobs = jobs_of(tasks.add)
+    jobs[0].task = "tests.tasks.gone"
+
+    assert (loop.take(jobs, left.append), left) == (jobs, ["tests.tasks.gone"])
+
+
+def test_very_many_wait_at_a_time(worker):
+    worker(coroutines=500)
+    began = time.monotonic()
+    results = tasks.echo.enqueue_many([(1, 0.5)] * 500)
+
+    results[-1].wait(timeout=30)
+    until(lambda: not Job.objects.exclude(state="successful").exists())
+
+    # One after the other they take four minutes; nine at a time, half a minute.
+    assert time.monotonic() - began < 15
+
+
+def test_receivers_of_signals_run_where_they_may_use_the_database(worker):
+    seen = []
+
+    def receiver(task_result, **kwargs):
+        seen.append((Job.objects.count(), task_result.status))
+
+    signals.task_started.connect(receiver)
+    signals.task_finished.connect(receiver)
+    try:
+        worker()
+        assert tasks.echo.enqueue(3).wait(timeout=20).return_value == 3
+    finally:
+        signals.task_started.disconnect(receiver)
+        signals.task_finished.disconnect(receiver)
+
+    assert seen == [(1, "RUNNING"), (1, "SUCCESSFUL")]
