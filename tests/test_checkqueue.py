@@ -545,10 +545,13 @@ def test_checkpoints_that_come_too_often_are_found(alive, monkeypatch, requested
 @on("postgresql")
 def test_a_pooler_is_found(alive, monkeypatch):
     assert findings("pooler") == []
-    pooler = Pooler(connection.settings_dict["HOST"], int(connection.settings_dict["PORT"] or 5432))
+    # A server's socket may be named among the options, which go before the host.
+    options = {name: value for name, value in connection.settings_dict["OPTIONS"].items() if name not in ("host", "port")}
+    pooler = Pooler(connection.connection.info.host, connection.connection.info.port)
     connection.close()
     try:
         with monkeypatch.context() as patch:
+            patch.setitem(connection.settings_dict, "OPTIONS", options)
             patch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
             patch.setitem(connection.settings_dict, "PORT", pooler.port)
             assert len(findings("pooler")) == 1

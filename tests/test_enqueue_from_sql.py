@@ -267,7 +267,7 @@ def test_a_trigger_enqueues_in_its_own_transaction_and_wakes_who_listens(strange
     finally:
         stranger.execute("DROP TRIGGER notice_run ON tests_run; DROP FUNCTION notice_run")
 
-    assert heard == ["triggered"]
+    assert heard == ["triggered,0"]
     assert Job.objects.get().args == ["from a trigger"]
 
 

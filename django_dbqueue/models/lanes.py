@@ -24,7 +24,7 @@ lanes (queue, priority) AS (
         WHERE state = 'ready' AND queue = lanes.queue AND priority > lanes.priority ORDER BY priority LIMIT 1
     ) AS following
 )
-SELECT queue, priority FROM lanes
+SELECT queue, priority FROM lanes ORDER BY queue, priority
 """
 ALL = """
     (SELECT queue FROM {table} WHERE state = 'ready' ORDER BY queue LIMIT 1)
