@@ -117,6 +117,12 @@ class Enqueued(Sequence[JobResult]):
             self._learn(place)
         return self._made[place]
 
+    def __add__(self, others: Iterable[JobResult]) -> list[JobResult]:
+        return [*self, *others]
+
+    def __radd__(self, others: Iterable[JobResult]) -> list[JobResult]:
+        return [*others, *self]
+
     def __repr__(self) -> str:
         return f"<{len(self)} results>"
 

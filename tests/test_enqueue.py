@@ -255,6 +255,14 @@ class TestResultsOfMany:
         with pytest.raises(IndexError):
             results[5]
 
+    def test_they_can_be_collected(self):
+        results = [tasks.add.enqueue(0)]
+        results += tasks.add.enqueue_many([(1,), (2,)])
+        results = tasks.add.enqueue_many([(3,)]) + results
+
+        assert [result.args for result in results] == [[3], [0], [1], [2]]
+        assert len(results + tasks.add.enqueue_many([(4,)])) == 5
+
     def test_what_one_has_learned_is_kept(self, claim):
         results = tasks.add.enqueue_many([(1,), (2,)])
         claim()

@@ -32,6 +32,7 @@ class Load:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._asked: Counter[str] = Counter()
+        self._error: Exception | None = None
         self.confirmed: set[str] = set()
         self.versions: dict[str, int] = {}
         self.batches: set[str] = set()
@@ -51,8 +52,11 @@ class Load:
         self._thread.start()
 
     def stop(self) -> None:
+        """Raises what has ended it before."""
         self._stopped.set()
         self._thread.join()
+        if self._error:
+            raise self._error
 
     def wait(self, seconds: float) -> bool:
         """Until all jobs are finished. Returns whether they are."""
@@ -65,6 +69,12 @@ class Load:
         return False
 
     def _run(self) -> None:
+        try:
+            self._enqueue_until_stopped()
+        except Exception as error:
+            self._error = error
+
+    def _enqueue_until_stopped(self) -> None:
         while not self._stopped.wait(5 / self._rate):
             try:
                 with transaction.atomic():
@@ -78,7 +88,7 @@ class Load:
     def _effects(self):
         results = random.choice(tasks.ALL).enqueue_many([(random.uniform(0, 0.2),) for _ in range(5)])
         if random.random() < 0.02:
-            results.append(tasks.effect_that_hangs_at_first.enqueue(0.1))
+            results += [tasks.effect_that_hangs_at_first.enqueue(0.1)]
         return results, lambda: None
 
     def _versions(self):
