@@ -71,14 +71,20 @@ def remember_receivers() -> None:
         signal.use_caching, signal.sender_receivers_cache = True, WeakKeyDictionary()
 
 
+# By what a signal knows its receivers.
+_OWN = {id(signals.log_task_enqueued), id(signals.log_task_started), id(signals.log_task_finished)}
+
+
 def hears_of_enqueued() -> bool:
     """Whether anybody does but the framework's own log, which says it at DEBUG."""
-    return len(signals.task_enqueued.receivers) > 1 or signals.logger.isEnabledFor(logging.DEBUG)
+    return any(key[0] not in _OWN for key, *_rest in signals.task_enqueued.receivers) or signals.logger.isEnabledFor(
+        logging.DEBUG
+    )
 
 
 def others_hear(signal: Signal) -> bool:
     """Whether it has receivers beside the framework's own, which only logs."""
-    return len(signal.receivers) > 1
+    return any(key[0] not in _OWN for key, *_rest in signal.receivers)
 
 
 __all__ = [

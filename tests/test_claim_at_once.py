@@ -31,7 +31,9 @@ pytestmark = [
 @pytest.fixture
 def claimer(process):
     """Idle: it has looked, and there was nothing."""
-    return idle(Claimer("default", process, QueueSelector(("*",))))
+    claimer = idle(Claimer("default", process, QueueSelector(("*",))))
+    claimer._know({"default"})
+    return claimer
 
 
 def idle(claimer: Claimer) -> Claimer:
@@ -72,6 +74,22 @@ def test_a_job_that_was_claimed_so_is_like_any_other(claimer, claim, backend):
     assert job.claimed_at == job.started_at
     Execution.objects.settle([executor.run(ThreadCall(other), backend)])
     assert Job.objects.get().result == 3
+
+
+def test_its_queue_is_made_known_to_operators(process):
+    claimer = idle(Claimer("default", process, QueueSelector(("*",))))
+    Job.objects.create(task="t", queue="seldom")
+
+    assert len(told(claimer, "seldom,0")[0]) == 1
+    assert Queue.objects.filter(name="seldom").exists()
+
+
+def test_of_two_lanes_the_higher_goes_first(claimer):
+    tasks.add.using(priority=-5).enqueue(1)
+    tasks.add.using(priority=5).enqueue(2)
+    claimer.hear("default,-5")
+
+    assert [job.args for job in told(claimer, "default,5", limit=1)[0]] == [[2]]
 
 
 def test_nobody_else_gets_it(claimer):

@@ -302,3 +302,20 @@ class TestResultsOfMany:
         assert {k: v for k, v in one.items() if k not in differing} == {k: v for k, v in rest.items() if k not in differing}
         assert timedelta(hours=0.9) < rest["run_after"] - rest["enqueued_at"] < timedelta(hours=1.1)
         assert rest["expires_at"] - rest["run_after"] == timedelta(hours=1)
+
+
+def test_a_receiver_hears_even_if_it_is_the_only_one():
+    heard = []
+
+    def receiver(task_result, **kwargs):
+        heard.append(task_result.id)
+
+    signals.task_enqueued.disconnect(signals.log_task_enqueued)
+    signals.task_enqueued.connect(receiver)
+    try:
+        result = tasks.add.enqueue(1)
+    finally:
+        signals.task_enqueued.disconnect(receiver)
+        signals.task_enqueued.connect(signals.log_task_enqueued)
+
+    assert heard == [result.id]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from django.db import transaction
@@ -55,7 +55,7 @@ class Claimer:
         self.limits: dict[str, int] = {}
         self._left: dict[str, float] = {}
         self._heard: set[Lane] = set()
-        self._at_once = cache(self._claim_at_once)
+        self._at_once = lru_cache(maxsize=64)(self._claim_at_once)
         # Whether there was no ready job in any of its queues at the last look, not even one that may not be claimed now.
         self.idle = False
         self._paused_tasks: list[str] = []
@@ -88,9 +88,10 @@ class Claimer:
     def _claim_told(self, lanes: Iterable[Lane], limit: int) -> list[Job]:
         """Where all lanes were empty at the last look, it looks at no list of them before it claims what it was told of."""
         jobs: list[Job] = []
-        for lane in lanes:
+        for lane in sorted(lanes, key=lambda lane: (self._selector.rank(lane.queue), -lane.priority)):
             if len(jobs) < limit and not self._options.of(lane.queue).limit:
                 jobs += self._at_once(lane, limit - len(jobs))()
+        self._know({job.queue for job in jobs})
         return jobs
 
     def _claim_at_once(self, lane: Lane, limit: int) -> ClaimAtOnce:
@@ -139,6 +140,12 @@ class Claimer:
         self._lanes, self._empty = sorted(self._order, key=self._order.__getitem__), set()
         self._read_at = time.monotonic()
 
+    def _know(self, names: set[str]) -> None:
+        """Have rows for the queues, so that operators see them."""
+        if new := names - self._known:
+            self._queues.know(new)
+            self._known |= new
+
     def _raise_old(self, ageing: float) -> None:
         """The order of the queues comes first even so: an operator has chosen it."""
         for lane, wait in self._jobs.waits(self._order).items():
@@ -147,9 +154,7 @@ class Claimer:
 
     def _read_queues(self, names: set[str]) -> set[str]:
         """Learn the limits of these queues. Returns those that are paused."""
-        if new := names - self._known:
-            self._queues.know(new)
-            self._known |= new
+        self._know(names)
         rows: list[Any] = list(self._queues.filter(name__in=names).seen()) if names else []
         limits = {row.name: row.limit or self._options.of(row.name).limit for row in rows}
         self.limits = {name: limit for name, limit in limits.items() if limit}
