@@ -98,6 +98,13 @@ def test_what_is_compared_is_of_one_run():
     assert TABLES["databases"](Figures(FIGURES)).splitlines()[3].startswith("| SQLite | — | — | — | 7,350 ± 5% |")
 
 
+def test_a_table_is_of_the_run_that_has_the_most_of_its_scenarios():
+    alone = a_run(**{f"drain {shape}": {"dbqueue": 5000} for shape in ("1 × 1", "1 × 8", "4 × 4")})
+    assert [line.split(" | ")[:2] for line in TABLES["grid"](Figures([*FIGURES, alone])).splitlines()[2:]] == [
+        [f"| {shape}", "5,250 ± 5%"] for shape in ("1 × 1", "1 × 8", "4 × 4")
+    ]
+
+
 def test_the_page_has_a_place_for_each_table_and_plot():
     marks = [(kind, name) for _, kind, name, _ in MARK.findall((ROOT / "docs/benchmarks.md").read_text())]
     assert sorted(marks) == sorted([*(("table", name) for name in TABLES), *(("plot", name) for name in PLOTS)])

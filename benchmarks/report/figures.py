@@ -23,6 +23,7 @@ NAMES = {
     "django_tasks_db": "django-tasks-db",
     "procrastinate": "Procrastinate",
     "steady_queue": "steady-queue",
+    "pgbench": "no queue: pgbench",
     "psycopg_loop": "no queue: psycopg",
     "orm_loop": "no queue: the ORM",
 }
@@ -55,8 +56,10 @@ class Run:
     def systems(self, scenarios: Iterable[str]) -> list[str]:
         return [name for name in ORDER if any(name in self.runs.get(scenario, {}) for scenario in scenarios)]
 
-    def size(self, scenarios: Iterable[str]) -> int:
-        return sum(len(self.runs.get(scenario, {})) for scenario in scenarios)
+    def size(self, scenarios: Iterable[str]) -> tuple[int, int]:
+        """How many of them it has, and how many systems in all of these."""
+        systems = [len(self.runs[scenario]) for scenario in scenarios if scenario in self.runs]
+        return len(systems), sum(systems)
 
     def best(self, scenario: str, systems: Iterable[str]) -> float | None:
         """The highest rate that one of them has."""

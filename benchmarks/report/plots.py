@@ -98,7 +98,7 @@ def snapshot(figures: Figures, title: str, file: Path) -> bool:
     """The rate of each round in each five seconds."""
     scenarios = {"none": "snapshot, none", "held": "snapshot, held"}
     run = figures.of(*scenarios.values())
-    if not run.size(scenarios.values()):
+    if not run.systems(scenarios.values()):
         return False
     from matplotlib.ticker import MultipleLocator
 

@@ -129,7 +129,7 @@ TABLES: dict[str, Callable[[Figures], str]] = {
     "versions": versions,
     "goals": reached,
     "drain": partial(by_system, [(s, f"drain {s}", "rate") for s in ("1 × 1", "1 × 8", "2 × 4")], compared=True),
-    "work": partial(by_system, [(s, f"work {s}", "rate") for s in ("1 × 1", "1 × 8")], compared=True),
+    "work": partial(by_system, [(s, f"work {s}", "rate") for s in ("1 × 1", "1 × 8", "2 × 4")], compared=True),
     "enqueue": partial(
         by_system, [("one by one", "enqueue", "rate"), ("20,000 with one call", "enqueue many", "rate")], compared=True
     ),

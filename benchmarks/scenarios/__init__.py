@@ -17,6 +17,8 @@ Scenario = Callable[[Bench], dict[str, Any]]
 
 # Processes and threads.
 GRID = [(1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (2, 4), (2, 8), (4, 4)]
+# The most usual of them.
+SHAPES = [(1, 1), (1, 8), (2, 4)]
 # Bytes, and how many jobs have as many.
 SIZES = {"100 B": (100, 20_000), "10 kB": (10_000, 5000), "1 MB": (1_000_000, 100)}
 # How many jobs a call makes, and how many are made.
@@ -25,8 +27,8 @@ BATCHES = {1: 2000, 10: 10_000, 100: 50_000, 1000: 50_000, 10_000: 50_000}
 SCENARIOS: dict[str, Scenario] = {
     "enqueue": partial(enqueue, jobs=5000),
     "enqueue many": partial(enqueue_many, jobs=20_000),
-    **{f"drain {p} × {t}": partial(drain, processes=p, threads=t, jobs=50_000) for p, t in GRID},
-    **{f"work {p} × {t}": partial(drain, processes=p, threads=t, jobs=10_000, task="pay") for p, t in [(1, 1), (1, 8)]},
+    **{f"drain {p} × {t}": partial(drain, processes=p, threads=t, jobs=100_000) for p, t in GRID},
+    **{f"work {p} × {t}": partial(drain, processes=p, threads=t, jobs=20_000, task="pay") for p, t in SHAPES},
     "latency": latency,
     "idle": idle,
     "cost": cost,
@@ -45,7 +47,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 # What is measured unless something else is asked for.
 USUAL = [
-    *["enqueue", "enqueue many", "drain 1 × 1", "drain 1 × 8", "drain 2 × 4", "work 1 × 1", "work 1 × 8"],
+    *["enqueue", "enqueue many", *(f"{what} {p} × {t}" for what in ("drain", "work") for p, t in SHAPES)],
     *["latency", "idle"],
 ]
 # What is measured on other databases than PostgreSQL.

@@ -11,7 +11,7 @@ from .. import machine
 from ..bench import Bench
 
 # At the longest, in seconds, that a drain is watched, and that its first job is waited for.
-WINDOW, START = 10.0, 60.0
+WINDOW, START = 8.0, 60.0
 
 Times = list[tuple[float, int]]
 
@@ -35,7 +35,7 @@ def snapshot(bench: Bench, held: bool, jobs: int = 200_000, window: float = 60.0
     return {**figures, "rates": rates(times)}
 
 
-def waiting(bench: Bench, jobs: int = 20_000, coroutines: int = 2000) -> dict[str, Any]:
+def waiting(bench: Bench, jobs: int = 100_000, coroutines: int = 2000) -> dict[str, Any]:
     """Coroutines that wait for a tenth of a second: how many in a second, and the most at a time."""
     jobs = min(jobs, bench.system.backlog)
     bench.drive("enqueue_many", function="wait", jobs=jobs)
@@ -46,17 +46,19 @@ def waiting(bench: Bench, jobs: int = 20_000, coroutines: int = 2000) -> dict[st
 def run(
     bench: Bench, processes: int, threads: int, jobs: int, window: float = WINDOW, **env: str
 ) -> tuple[dict[str, Any], Times]:
-    """What is enqueued is run: the figures from the first job that has ended on, and when how many had ended."""
+    """What is enqueued is run: the figures, those of time from the first job that has ended on, and when how many had ended."""
     bench.settle()
     already = bench.ended(jobs)
     with bench.counting() as used, bench.worker(processes, threads, **env) as pid:
-        times = list(progress(bench, jobs, already, window))
-        cost = machine.cpu(pid)
+        watched = progress(bench, jobs, already, window)
+        times, cost = [next(watched)], -machine.cpu(pid)
+        times += watched
+        cost += machine.cpu(pid)
     (begin, first), (end, last) = times[0], times[-1]
     if end == begin:
         raise ValueError(f"{jobs} jobs are too few: {bench.name} had ended them when it was first looked at.")
-    spent = {"worker_cpu_ms": cost * 1000, **used}
-    return {"rate": (last - first) / (end - begin), **{name: value / last for name, value in spent.items()}}, times
+    rates = {"rate": (last - first) / (end - begin), "worker_cpu_ms": cost * 1000 / (last - first)}
+    return {**rates, **{name: value / last for name, value in used.items()}}, times
 
 
 def progress(bench: Bench, jobs: int, already: int, window: float = WINDOW) -> Iterator[tuple[float, int]]:

@@ -7,7 +7,7 @@ from typing import Any
 from ..bench import Bench
 from .drain import run
 
-MILLION, JOBS = 1_000_000, 50_000
+MILLION, JOBS = 1_000_000, 100_000
 
 # How many are beside those that are measured, and of which kind (see System.fill).
 BESIDE = {

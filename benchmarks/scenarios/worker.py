@@ -11,7 +11,7 @@ from ..bench import Bench
 from ..systems import Unsupported
 
 
-def latency(bench: Bench, jobs: int = 100, pause: float = 0.2) -> dict[str, Any]:
+def latency(bench: Bench, jobs: int = 300, pause: float = 0.1) -> dict[str, Any]:
     """From the commit of a job to the start of its function, in milliseconds."""
     with bench.worker(1, 8):
         time.sleep(5)

@@ -23,6 +23,7 @@ from . import Rival, Unsupported, fork
 
 class Adapter(Rival):
     requires = ("celery[redis]", "psycopg[pool]")
+    backlog = 12_000
     settings = {"CELERY_BROKER_URL": os.environ.get("BENCH_REDIS"), "CELERY_TASK_IGNORE_RESULT": True}
     conn_max_age = 0
     pool = {"max_size": 10}

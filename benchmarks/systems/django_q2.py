@@ -15,6 +15,7 @@ from . import Rival, Unsupported
 class Adapter(Rival):
     requires = ("django-q2",)
     apps = ("django_q",)
+    backlog = 5000
     # Those of its page on brokers. It keeps all jobs, as the others do: its default, to keep the last 250, locks each of these
     # for every job, and does a third as many.
     settings = {

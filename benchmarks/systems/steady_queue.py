@@ -15,6 +15,7 @@ from . import Rival, Unsupported
 class Adapter(Rival):
     requires = ("steady-queue", "psycopg[pool]")
     apps = ("steady_queue",)
+    backlog = 3000
     settings = {
         "TASKS": {"default": {"BACKEND": "steady_queue.backend.SteadyQueueBackend", "QUEUES": ["default"], "OPTIONS": {}}}
     }
