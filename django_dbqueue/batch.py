@@ -11,7 +11,7 @@ from uuid import UUID
 from .compat import DEFAULT_TASK_BACKEND_ALIAS, InvalidTask, task_backends
 from .tasks import Task
 from .transactions import after_commit
-from .wakeup import wake
+from .wakeup import wake_each
 
 if TYPE_CHECKING:
     from .models import Batch
@@ -87,8 +87,7 @@ class batch:
 
     def _finish(self, rows: Any) -> None:
         """It may have had no jobs at all, or none that have not ended by now."""
-        for queue in rows.finish():
-            wake(self._backend.database, queue)
+        wake_each(self._backend.database, rows.finish())
 
     def _callback(self, name: str, task: Any) -> Any:
         if task is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from uuid import UUID
 
 import pytest
 from django.db import IntegrityError, connections, transaction
@@ -173,6 +174,14 @@ class TestTransactions:
         assert result.enqueued_at is not None
         assert not Job.objects.using("default").exists()
 
+    def test_results_of_many_that_wait_for_the_commit_learn_of_it(self):
+        with transaction.atomic():
+            results = tasks.add.using(backend="other").enqueue_many([(1,), (2,)])
+            assert [result.enqueued_at for result in results] == [None, None]
+
+        rows = dict(Job.objects.using("other").values_list("pk", "enqueued_at"))
+        assert {UUID(result.id): result.enqueued_at for result in results} == rows
+
     def test_a_job_for_another_database_goes_with_the_rollback(self):
         with pytest.raises(ZeroDivisionError), transaction.atomic():
             tasks.add.using(backend="other").enqueue_many([(1,), (2,)])
@@ -285,7 +294,7 @@ class TestResultsOfMany:
 
     def test_all_or_none_are_written(self, monkeypatch):
         same = uuid7()
-        monkeypatch.setattr("django_dbqueue.models.job.uuid7", lambda: same)
+        monkeypatch.setattr("django_dbqueue.backend.uuid7", lambda: same)
 
         with pytest.raises(IntegrityError), transaction.atomic():
             tasks.add.enqueue_many([(1,), (2,)])
