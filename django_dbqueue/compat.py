@@ -6,7 +6,6 @@ its own classes, registry and signals under the same names.
 
 from __future__ import annotations
 
-import logging
 import types
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -75,16 +74,10 @@ def remember_receivers() -> None:
 _OWN = {id(signals.log_task_enqueued), id(signals.log_task_started), id(signals.log_task_finished)}
 
 
-def hears_of_enqueued() -> bool:
-    """Whether anybody does but the framework's own log, which says it at DEBUG."""
-    return any(key[0] not in _OWN for key, *_rest in signals.task_enqueued.receivers) or signals.logger.isEnabledFor(
-        logging.DEBUG
-    )
-
-
-def others_hear(signal: Signal) -> bool:
-    """Whether it has receivers beside the framework's own, which only logs."""
-    return any(key[0] not in _OWN for key, *_rest in signal.receivers)
+def is_heard(signal: Signal, level: int | None = None) -> bool:
+    """Whether others than the framework's own receiver hear it; with a level, also whether that one's line would be logged."""
+    is_logged = level is not None and signals.logger.isEnabledFor(level)
+    return is_logged or any(key[0] not in _OWN for key, *_rest in signal.receivers)
 
 
 __all__ = [
@@ -101,8 +94,7 @@ __all__ = [
     "TaskResultDoesNotExist",
     "TaskResultStatus",
     "checks",
-    "hears_of_enqueued",
-    "others_hear",
+    "is_heard",
     "remember_receivers",
     "signals",
     "task_backends",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from functools import partial
 
 from django.db import Error, connections
@@ -10,7 +11,7 @@ from django.db import Error, connections
 from .transactions import after_commit
 
 CHANNEL = "dbqueue"
-# A worker that was just woken looks again within this time by itself.
+# A worker that was just woken looks again after this time by itself.
 QUIET = 0.05
 
 _last: dict[tuple[str, str], float] = {}
@@ -26,6 +27,11 @@ def wake(database: str, queue: str, priority: int | None = None) -> None:
         after_commit(partial(_notify, database, queue if priority is None else f"{queue},{priority}"))
 
 
+def wake_each(database: str, queues: Iterable[str]) -> None:
+    for queue in set(queues):
+        wake(database, queue)
+
+
 def lane_in(payload: str) -> tuple[str, int | None]:
     """The queue and the priority that are told of."""
     queue, _comma, priority = payload.partition(",")
@@ -36,10 +42,12 @@ def _notify(database: str, payload: str) -> None:
     now = time.monotonic()
     if now - _last.get((database, payload), -QUIET) < QUIET:
         return
-    _last[database, payload] = now
     try:
         with connections[database].cursor() as cursor:
             cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, payload])
+        # Without autocommit, it may never go out.
+        if connections[database].get_autocommit():
+            _last[database, payload] = now
     except Error:
         # The jobs are committed, and workers poll: the caller's work must not fail for a hint.
         return

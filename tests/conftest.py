@@ -132,7 +132,8 @@ def worker(backend: Any) -> Iterator[Callable[..., None]]:
     started = []
 
     def start(**options: Any) -> None:
-        worker = Worker(backend, backend.config.changed(threads=2, poll_interval=0.05, **options), Board.private(100))
+        options = {"threads": 2, "poll_interval": 0.05} | options
+        worker = Worker(backend, backend.config.changed(**options), Board.private(100))
         started.append(threading.Thread(target=worker.run, args=(stop,)))
         started[-1].start()
 

@@ -358,6 +358,11 @@ def count_rows():
     return Run.objects.count()
 
 
+@task(key=lambda name, seconds: name)
+def wait_with_key(name, seconds):
+    time.sleep(seconds)
+
+
 @task(key=lambda number: number)
 def index_document(number, text=""):
     return text

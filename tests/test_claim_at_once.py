@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from django.db import connection
+from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 
 from django_dbqueue.models import Execution, Job, KnownTask, Queue
+from django_dbqueue.models.at_once import ClaimAtOnce
+from django_dbqueue.models.states import Lane
 from django_dbqueue.options import Options
 from django_dbqueue.runtime import executor
 from django_dbqueue.runtime.calls import ThreadCall
 from django_dbqueue.runtime.claimer import Claimer
-from django_dbqueue.runtime.listener import Listener
-from django_dbqueue.runtime.stop import Stop
+from django_dbqueue.runtime.connection import close_connections, prepare
 from django_dbqueue.selector import QueueSelector
-from django_dbqueue.wakeup import lane_in, wake
+from django_dbqueue.wakeup import lane_in
 
 from . import tasks
 from .conftest import a_process, until
@@ -74,6 +76,46 @@ def test_a_job_that_was_claimed_so_is_like_any_other(claimer, claim, backend):
     assert job.claimed_at == job.started_at
     Execution.objects.settle([executor.run(ThreadCall(other), backend)])
     assert Job.objects.get().result == 3
+
+
+def test_its_statement_is_composed_once(claimer, monkeypatch):
+    compose, composed = ClaimAtOnce.__init__, []
+    monkeypatch.setattr(ClaimAtOnce, "__init__", lambda *args: composed.append(args) or compose(*args))
+    for limit in (1, 2, 3):
+        tasks.add.enqueue_many([(1,), (2,)])
+        assert len(told(claimer, limit=limit)[0]) == min(2, limit)
+        Job.objects.filter(state="ready").delete()
+        idle(claimer)
+
+    assert len(composed) == 1
+
+
+@pytest.mark.parametrize(("pooled", "planned"), [(False, 1), (True, 0)])
+def test_its_statement_is_planned_once_unless_a_pool_may_give_the_connection_to_others(process, monkeypatch, pooled, planned):
+    monkeypatch.setitem(connections.settings["default"], "DISABLE_SERVER_SIDE_CURSORS", pooled)
+
+    def claim():
+        prepare("default", 10)
+        try:
+            at_once = Claimer("default", process, QueueSelector(("*",)))._at_once(Lane("default", 0))
+            assert [at_once(limit) for limit in (1, 2, 3)] == [[], [], []]
+            with connections["default"].cursor() as cursor:
+                cursor.execute("SELECT count(*) FROM pg_prepared_statements")
+                return cursor.fetchone()[0]
+        finally:
+            close_connections()
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(claim).result() == planned
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_it_is_composed_as_the_queues_own_database_speaks(process, monkeypatch):
+    """The default one may be of another kind."""
+    monkeypatch.setattr(connections["default"].ops, "quote_name", lambda name: f"`{name}`")
+    claimer = Claimer("other", process, QueueSelector(("*",)))
+
+    assert "`" not in claimer._at_once(Lane("default", 0))._sql
 
 
 def test_its_queue_is_made_known_to_operators(process):
@@ -184,22 +226,16 @@ def test_sql_tells_of_the_lane_too(claimer):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_listener_that_lost_its_connection_looks_again_when_it_hears_again():
-    heard: list[str] = []
-    began = threading.Semaphore(0)
-    stop = Stop()
-    listener = Listener("default", stop, heard.append, began.release)
-    listener.start()
-    try:
-        assert began.acquire(timeout=10)
-        assert listener.patience > 1
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
-            )
-        assert began.acquire(timeout=10)
-        wake("default", "mail", 3)
-        assert until(lambda: heard) == ["mail,3"]
-    finally:
-        stop.ask()
-        until(lambda: listener.patience == 1)
+def test_a_worker_that_is_told_of_jobs_does_not_look_for_more_after_each(worker, monkeypatch):
+    claim, looks = Claimer.claim, []
+    monkeypatch.setattr(Claimer, "claim", lambda *args: looks.append(args) or claim(*args))
+    worker()
+    until(lambda: looks and looks[-1][0].idle)
+    time.sleep(0.2)
+    before = len(looks)
+
+    tasks.nothing.enqueue().wait(timeout=20)
+    time.sleep(0.3)
+
+    # When it is told, right after that, when it would be told again, and once as it polls, which is ten times less often.
+    assert 3 <= len(looks) - before <= 6

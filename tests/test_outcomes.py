@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 
 import pytest
@@ -12,6 +13,8 @@ from django.utils import timezone
 from django_dbqueue import testing
 from django_dbqueue.compat import TaskResultStatus, signals
 from django_dbqueue.models import Execution, Failure, Job
+from django_dbqueue.models.execution import ExecutionQuerySet
+from django_dbqueue.results import result_of
 from django_dbqueue.runtime import executor
 from django_dbqueue.runtime.calls import ThreadCall
 
@@ -197,7 +200,7 @@ def test_a_job_whose_history_cannot_be_read_for_a_moment_is_given_back(backend, 
     result = tasks.succeed_at_third.enqueue()
     Job.objects.filter(pk=result.id).update(attempt=1, failures=1)
     (job,) = claim()
-    monkeypatch.setattr(executor, "result_of", raise_error(OperationalError("server closed the connection")))
+    monkeypatch.setattr(ExecutionQuerySet, "of_this_stage", raise_error(OperationalError("server closed the connection")))
 
     Execution.objects.settle([executor.run(ThreadCall(job), backend)])
 
@@ -271,6 +274,23 @@ class TestSignals:
             ("started", type(backend), TaskResultStatus.RUNNING, 1),
             ("finished", type(backend), TaskResultStatus.FAILED, ValueError),
         ]
+
+    @pytest.mark.parametrize(("level", "made"), [(logging.INFO, 1), (logging.WARNING, 0)])
+    def test_nothing_is_made_for_them_if_nobody_would_know(self, caplog, monkeypatch, level, made):
+        results = []
+        monkeypatch.setattr(executor, "result_of", lambda *args: results.append(args) or result_of(*args))
+        caplog.set_level(level, signals.logger.name)
+
+        assert run(tasks.add, 1).return_value == 1
+
+        assert len(results) == made
+
+    def test_what_fails_is_said_even_if_nobody_hears_the_rest(self, caplog):
+        caplog.set_level(logging.WARNING, signals.logger.name)
+
+        run(tasks.fail)
+
+        assert [line.levelname for line in caplog.records if line.name == signals.logger.name] == ["ERROR"]
 
     def test_an_attempt_that_is_tried_again_has_not_finished(self, heard):
         run(tasks.fail_thrice, times=3)

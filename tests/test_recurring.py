@@ -708,7 +708,7 @@ class TestCost:
 
         scheduler = Scheduler(backend)
 
-        assert 0.5 < scheduler.turn(waiting=True) < 1.0
+        assert 0.0 < scheduler.turn(waiting=True) < 1.0
 
     def test_what_is_new_is_looked_for_every_two_seconds(self, backend):
         scheduler = Scheduler(backend)

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from itertools import pairwise
-from statistics import quantiles
+from statistics import median
 from uuid import uuid4
 
 import pytest
@@ -356,6 +356,5 @@ def test_a_slot_that_is_free_does_not_wait_for_a_long_job_of_a_short_task(runque
         times = list(runs.values_list("started_at", "finished_at"))
         gaps.append(max((began - ended).total_seconds() for (_, ended), (began, _) in pairwise(times)))
 
-    # On a quiet machine this holds for each; beside other tests, for a quarter of them at least.
-    assert quantiles(gaps)[0] < (0.1 if connection.vendor == "postgresql" else 0.5), gaps
-    assert max(gaps) < 1.0, gaps
+    # Behind the long one they would wait for a second and a half.
+    assert median(gaps) < 0.75, gaps

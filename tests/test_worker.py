@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 
 import pytest
@@ -142,6 +143,75 @@ def test_outcomes_that_are_too_large_together_are_written_apart(claim):
     settler.start()
 
     until(lambda: Job.objects.filter(state="successful").count() == 40)
+    settler.close(10)
+    connections.close_all()
+
+
+def test_outcomes_that_come_one_after_the_other_are_written_in_few_groups(claim, monkeypatch):
+    tasks.nothing.enqueue_many([()] * 100)
+    settle, groups = ExecutionQuerySet.settle, []
+
+    def slow(self, outcomes):
+        groups.append(len(outcomes))
+        time.sleep(0.005)
+        return settle(self, outcomes)
+
+    monkeypatch.setattr(ExecutionQuerySet, "settle", slow)
+    settler = Settler("default", Options(), lambda: True)
+    settler.start()
+    began = time.monotonic()
+    for job in claim():
+        settler.put(Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL))
+        time.sleep(0.002)
+    until(lambda: finished() == 100)
+
+    # None waits for others at first, and then each group for as long as it may.
+    assert len(groups) <= (time.monotonic() - began) / Settler.LONGEST_REST + 4
+    assert sum(groups) == 100
+    settler.close(10)
+    connections.close_all()
+
+
+def test_no_more_is_begun_than_can_be_written(worker, monkeypatch):
+    """What has ended and is not written would run again, if its process died."""
+    settle, may_write = ExecutionQuerySet.settle, threading.Event()
+    monkeypatch.setattr(ExecutionQuerySet, "settle", lambda *args: may_write.wait(60) and settle(*args))
+    monkeypatch.setattr(Settler, "LARGEST_GROUP", 5)
+    tasks.nothing.enqueue_many([()] * 200)
+    worker(prefetch=5)
+    until(lambda: Job.objects.running().count() > 10)
+    time.sleep(1)
+
+    begun = Job.objects.running().count()
+    may_write.set()
+    until(lambda: finished() == 200)
+    assert begun < 40
+
+
+@pytest.mark.parametrize(
+    ("last", "limited_queues"), [(tasks.one_at_a_time, ()), (tasks.nothing.using(queue_name="mail"), ("mail",))]
+)
+def test_what_others_wait_for_ends_its_rest(claim, monkeypatch, last, limited_queues):
+    tasks.nothing.enqueue_many([()] * 3)
+    last_one = last.enqueue()
+    plain, another, third, limited = (
+        Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)
+        for job in sorted(claim(), key=lambda job: str(job.pk) == last_one.id)
+    )
+    monkeypatch.setattr(Settler, "LONGEST_REST", 600.0)
+    monkeypatch.setattr(Settler, "REST", 1e9)
+    settler = Settler("default", Options(), lambda: True, limited=lambda: limited_queues)
+    settler.put(plain)
+    settler.put(another)
+    settler.start()
+    until(lambda: finished() == 2)
+
+    settler.put(third)
+    time.sleep(0.2)
+    assert finished() == 2
+    settler.put(limited)
+
+    until(lambda: finished() == 4)
     settler.close(10)
     connections.close_all()
 

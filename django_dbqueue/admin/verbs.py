@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from django import forms
-from django.db import router
 from django.db.models import QuerySet
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
-from ..models import Job
 from ..models.states import HIGHEST_PRIORITY
 from ..recurring_calls import enqueue
-from ..wakeup import wake
 
 Rows = QuerySet[Any]
 Text = str | Promise
@@ -63,18 +60,6 @@ class Verb:
         return form(data)  # type: ignore[no-any-return]
 
 
-# So many queues are woken at once; workers find the jobs of the others by themselves, within their poll interval.
-SAMPLE = 1000
-
-
-def _retry(jobs: Any) -> int:
-    queues = set(jobs.retriable().order_by().values_list("queue", flat=True)[:SAMPLE])
-    changed: int = jobs.retry()
-    for queue in queues:
-        wake(router.db_for_write(Job), queue)
-    return changed
-
-
 RETRY = Verb(
     name="retry",
     permission="retry",
@@ -82,7 +67,7 @@ RETRY = Verb(
     means=_("A retried job is ready again, and runs as soon as a worker is free."),
     done=_("Ready to run again"),
     eligible=lambda jobs: jobs.retriable(),
-    act=_retry,
+    act=lambda jobs: jobs.retry(),
     asks_from=2,
 )
 DISCARD = Verb(

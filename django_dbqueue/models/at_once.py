@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from django.db import connections, models
+from django.db.backends.utils import CursorWrapper
 
+from .expressions import composed
 from .process import Process
 from .states import State
 
@@ -18,32 +21,32 @@ if TYPE_CHECKING:
 CLAIM = """
 UPDATE {table} SET state = %s, process_id = %s, attempt = attempt + 1, started_at = statement_timestamp(), has_begun = false,
     asked_again = false, stop_asked_at = NULL
-WHERE id = ANY(ARRAY({wanted} FOR UPDATE SKIP LOCKED)) RETURNING {columns}
-"""
+WHERE id = ANY(ARRAY({wanted} """
+UP_TO = "LIMIT %s FOR UPDATE SKIP LOCKED)) RETURNING {columns}"
 
 
 class ClaimAtOnce:
-    """Makes up to ``limit`` of the jobs that are wanted and ready the process's own, oldest first.
+    """Makes jobs that are wanted and ready the process's own, up to a limit, oldest first.
 
-    Those with limits, or that were asked for again, are left to the claim that can do all. The ORM takes longer to compose
-    the statement than the database to run it: it is kept.
+    Those with limits, or that were asked for again, are left to the claim that can do all.
     """
 
-    def __init__(self, wanted: JobQuerySet, process: Process, limit: int) -> None:
+    def __init__(self, wanted: JobQuerySet, process: Process) -> None:
         self._process, self._model, self._database = process, wanted.model, wanted.db
         fields = wanted.model._meta.concrete_fields
         self._names = [field.attname for field in fields]
         self._documents = [field.attname for field in fields if isinstance(field, models.JSONField)]
         plain = wanted.ready().filter(limits__isnull=True, asked_again=False).order_by("run_after", "id")
         # Not select_for_update(), which Django refuses outside of a transaction: this statement is one.
-        sql, values = plain.values("pk")[:limit].query.sql_with_params()
+        sql, values = composed(plain.values("pk"))
         columns = ", ".join(f'"{field.column}"' for field in fields)
-        self._sql = CLAIM.format(table=f'"{wanted.model._meta.db_table}"', wanted=sql, columns=columns)
-        self._values = (State.RUNNING.value, process.pk, *values)
+        claim = CLAIM.format(table=f'"{wanted.model._meta.db_table}"', wanted=sql)
+        values = (State.RUNNING.value, process.pk, *values)
+        self._sql = _quoted(self._database, claim, values) + UP_TO.format(columns=columns)
 
-    def __call__(self) -> list[Job]:
-        with connections[self._database].cursor() as cursor:
-            cursor.execute(self._sql, self._values)
+    def __call__(self, limit: int) -> list[Job]:
+        with _preparing_cursor(self._database) as cursor:
+            cursor.execute(self._sql, [limit])
             rows = cursor.fetchall()
         clock = time.monotonic()
         jobs = [self._model.from_db(self._database, self._names, row) for row in rows]
@@ -52,3 +55,22 @@ class ClaimAtOnce:
             job.__dict__.update(loaded)
             job.belong_to(self._process, job.started_at, clock)
         return sorted(jobs, key=lambda job: (job.run_after, job.id))
+
+
+def _quoted(database: str, sql: str, values: Sequence[Any]) -> str:
+    """With the values in it: of a prepared statement, the planner has to know which partial index holds the rows."""
+    from psycopg import ClientCursor
+
+    connections[database].ensure_connection()
+    return ClientCursor(connections[database].connection).mogrify(sql, values).replace("%", "%%")
+
+
+def _preparing_cursor(database: str) -> CursorWrapper:
+    """One whose statements the server plans once, where the connection allows that: 0.5 ms less of 2.2 after a pause."""
+    from django.db.backends.postgresql import base
+
+    connection: Any = connections[database]
+    connection.ensure_connection()
+    bound_by_server: Any = base.ServerBindingCursor
+    make = connection.make_debug_cursor if connection.queries_logged else connection.make_cursor
+    return make(bound_by_server(connection.connection))  # type: ignore[no-any-return]

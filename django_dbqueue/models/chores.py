@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
+from django.db import connections, models
 from django.db.models import Exists, Subquery
 
 from .batch import Batch
-from .expressions import Now
+from .expressions import Now, composed
 from .job import Job
 from .process import Process
 from .recurring import RecurringTask
@@ -38,9 +40,25 @@ class Chores(NamedTuple):
 
 def look(database: str) -> Chores | None:
     """None if there is no process, not even the one that asks: others have declared it dead."""
+    if connections[database].vendor != "postgresql":
+        row = _facts(database).first()
+    else:
+        with connections[database].cursor() as cursor:
+            cursor.execute(*_question(database))
+            row = cursor.fetchone()
+    return Chores(*row) if row else None
+
+
+@cache
+def _question(database: str) -> tuple[str, tuple[Any, ...]]:
+    """4 ms, which is two thirds of what an idle queue would cost. Elsewhere, the answer's times need the ORM."""
+    return composed(_facts(database)[:1])
+
+
+def _facts(database: str) -> models.QuerySet[Process, Any]:
     processes, jobs = Process.objects.using(database), Job.objects.using(database)
     scheduled = jobs.filter(state=State.SCHEDULED).order_by("run_after")
-    facts = processes.order_by("pk").values_list(
+    return processes.order_by("pk").values_list(
         Now(),
         Subquery(scheduled.values("run_after")[:1]),
         Exists(processes.silent()),
@@ -49,4 +67,3 @@ def look(database: str) -> Chores | None:
         Exists(Batch.objects.using(database).open()),
         Exists(RecurringTask.objects.using(database).waiting()),
     )
-    return Chores(*row) if (row := facts.first()) else None

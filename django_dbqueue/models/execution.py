@@ -31,20 +31,22 @@ class ExecutionQuerySet(AskedExecutions):
             ids = [outcome.fence[0] for outcome in outcomes]
             # Found by key alone: with the state in the WHERE, PostgreSQL may walk the index of running jobs, and under a
             # long transaction all its dead entries (60 s instead of 3 for 100,000 jobs).
-            rows = jobs.filter(Among(ids)).order_by("pk").values_list("pk", "attempt", "state", "asked_again")
+            rows = jobs.filter(Among(ids)).order_by("pk").values_list("pk", "attempt", "state", "asked_again", "queue")
             running = [row for row in lock(rows) if row[2] == State.RUNNING]
-            seen = {pk: (pk, attempt) for pk, attempt, _state, _again in running}
-            again = {pk for pk, _attempt, _state, again in running if again}
+            seen = {pk: (pk, attempt) for pk, attempt, *_rest in running}
+            # With the queue that it was asked for in.
+            again = {pk: queue for pk, _attempt, _state, again, queue in running if again}
             settled = Settled([o for o in outcomes if seen.get(o.fence[0]) == o.fence], [], [], [])
             erased = [outcome.fence[0] for outcome in settled.written if outcome.erase and outcome.fence[0] not in again]
             kept = [outcome for outcome in settled.written if outcome.fence[0] not in erased]
-            jobs.move_on(kept, again)
+            jobs.move_on(kept, set(again))
             self._record(kept)
             Progress.objects.using(self.db).write([(o.job, o.noted) for o in kept if o.noted])
             jobs.erase(erased)
             self._forget_runs(kept)
             left = [outcome.job for outcome in settled.written]
             settled.unblocked.extend(Semaphore.objects.using(self.db).leave(left))
+            settled.unblocked.extend(again[job.id] for job in left if job.id in again)
             if len(settled.written) < len(outcomes):
                 self._sort_out(rows, [o for o in outcomes if seen.get(o.fence[0]) != o.fence], settled)
         return settled
@@ -74,7 +76,7 @@ class ExecutionQuerySet(AskedExecutions):
 
     def _sort_out(self, rows: Any, outcomes: Iterable[Settlement], settled: Settled) -> None:
         """What was not ours to lock is held by somebody and still ours, or written before by a COMMIT of unknown end, or lost."""
-        current = {pk: (pk, attempt, state) for pk, attempt, state, _again in rows}
+        current = {pk: (pk, attempt, state) for pk, attempt, state, *_rest in rows}
         known = {
             (job, attempt): (process, outcome)
             for job, attempt, process, outcome in self.filter(job__in=list(current)).values_list(

@@ -162,10 +162,10 @@ class Job(models.Model):
         job.__dict__.update(zip(field_names, values, strict=True))
         return job
 
-    def copy(self) -> Job:
-        """A new job that is like this one, which is new too."""
+    def copy(self, pk: UUID) -> Job:
+        """A new job that is like this one, which is new too, with an id of its own."""
         job = self.__class__.__new__(self.__class__)
-        job.__dict__.update(self.__dict__, id=uuid7(), metadata=dict(self.metadata), _state=ModelState())
+        job.__dict__ = {**self.__dict__, "id": pk, "metadata": dict(self.metadata), "_state": ModelState()}
         return job
 
     def belong_to(self, process: Process, now: Any, clock: float) -> None:

@@ -7,13 +7,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from itertools import groupby
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections, models, transaction
 from django.db.models import Exists, F, OuterRef, Q
 
+from ..wakeup import wake_each
 from . import keyed, walking
+from .alike import COLUMNS, Alike, rows_behind
 from .expressions import Among, Now, after, lock
 from .lanes import lanes
 from .operated import OperatedJobs
@@ -77,16 +78,13 @@ class JobQuerySet(OperatedJobs):
 
     def write(self, jobs: Sequence[Job]) -> None:
         """Write new jobs that have no keys, all or none. They have the times of the first, which the database may give."""
-        if limited := [job for job in jobs if job.limits]:
+        limited = [] if isinstance(jobs, Alike) else [job for job in jobs if job.limits]
+        if limited:
             Semaphore.objects.using(self.db).line_up(limited)
-        first, *rest = jobs
-        with transaction.atomic(using=self.db, savepoint=False) if rest else nullcontext():
+        first = jobs[0]
+        with transaction.atomic(using=self.db, savepoint=False) if len(jobs) > 1 else nullcontext():
             create(self, first, keyed.TIMES)
-            times = {name: getattr(first, name) for name in keyed.TIMES}
-            for job in rest:
-                job.__dict__.update(times)
-                job._state.adding, job._state.db = False, self.db
-            insert(self, keyed.OF_A_NEW_JOB, list(map(attrgetter(*keyed.OF_A_NEW_JOB), rest)))
+            insert(self, COLUMNS, rows_behind(first, jobs))
 
     def merge(self, jobs: Sequence[Job], how: keyed.Merge) -> list[tuple[Job, Fate]]:
         """Write jobs that have keys, each into the one row of its key. Returns that row, and what the call did to it."""
@@ -152,12 +150,13 @@ class JobQuerySet(OperatedJobs):
             job.belong_to(process, now, clock)
         return len(found), jobs
 
-    def release(self, jobs: Iterable[Job]) -> int:
+    def release(self, jobs: Sequence[Job]) -> int:
         """Give back claimed jobs that were not started: they count no attempt, and nothing is recorded of them."""
         released = 0
         for attempt, group in groupby(sorted(jobs, key=lambda job: job.attempt), key=lambda job: job.attempt):
             owned = self.running().filter(attempt=attempt, pk__in=[job.pk for job in group])
             released += owned.update(state=State.READY, process=None, started_at=None)
+        wake_each(self.db, (job.queue for job in jobs))
         return released
 
     def move_on(self, outcomes: Sequence[Settlement], again: set[Any]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from django.db import models, router
 
 from ..selector import check_name
-from ..wakeup import wake
+from ..wakeup import wake_each
 from .expressions import Now
 from .states import HIGHEST_PRIORITY, UNSUCCESSFUL, WAITING, State
 
@@ -23,12 +24,15 @@ class OperatedJobs(models.QuerySet["Job"]):
         return self.filter(state__in=UNSUCCESSFUL)
 
     def retry(self) -> int:
-        """Make failed and discarded jobs ready again, with all their attempts before them. Returns how many.
+        """Make failed and discarded jobs ready again, with all their attempts before them, and wake workers. Returns how many.
 
         They expire no more: whoever retries them wants them to run.
         """
         changes = {"failures": 0, "expires_at": None, "started_at": None, "finished_at": None}
-        return self.retriable().update(state=State.READY, run_after=Now(), **changes)
+        queues = list(self.retriable().order_by().values_list("queue", flat=True).distinct())
+        retried = self.retriable().update(state=State.READY, run_after=Now(), **changes)
+        self._wake(queues)
+        return retried
 
     def discardable(self) -> models.QuerySet[Job]:
         return self.filter(state__in=[*WAITING, State.FAILED])
@@ -44,7 +48,7 @@ class OperatedJobs(models.QuerySet["Job"]):
         """
         check_name(queue)
         if moved := self.waiting().exclude(queue=queue).update(queue=queue):
-            wake(router.db_for_write(self.model) if self._db is None else self._db, queue)  # type: ignore[attr-defined]
+            self._wake([queue])
         return moved
 
     def reprioritise(self, priority: int) -> int:
@@ -62,3 +66,6 @@ class OperatedJobs(models.QuerySet["Job"]):
     def stop(self) -> int:
         """Ask the processes that run them to stop them; they are DISCARDED then. Returns how many are asked for now."""
         return self.stoppable().update(stop_asked_at=Now())
+
+    def _wake(self, queues: Iterable[str]) -> None:
+        wake_each(router.db_for_write(self.model) if self._db is None else self._db, queues)  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from ..selector import check_name
-from ..wakeup import wake
+from ..wakeup import wake_each
 from .clearing import clear
 from .counts import LIMIT, Many, count
 from .expressions import Now
@@ -48,8 +48,7 @@ class QueueQuerySet(PausableQuerySet["Queue"]):
         """Workers claim from them again: those that wait are woken. Returns how many were paused."""
         names = list(self.paused().values_list("name", flat=True)[:WOKEN])
         resumed = super().resume()
-        for name in names:
-            wake(router.db_for_write(self.model) if self._db is None else self._db, name)  # type: ignore[attr-defined]
+        wake_each(router.db_for_write(self.model) if self._db is None else self._db, names)  # type: ignore[attr-defined]
         return resumed
 
     def waiting(self) -> JobQuerySet:

@@ -76,7 +76,7 @@ class Settlement:
 class Settled(NamedTuple):
     """The outcomes that were written, those whose job somebody else held, and those whose job was lost meanwhile.
 
-    unblocked: the queues of jobs that had waited for a slot, and are ready.
+    unblocked: the queues of jobs that had waited for a slot, or were asked for again while they ran, and are ready.
     """
 
     written: list[Settlement]

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import nullcontext
 from types import FrameType
 from typing import Any
@@ -120,6 +120,11 @@ class CoroutineCall(Call):
     def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
+
+
+def ask_each(calls: Iterable[Call], reason: type[Interruption]) -> None:
+    for call in calls:
+        call.ask(reason)
 
 
 def _formatted(frame: FrameType) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import logging
 import multiprocessing
 import os
@@ -42,6 +43,8 @@ def main(role: str, alias: str, changes: dict[str, Any], supervisor: int, memory
     obey_supervisor(stop)
     threading.Thread(target=_end_with_parent, args=(stop,), daemon=True).start()
     board = Board(memory)
+    # What is loaded by now stays to the end: looking through it for garbage again and again cost each job 4 µs.
+    gc.freeze()
     code = 0
     try:
         code = run_beside_signals(lambda: run_role(role, alias, changes, board, stop, supervisor), board.pulse)

@@ -90,14 +90,14 @@ class Claimer:
         jobs: list[Job] = []
         for lane in sorted(lanes, key=lambda lane: (self._selector.rank(lane.queue), -lane.priority)):
             if len(jobs) < limit and not self._options.of(lane.queue).limit:
-                jobs += self._at_once(lane, limit - len(jobs))()
+                jobs += self._at_once(lane)(limit - len(jobs))
         self._know({job.queue for job in jobs})
         return jobs
 
-    def _claim_at_once(self, lane: Lane, limit: int) -> ClaimAtOnce:
+    def _claim_at_once(self, lane: Lane) -> ClaimAtOnce:
         held_back = self._queues.filter(PAUSED | Q(limit__isnull=False), name=lane.queue)
         wanted = self._jobs.filter(~Exists(held_back), queue=lane.queue, priority=lane.priority)
-        return ClaimAtOnce(wanted.exclude(task__in=self._tasks.paused().values("name")), self._process, limit)
+        return ClaimAtOnce(wanted.exclude(task__in=self._tasks.paused().values("name")), self._process)
 
     def leave(self, task: str) -> None:
         """Leave the jobs of a task to other workers for a while."""

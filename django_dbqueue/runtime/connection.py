@@ -95,6 +95,8 @@ def _prepare_connected(connection: Any, **kwargs: Any) -> None:
         note_line(connection.connection)
     # Behind a pool by transactions, what is set here would stay with a connection that others are given.
     if connection.alias == database and not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+        if connection.vendor == "postgresql":
+            connection.connection.prepare_threshold = 1
         with connection.cursor() as cursor:
             for statement in _SET.get(_kind(connection), ()):
                 cursor.execute(statement.format(milliseconds=int(limit * 1000), seconds=int(limit) + 1))

@@ -14,7 +14,7 @@ from ..models.chores import Chores, look
 from ..models.states import State
 from ..options import Options
 from ..tasks import discover
-from ..wakeup import wake
+from ..wakeup import wake_each
 from . import recovery
 from .board import Board
 from .connection import close_connections, discard, prepare
@@ -73,8 +73,8 @@ class Dispatcher:
             if not (chores := look(self._database)):
                 return pause
             queues = self._jobs.dispatch(self.BATCH) if chores.due_in == 0.0 else []
-            for queue in {*queues, *self._sweep(chores)}:
-                wake(self._database, queue)
+            wake_each(self._database, queues)
+            self._sweep(chores)
             self._recover(chores)
             longest = self._scheduler.turn(chores.recurring) if self.schedules else pause
             self._trouble.over()
@@ -86,16 +86,17 @@ class Dispatcher:
             discard(self._database)
             return pause
 
-    def _sweep(self, chores: Chores) -> list[str]:
+    def _sweep(self, chores: Chores) -> None:
         """Settling a job unblocks the next, and finishes its batch. What slips through, or nobody settles, is found here."""
         if time.monotonic() < self._sweep_at:
-            return []
+            return
         self._sweep_at = time.monotonic() + self.SWEEP * random.uniform(0.8, 1.2)
         semaphores = Semaphore.objects.using(self._database)
         if chores.blocked:
             semaphores.book()
-        unblocked = semaphores.sweep(self.BATCH) if chores.blocked else []
-        return [*unblocked, *(self._backend.batches.finish() if chores.batches else [])]
+            wake_each(self._database, semaphores.sweep(self.BATCH))
+        if chores.batches:
+            wake_each(self._database, self._backend.batches.finish())
 
     def _recover(self, chores: Chores) -> None:
         self._witness.look(chores.now)
@@ -111,8 +112,7 @@ class Dispatcher:
         semaphores = Semaphore.objects.using(self._database)
         if self._prune_some() or self.BATCH in (self._scheduler.prune(self.BATCH), semaphores.prune(self.BATCH)):
             return True
-        for queue in set(semaphores.revive(self.BATCH)):
-            wake(self._database, queue)
+        wake_each(self._database, semaphores.revive(self.BATCH))
         if self._options.keep_failed is not None:
             Failure.objects.using(self._database).prune(self._options.keep_failed)
             self._backend.batches.prune(self._options.keep_failed)

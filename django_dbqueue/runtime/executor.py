@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -16,7 +16,7 @@ from django.db import DatabaseError, InterfaceError, transaction
 
 from .. import arguments, errors
 from ..backend import DatabaseBackend
-from ..compat import TaskError, TaskResultStatus, others_hear, signals
+from ..compat import TaskError, TaskResultStatus, is_heard, signals
 from ..context import JobContext
 from ..exceptions import (
     CalledOff,
@@ -35,6 +35,7 @@ from ..models.jobs import JobQuerySet
 from ..models.states import OnLost, Outcome, State
 from ..results import JobResult, result_of, task_of
 from ..retry import wait_before_retry
+from ..tasks import load
 from . import calls
 from .calls import CoroutineCall, ThreadCall
 from .connection import look_after_connections, of_coroutines, ready_connections
@@ -54,7 +55,7 @@ def run(call: ThreadCall, backend: DatabaseBackend) -> Settlement | Settled:
         function = attempt.begin()
         if attempt.is_atomic:
             return attempt.settle_in_transaction(function)
-        return attempt.succeed(call.run(async_to_sync(function) if iscoroutinefunction(function) else function))
+        return attempt.announce(attempt.succeed(call.run(async_to_sync(function) if iscoroutinefunction(function) else function)))
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise  # Workers run tasks on other threads: here it is a person's Ctrl-C.
@@ -66,10 +67,10 @@ async def run_async(call: CoroutineCall, backend: DatabaseBackend) -> Settlement
     attempt = Attempt(call, backend)
     try:
         if attempt.uses_no_database and not of_coroutines.is_set():
-            return attempt.succeed(await call.run(attempt.begin()))
+            return attempt.announce(attempt.succeed(await call.run(attempt.begin())))
         function = await sync_to_async(_with_ready_connections)(attempt.begin)
         value = await call.run(function)
-        return await sync_to_async(_with_ready_connections)(attempt.succeed, value)
+        return await sync_to_async(_with_ready_connections)(lambda: attempt.announce(attempt.succeed(value)))
     except BaseException as error:
         return await sync_to_async(_with_ready_connections)(attempt.fail, error)
 
@@ -89,34 +90,34 @@ class Attempt:
 
     def __init__(self, call: Any, backend: DatabaseBackend) -> None:
         self._call, self._job, self._backend = call, call.job, backend
-        self._options = backend.options_of(call.job.queue)
-        self._result: JobResult | None = None
-        self._started_at = call.job.now()
-        self.is_atomic = False
+        self._started_at = call.job.claimed_at
+        self._task: Any = None
+        self._earlier: list[Execution] = []
 
     @property
     def uses_no_database(self) -> bool:
         """To begin and to succeed: then an event loop need not wait for another thread, which takes longer than all the rest."""
         job = self._job
         is_plain = job.attempt == job.attempts_before + 1 and job.on_lost != OnLost.FAIL and not job.pipeline
-        return is_plain and not others_hear(signals.task_started) and not others_hear(signals.task_finished)
+        return is_plain and not is_heard(signals.task_started) and not is_heard(signals.task_finished)
 
     def begin(self) -> Callable[[], Any]:
         """Announce the attempt, and return the call that it consists of."""
-        job, alias = self._job, self._backend.alias
+        job = self._job
+        self._started_at, self._options = job.now(), self._backend.options_of(job.queue)
         if job.called_off:
             raise CalledOff(job.called_off)
         if job.has_expired():
             raise Expired(f"It expired at {job.expires_at}, before it was started.")
-        task = task_of(job, alias)
+        task = load(job.task)
         if job.on_lost == OnLost.FAIL and not self._jobs.begin(job):
             raise JobLost
-        earlier = self._executions.of_this_stage(job) if job.attempt > job.attempts_before + 1 else ()
-        self._result = result_of(job, alias, task, earlier)
-        self.is_atomic = task.atomic
+        if job.attempt > job.attempts_before + 1:
+            self._earlier = list(self._executions.of_this_stage(job))
+        self._task, self.is_atomic = task, task.atomic
         if self._options.keep_log:
             self._call.log = Lines(job, self._options.keep_log)
-        self._announce(signals.task_started)
+        self._tell(signals.task_started, TaskResultStatus.RUNNING)
         leading = (JobContext(task_result=self._result, job=job, call=self._call),) if task.takes_context else ()
         return partial(task.func, *leading, *job.args, **job.kwargs)
 
@@ -128,28 +129,29 @@ class Attempt:
     def _jobs(self) -> JobQuerySet:
         return Job.objects.using(self._backend.database)
 
-    @property
-    def _task(self) -> Any:
-        assert self._result is not None
-        return self._result.task
+    @cached_property
+    def _result(self) -> JobResult:
+        """What receivers of signals, the task's context and decisions on a retry see. Most attempts need none."""
+        return result_of(self._job, self._backend.alias, task_of(self._job, self._backend.alias), self._earlier)
 
     def succeed(self, value: Any) -> Settlement:
         """Raises TypeError or ValueError for a return value that is not JSON: then the attempt has failed."""
-        success = self._success(value)
-        if not success.then:
-            self._announce(signals.task_finished, TaskResultStatus.SUCCESSFUL, success)
-        return success
+        if self._job.pipeline:
+            return self._settle(Outcome.SUCCESSFUL, **after_stage(self._job, value, self._backend))
+        result = arguments.to_json(value, of=f"What {self._job.task} returned")
+        own = self._task.delete_on_success
+        erase = self._options.delete_on_success if own is None else own
+        return self._settle(Outcome.SUCCESSFUL, State.SUCCESSFUL, result=result, erase=erase)
 
     def settle_in_transaction(self, function: Callable[[], Any]) -> Settled:
         """What the task does to the queue's database, and that it succeeded, are committed together or not at all."""
         with transaction.atomic(using=self._backend.database):
-            success = self._success(self._call.run(function))
+            success = self.succeed(self._call.run(function))
             # Waits for whoever holds the row; settling alone would step over it.
             if not self._jobs.owned(self._job).select_for_update().exists():
                 raise JobLost
             settled = self._executions.settle([success])
-        if not success.then:
-            self._announce(signals.task_finished, TaskResultStatus.SUCCESSFUL, success)
+        self.announce(success)
         return settled
 
     def fail(self, error: BaseException) -> Settlement:
@@ -166,7 +168,7 @@ class Attempt:
             return self._interrupt(report)
         if isinstance(error, Snoozed):
             return self._snooze(error)
-        if self._result is None:
+        if self._task is None:
             return self._decide_unbegun(error, report)
         if isinstance(error, Retried):
             report = report.caused_by(error.__cause__, error.reason)
@@ -182,7 +184,7 @@ class Attempt:
 
     def _interrupt(self, report: errors.ErrorReport) -> Settlement:
         """Give the job back; but not one that must not run twice, if it was not its own wish to be interrupted."""
-        if self._result and self._job.on_lost == OnLost.FAIL and self._call.reason is Interrupted:
+        if self._task and self._job.on_lost == OnLost.FAIL and self._call.reason is Interrupted:
             return self._give_up(Outcome.LOST, State.FAILED, report)
         self._warn("is interrupted and given back")
         return self._settle(Outcome.INTERRUPTED, State.READY)
@@ -213,28 +215,26 @@ class Attempt:
 
     def _give_up(self, outcome: Outcome, state: State, report: errors.ErrorReport) -> Settlement:
         self._warn("%s: %s", outcome.value.replace("_", " "), report.headline)
-        failure = self._settle(outcome, state, error=report)
-        self._announce(signals.task_finished, TaskResultStatus.FAILED, failure)
-        return failure
+        return self.announce(self._settle(outcome, state, error=report))
 
     def _warn(self, what: str, *args: Any) -> None:
         logger.warning(f"Job %s of %s {what}", self._job.pk, self._job.task, *args, extra=self._job.log_fields)
-
-    def _success(self, value: Any) -> Settlement:
-        if self._job.pipeline:
-            return self._settle(Outcome.SUCCESSFUL, **after_stage(self._job, value, self._backend))
-        result = arguments.to_json(value, of=f"What {self._job.task} returned")
-        own = self._task.delete_on_success
-        erase = self._options.delete_on_success if own is None else own
-        return self._settle(Outcome.SUCCESSFUL, State.SUCCESSFUL, result=result, erase=erase)
 
     def _settle(self, outcome: Outcome, state: State, **rest: Any) -> Settlement:
         times = {"started_at": self._started_at, "finished_at": self._job.now()}
         log = self._call.log.text if self._call.log else ""
         return Settlement.of(self._job, outcome, state, noted=self._job.noted, log=log, **times, **rest)
 
-    def _announce(self, signal: Any, status: TaskResultStatus = TaskResultStatus.RUNNING, end: Settlement | None = None) -> None:
-        changes = {"finished_at": end.finished_at, "_return_value": end.result} if end else {}
+    def announce(self, end: Settlement) -> Settlement:
+        """Tell receivers of the job's end, if it is one. Returns it."""
+        if not end.then:
+            status = TaskResultStatus.FAILED if end.error else TaskResultStatus.SUCCESSFUL
+            self._tell(signals.task_finished, status, finished_at=end.finished_at, _return_value=end.result)
+        return end
+
+    def _tell(self, signal: Any, status: TaskResultStatus, **changes: Any) -> None:
+        if not is_heard(signal, logging.ERROR if status == TaskResultStatus.FAILED else logging.INFO):
+            return
         for name, value in {"status": status, **changes}.items():
             object.__setattr__(self._result, name, value)
         try:

@@ -6,16 +6,18 @@ from collections.abc import Container, Iterable
 
 from ..backend import DatabaseBackend
 from ..models import Settled
-from ..wakeup import wake
+from ..models.states import State
+from ..wakeup import wake_each
 
 
 def follow_up(settled: Settled, backend: DatabaseBackend, limited: Container[str]) -> bool:
-    """Wake workers for what has waited for settled jobs. Returns whether anything has.
+    """Wake workers for what is ready now that jobs are settled, themselves among it. Returns whether anything is.
 
     ``limited`` are queues of which only so many jobs may run at a time.
     """
     jobs = [outcome.job for outcome in settled.written]
     queues = {*settled.unblocked, *(job.queue for job in jobs if job.queue in limited)}
+    queues.update(outcome.job.queue for outcome in settled.written if outcome.state == State.READY and not outcome.then)
     queues.update(new.queue for outcome in settled.written for new in outcome.new)
     return _wake(queues, backend)
 
@@ -28,6 +30,5 @@ def finish_batches(settled: Settled, backend: DatabaseBackend) -> bool:
 
 def _wake(queues: Iterable[str], backend: DatabaseBackend) -> bool:
     found = set(queues)
-    for queue in found:
-        wake(backend.database, queue)
+    wake_each(backend.database, found)
     return bool(found)

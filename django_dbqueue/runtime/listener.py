@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import selectors
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -24,8 +25,8 @@ def can_listen(database: str) -> bool:
 
 
 class Listener:
-    """A thread with a connection of its own; calls ``heard`` with what it is told, and ``began`` whenever it begins to hear:
-    what came before, it was not told of.
+    """A thread with a connection of its own; calls ``heard`` with what it is told, and ``began`` whenever it begins to hear,
+    or hears no more: of what comes meanwhile, it is not told.
     """
 
     def __init__(self, database: str, stop: Stop, heard: Callable[[str], None], began: Callable[[], None]) -> None:
@@ -50,12 +51,20 @@ class Listener:
         connection.set_autocommit(True)
         try:
             with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_backend_pid()")
+                (server,) = cursor.fetchone()
                 cursor.execute(f"LISTEN {CHANNEL}")
-            self.patience = TOLD
+            # A pool by transactions takes LISTEN, and passes on nothing.
+            self.patience = TOLD if server == connection.connection.info.backend_pid else 1
             self._began()
-            while not self._stop.asked:
-                for notice in connection.connection.notifies(timeout=1.0):
-                    self._heard(notice.payload)
+            with selectors.DefaultSelector() as line:
+                line.register(connection.connection.fileno(), selectors.EVENT_READ)
+                while not self._stop.asked:
+                    for notice in connection.connection.notifies(timeout=0):
+                        self._heard(notice.payload)
+                    # With a timeout, the driver would look ten times a second.
+                    line.select(1.0)
         finally:
             self.patience = 1
             connection.close()
+            self._began()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -20,7 +20,7 @@ from ..models import Execution, Job, Process, Settled, Settlement, Stack
 from ..models.expressions import Now
 from ..models.process import ProcessQuerySet
 from ..models.states import FINISHED, OnLost, Outcome, State
-from ..wakeup import wake
+from ..wakeup import wake_each
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -51,20 +51,23 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: Death) -> in
     database = backend.database
     names: dict[int, str] = {}
     left: list[Job] = []
-    unblocked: list[str] = []
     if dead.using(database).exists():
         with transaction.atomic(using=database):
             names = _bury(dead.using(database), death)
             left, unblocked = _settle(database, _jobs(database).filter(process__in=list(names)), names, death)
+            wake_each(database, [*unblocked, *_ready(left)])
     # Those of others before them; and once more what somebody held at that moment.
     orphans, more = _settle(database, _jobs(database).orphaned()[:BATCH], names, death)
     left += orphans
-    for queue in {*unblocked, *more, *(job.queue for job in left if job.state == State.READY)}:
-        wake(database, queue)
+    wake_each(database, [*more, *_ready(orphans)])
     for job in left:
         if job.state in FINISHED:
             signals.task_finished.send_robust(type(backend), task_result=backend.get_result(str(job.pk)))
     return len(left)
+
+
+def _ready(jobs: Iterable[Job]) -> Iterator[str]:
+    return (job.queue for job in jobs if job.state == State.READY)
 
 
 def _jobs(database: str) -> Any:

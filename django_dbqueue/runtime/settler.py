@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 
 from django.db import transaction
@@ -23,22 +23,31 @@ logger = logging.getLogger("django_dbqueue")
 
 class Settler:
     """A thread with a buffer. ``owns`` tells whether what the process has claimed may still be its own; ``told`` is called
-    with what has been settled.
+    with what has been settled; ``limited`` are the queues of which only so many jobs may run at a time.
     """
 
     LARGEST_GROUP = 500
     # Between two tries, in seconds: during an outage, and for rows that somebody else holds at that moment.
     OUTAGE, HELD = 2.0, 0.05
+    # After a group it rests so many times as long as writing it took, but no longer than that, in seconds, so that the next
+    # is larger: a small one costs almost as much (1 ms of Python, and 10 µs for each outcome), and tasks have to wait for it.
+    # What others wait for ends the rest.
+    REST, LONGEST_REST = 20.0, 0.05
 
     def __init__(
-        self, database: str, options: Options, owns: Callable[[], bool], told: Callable[[Settled], None] = lambda settled: None
+        self,
+        database: str,
+        options: Options,
+        owns: Callable[[], bool],
+        told: Callable[[Settled], None] = lambda settled: None,
+        limited: Callable[[], Container[str]] = tuple,
     ) -> None:
-        self._database, self._options, self._owns, self._told = database, options, owns, told
+        self._database, self._options, self._owns, self._told, self._limited = database, options, owns, told, limited
         self._executions = Execution.objects.using(database)
         self._waiting: list[Settlement] = []
         self._writing: list[Settlement] = []
         self._changed = threading.Condition()
-        self._idle = self._closed = False
+        self._idle = self._resting = self._closed = False
         self._longest_pause = self.OUTAGE
         self._thread = threading.Thread(target=self._run, name="settler", daemon=True)
 
@@ -49,10 +58,15 @@ class Settler:
     def start(self) -> None:
         self._thread.start()
 
+    @property
+    def full(self) -> bool:
+        """Whether so much is to be written that more had better not be begun."""
+        return len(self._waiting) > 2 * self.LARGEST_GROUP
+
     def put(self, settlement: Settlement) -> None:
         # Without the lock, for which all threads would wait.
         self._waiting.append(settlement)
-        if self._idle:
+        if self._idle or (self._resting and self._is_awaited(settlement)):
             with self._changed:
                 self._changed.notify()
 
@@ -69,25 +83,36 @@ class Settler:
 
     def _run(self) -> None:
         prepare(self._database, self._options.statement_limit)
-        pause = 0.0
-        while group := self._take(pause):
+        pause = rest = 0.0
+        while group := self._take(pause, rest):
+            began = time.monotonic()
             with answered_within(self._options.answer_limit):
                 left = self._write(group)
             pause = min(self._longest_pause, pause * 2 or 0.02) * random.uniform(0.5, 1.0) if left else 0.0
+            # None after a single outcome, nor while another full group is there.
+            is_part = 1 < len(group) < self.LARGEST_GROUP
+            rest = min(self.LONGEST_REST, (time.monotonic() - began) * self.REST) if is_part else 0.0
             self._put_back(left)
         close_connections()
 
-    def _take(self, pause: float) -> list[Settlement]:
+    def _take(self, pause: float, rest: float) -> list[Settlement]:
         """The next group; empty once the settler is closed and has written all."""
         time.sleep(pause)
         with self._changed:
-            self._idle = True
+            self._resting = bool(rest)
+            if rest:
+                self._changed.wait_for(lambda: self._closed or any(map(self._is_awaited, self._waiting)), rest)
+            self._resting, self._idle = False, True
             while not self._waiting and not self._closed:
                 self._changed.wait()
             self._idle = False
             self._writing = self._waiting[: self.LARGEST_GROUP]
             del self._waiting[: self.LARGEST_GROUP]
             return self._writing
+
+    def _is_awaited(self, outcome: Settlement) -> bool:
+        """Whether other jobs may have to wait until it is written: for its slot, its place in the queue, or the next stage."""
+        return bool(outcome.job.limits or outcome.new or outcome.job.queue in self._limited())
 
     def _put_back(self, settlements: list[Settlement]) -> None:
         with self._changed:
@@ -141,7 +166,9 @@ class Settler:
         error: Exception
         for version in (outcome, _said_in_ascii(outcome)):
             try:
-                return self._executions.settle([version]).held
+                settled = self._executions.settle([version])
+                self._told(settled)
+                return settled.held
             except Exception as refusal:
                 discard(self._database)
                 error = refusal

@@ -6,20 +6,21 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container
 
 from django.db import DatabaseError, InterfaceError
 
 from ..backend import DatabaseBackend
-from ..exceptions import Interrupted, Interruption, JobLost, Stopped
+from ..exceptions import Interrupted, JobLost, Stopped
 from ..models import Job, Process, Settled, Settlement, Stack
 from ..models.jobs import JobQuerySet
 from ..options import Options
 from ..selector import QueueSelector
 from ..tasks import discover
+from ..wakeup import QUIET
 from . import executor
 from .board import Board
-from .calls import Call, CoroutineCall, ThreadCall
+from .calls import Call, CoroutineCall, ThreadCall, ask_each
 from .claimer import Claimer
 from .connection import close_connections, discard, prepare
 from .coroutines import Coroutines
@@ -51,13 +52,12 @@ class Worker:
         self._jobs = Job.objects.using(backend.database)
         self._selector = QueueSelector(options.queues, frozenset(backend.queues))
         self._wake = threading.Event()
-        self._claimed = 0
-        self._in_doubt = False
-        self._looked_at = 0.0
+        self._claimed, self._in_doubt = 0, False
+        self._looked_at, self._told_at = 0.0, float("-inf")
         self._trouble = Trouble("Jobs could not be claimed")
         details = {"queues": str(self._selector), "threads": options.threads}
         self._heartbeat = Heartbeat(Process.Kind.WORKER, backend.database, options, board, details)
-        self._settler = Settler(backend.database, options, lambda: not self._heartbeat.declared_dead, self._settled)
+        self._settler = Settler(backend.database, options, self._owns, self._settled, self._limited)
         self._durations = Durations()
         self._watch = Watch(backend, options.timeout_grace, self._durations, self._running, self._wake.set)
         self._notes = Notes(backend.database, self._running)
@@ -74,21 +74,26 @@ class Worker:
         pause = 0.0
         while not stop.asked and self._fit() and not self._worn_out():
             self._board.turn()
+            began = time.monotonic()
             with answered_within(self._options.answer_limit):
                 found = self._work()
-            # Looks often after work, then less and less; a busy pool says itself when it has room.
-            pause = 0.0 if found else min(self._longest_pause(), pause * 1.5 or 0.01)
+            pause = 0.0 if found else self._next_pause(pause, began)
             if not found:
                 self._board.turn(ahead=pause)
                 self._wake.wait(pause * random.uniform(0.8, 1.0))
                 self._wake.clear()
         return self._end(stop)
 
-    def _longest_pause(self) -> float:
-        """What runs may have to be stopped, and what waits to be given back."""
-        poll = self._options.poll_interval * (self._listener.patience if self._claimer.idle else 1)
-        longest = min(poll, max(0.005, self._pool.late_in()))
-        return min(longest, self.STOPPABLE) if self._running() else longest
+    def _next_pause(self, pause: float, began: float) -> float:
+        """It looks often after work, then less and less; if it would be told of more, once when it would be again, and then
+        seldom. What runs may have to be stopped, and what waits to be given back. A busy pool says itself when it has room.
+        """
+        patience = self._listener.patience if self._claimer.idle and self._heartbeat.healthy else 1
+        longest = min(self._options.poll_interval * patience, max(0.005, self._pool.late_in()))
+        longest = min(longest, self.STOPPABLE) if self._running() else longest
+        pause = longest if patience > 1 else min(longest, pause * 1.5 or 0.01)
+        since = began - self._told_at
+        return min(pause, QUIET * 1.3 - since) if since < QUIET else pause
 
     def _start(self, stop: Stop, supervisor: int | None) -> None:
         prepare(self._backend.database, self._options.statement_limit)
@@ -97,7 +102,7 @@ class Worker:
         self._claimer = Claimer(self._backend.database, process, self._selector, self._options, self._pool.in_a_row)
         stop.wakes(self._wake)
         self._ended = Stop()
-        self._listener = Listener(self._backend.database, stop, self._heard, self._wake.set)
+        self._listener = Listener(self._backend.database, stop, self._heard, self._told)
         self._listener.start()
         self._settler.start()
         self._watch.start(self._ended)
@@ -106,7 +111,12 @@ class Worker:
 
     def _heard(self, payload: str) -> None:
         if self._claimer.hear(payload):
-            self._wake.set()
+            self._told()
+
+    def _told(self) -> None:
+        """There may be jobs, and of those that follow in a moment it is not told."""
+        self._told_at = time.monotonic()
+        self._wake.set()
 
     def _work(self) -> int:
         """One round. Returns how many jobs were claimed."""
@@ -121,11 +131,11 @@ class Worker:
         except (DatabaseError, InterfaceError) as error:
             self._trouble.report(error)
             discard(self._backend.database)
-            self._in_doubt = True
+            self._in_doubt, self._claimer.idle = True, False
             return 0
 
     def _claim(self) -> int:
-        fit = self._heartbeat.healthy and not self._coroutines.full()
+        fit = self._heartbeat.healthy and not self._coroutines.full() and not self._settler.full
         room = max(self._pool.room(), self._coroutines.room()) if fit else 0
         jobs = self._claimer.claim(room) if room > 0 else []
         self._pool.put(self._coroutines.take(jobs, self._claimer.leave))
@@ -150,11 +160,17 @@ class Worker:
         if calls and now - self._looked_at > self.STOPPABLE:
             self._looked_at = now
             asked = set(self._owned().asked_to_stop().values_list("pk", "attempt"))
-            _interrupt([call for call in calls if (call.job.pk, call.job.attempt) in asked], Stopped)
+            ask_each([call for call in calls if (call.job.pk, call.job.attempt) in asked], Stopped)
 
     def _store_stacks(self) -> None:
         for job, stack in self._watch.stacks():
             Stack.objects.using(self._backend.database).record(job, stack)
+
+    def _owns(self) -> bool:
+        return not self._heartbeat.declared_dead
+
+    def _limited(self) -> Container[str]:
+        return self._claimer.limits
 
     def _owned(self) -> JobQuerySet:
         return self._jobs.running().filter(process=self._heartbeat.process)
@@ -194,7 +210,7 @@ class Worker:
         logger.info("%s claims no more; jobs still running: %d.", process, len(self._running()), extra=process.log_fields)
         self._try_to(lambda: self._jobs.release(self._pool.take_back()))
         self._wait_for_running(stop)
-        _interrupt(self._running(), JobLost if self._heartbeat.declared_dead else Interrupted)
+        ask_each(self._running(), JobLost if self._heartbeat.declared_dead else Interrupted)
         self._wait(time.monotonic() + self.LAST)
         self._try_to(self._store_stacks)
         left = self._running()
@@ -232,8 +248,3 @@ class Worker:
         while time.monotonic() < end and not (stop and stop.now) and not self._watch.stuck.issuperset(self._running()):
             self._board.turn()
             time.sleep(0.02)
-
-
-def _interrupt(calls: Iterable[Call], reason: type[Interruption]) -> None:
-    for call in calls:
-        call.ask(reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import timedelta
 
 import pytest
@@ -114,6 +114,8 @@ def test_a_lock_on_its_tables_holds_it_up_and_no_longer(runqueue):
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("LOCK TABLE dbqueue_job, dbqueue_process IN ACCESS EXCLUSIVE MODE")
         until(lambda: "could not beat: canceling statement due to" in log_of(child))
+        with closing(connections["default"].copy()) as another:  # Outside of the transaction.
+            another.cursor().execute("SELECT pg_notify('dbqueue', 'default,0')")
         until(lambda: "Jobs could not be claimed: canceling statement due to" in log_of(child))
 
     assert tasks.add.enqueue(2).wait(20).return_value == 2

@@ -28,7 +28,7 @@ def test_a_loop_is_interrupted_and_clears_up(runqueue):
     until(lambda: outcomes(result) == ["timed_out"])
 
     execution = Execution.objects.get()
-    assert 1.9 < (execution.finished_at - execution.started_at).total_seconds() < 3.5
+    assert 1.9 < (execution.finished_at - execution.started_at).total_seconds() < 6
     assert "while True" in execution.traceback or "time.sleep(0.01)" in execution.traceback
     assert Run.objects.filter(job="cleared up").exists()
     assert Job.objects.get().state == "failed"

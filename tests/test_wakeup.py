@@ -1,0 +1,178 @@
+"""An idle worker looks seldom: whatever makes a job ready tells of it, and who hears no more looks again."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from django.db import OperationalError, connection
+from django.utils import timezone
+
+from django_dbqueue import wakeup
+from django_dbqueue.models import Execution, Job, Settlement
+from django_dbqueue.models.execution import ExecutionQuerySet
+from django_dbqueue.models.semaphores import SemaphoreQuerySet
+from django_dbqueue.models.states import Lane
+from django_dbqueue.options import Options
+from django_dbqueue.runtime.board import Board
+from django_dbqueue.runtime.dispatcher import Dispatcher
+from django_dbqueue.runtime.listener import Listener
+from django_dbqueue.runtime.settler import Settler
+from django_dbqueue.runtime.stop import Stop
+from django_dbqueue.wakeup import wake
+
+from . import tasks
+from .conftest import until
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(connection.vendor != "postgresql", reason="Nobody is told of jobs elsewhere"),
+]
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """The queues that are told of."""
+    told = []
+    monkeypatch.setattr(wakeup, "wake", lambda database, queue: told.append(queue))
+    return told
+
+
+def test_what_comes_right_after_a_job_that_it_was_told_of_does_not_wait(worker):
+    """Nobody is told of it: that is done a few times a second at most."""
+    worker(poll_interval=60)
+    tasks.nothing.enqueue().wait(timeout=20)
+
+    for pause in (0, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08):
+        time.sleep(pause)
+        tasks.nothing.enqueue().wait(timeout=5)
+
+
+def test_what_is_ready_again_does_not_wait_until_it_looks_again(worker):
+    worker(poll_interval=60)
+
+    again = tasks.succeed_at_third.enqueue()
+    assert again.wait(timeout=5).attempts == 3
+
+    first = tasks.wait_with_key.enqueue("a key", 0.5)
+    until(lambda: Job.objects.filter(pk=first.id, state="running"))
+    time.sleep(0.1)
+    tasks.wait_with_key.enqueue("a key", 0)
+    until(lambda: Job.objects.get(pk=first.id).attempt == 2, seconds=5)
+    until(lambda: Job.objects.get(pk=first.id).state == "successful", seconds=5)
+
+
+def test_what_another_worker_gives_back_is_claimed_at_once(worker, process):
+    jobs = tasks.nothing.enqueue_many([()] * 3)
+    claimed = Job.objects.claim(Lane("default", 0), process, 3)
+    worker(poll_interval=60)
+    time.sleep(0.3)
+
+    Job.objects.release(claimed)
+
+    for each in jobs:
+        each.wait(timeout=5)
+
+
+def test_a_key_that_is_asked_for_in_another_queue_while_it_runs_is_told_of_there(claim):
+    tasks.wait_with_key.enqueue("a key", 0)
+    (job,) = claim()
+    tasks.wait_with_key.using(queue_name="mail").enqueue("a key", 0)
+
+    settled = Execution.objects.settle([Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
+
+    assert settled.unblocked == ["mail"]
+    assert (Job.objects.get().queue, Job.objects.get().state) == ("mail", "ready")
+
+
+def test_a_notify_that_did_not_go_out_keeps_nobody_quiet(monkeypatch):
+    monkeypatch.setattr(wakeup, "_last", {})
+    connection.set_autocommit(False)
+    try:
+        wake("default", "mail")
+        assert not wakeup._last
+    finally:
+        connection.rollback()
+        connection.set_autocommit(True)
+    wake("default", "mail")
+    assert list(wakeup._last) == [("default", "mail")]
+
+
+def test_a_listener_behind_a_pool_by_transactions_does_not_think_that_it_hears(monkeypatch):
+    began = threading.Event()
+    stop = Stop()
+    psycopg = pytest.importorskip("psycopg")
+    monkeypatch.setattr(psycopg.ConnectionInfo, "backend_pid", property(lambda info: -1))
+    listener = Listener("default", stop, lambda payload: None, began.set)
+    listener.start()
+    try:
+        assert began.wait(10)
+        assert listener.patience == 1
+    finally:
+        stop.ask()
+
+
+def test_a_listener_that_lost_its_connection_looks_again_when_it_hears_again():
+    heard: list[str] = []
+    began = threading.Semaphore(0)
+    stop = Stop()
+    listener = Listener("default", stop, heard.append, began.release)
+    listener.start()
+    try:
+        assert began.acquire(timeout=10)
+        assert listener.patience > 1
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+            )
+        assert began.acquire(timeout=10)  # It hears no more,
+        assert began.acquire(timeout=10)  # and hears again.
+        wake("default", "mail", 3)
+        assert until(lambda: heard) == ["mail,3"]
+    finally:
+        stop.ask()
+        until(lambda: listener.patience == 1)
+
+
+def test_a_retry_by_code_tells_of_each_queue(told):
+    for queue in ("mail", "mail", "default"):
+        tasks.fail.using(queue_name=queue).enqueue()
+    Job.objects.update(state="failed", finished_at=timezone.now())
+
+    assert Job.objects.all().retry() == 3
+    assert sorted(told) == ["default", "mail"]
+
+
+def test_what_was_due_is_told_of_even_if_the_sweep_after_it_fails(backend, told, process, monkeypatch):
+    tasks.add.enqueue(1)
+    Job.objects.update(state="scheduled")
+    tasks.one_at_a_time.enqueue_many([(), ()])
+    Job.objects.claim(Lane("default", 0), process, 2)
+
+    def fail(self, *args):
+        raise OperationalError("deadlock detected")
+
+    monkeypatch.setattr(SemaphoreQuerySet, "sweep", fail)
+    Dispatcher(backend, backend.config, Board.private(10))._work()
+
+    assert told == ["default"]
+
+
+def test_an_outcome_that_is_written_at_the_second_try_is_told_of(claim, monkeypatch):
+    settle, calls, told = ExecutionQuerySet.settle, [], []
+
+    def refuse_once(self, outcomes):
+        calls.append(outcomes)
+        if len(calls) == 1:
+            raise OperationalError("a passing error")
+        return settle(self, outcomes)
+
+    monkeypatch.setattr(ExecutionQuerySet, "settle", refuse_once)
+    tasks.one_at_a_time.enqueue()
+    (job,) = claim()
+    settler = Settler("default", Options(), lambda: True, told.append)
+
+    assert settler._write([Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)]) == []
+
+    assert [settled.written[0].job for settled in told] == [job]
