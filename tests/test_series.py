@@ -10,7 +10,6 @@ from statistics import median
 from uuid import uuid4
 
 import pytest
-from django.db import connection
 
 from django_dbqueue import limit, task
 from django_dbqueue.models import Execution, Job, Process, Queue, Semaphore, Settlement, Slot
