@@ -237,5 +237,6 @@ def test_a_worker_that_is_told_of_jobs_does_not_look_for_more_after_each(worker,
     tasks.nothing.enqueue().wait(timeout=20)
     time.sleep(0.3)
 
-    # When it is told, right after that, when it would be told again, and once as it polls, which is ten times less often.
-    assert 3 <= len(looks) - before <= 6
+    # When it is told, right after that, when it would be told again, and once as it polls, which is ten times less often. On a
+    # full machine, what is right after that is late, and serves as the next.
+    assert 2 <= len(looks) - before <= 6

@@ -53,8 +53,8 @@ def cell(run: Run, scenario: str, name: str, figure: str) -> str:
     value = run.median(scenario, name, figure)
     if value is None:
         return "—"
-    spread = run.spread(scenario, name, figure)
-    return f"{number(value)} ± {spread:.0%}" if len(run.values(scenario, name, figure)) > 1 else number(value)
+    spread = f"{run.spread(scenario, name, figure):.0%}"
+    return number(value) if spread == "0%" else f"{number(value)} ± {spread}"
 
 
 def part(run: Run, scenario: str, name: str, figure: str) -> str:
@@ -67,15 +67,19 @@ def number(value: float) -> str:
 
 
 def facts(figures: Figures) -> str:
-    """A column for each run; what is measured with, and not what was."""
-    names = list(dict.fromkeys(name for run in figures.runs for name in run.facts if name != "packages"))
-    rows = [[name.replace("_", " "), *(str(run.facts.get(name, "")) for run in figures.runs)] for name in names]
-    return table(["", *(f"run {each}" for each in range(1, len(figures.runs) + 1))], rows)
+    """What is measured with, in all runs, and not what was."""
+    found: dict[str, dict[str, None]] = {}
+    for run in figures.runs:
+        for name, value in run.facts.items():
+            if name != "packages":
+                found.setdefault(name, {})[str(value)] = None
+    return table(["", "in all runs"], [[name.replace("_", " "), ", ".join(values)] for name, values in found.items()])
 
 
 def versions(figures: Figures) -> str:
     installed = {name: lines for run in figures.runs for name, lines in run.facts.get("packages", {}).items()}
-    return table(["System", "installed"], [[NAMES[name], ", ".join(wanted(name, lines))] for name, lines in installed.items()])
+    rows = [[NAMES[name], ", ".join(wanted(name, installed[name]))] for name in NAMES if name in installed]
+    return table(["System", "installed"], rows)
 
 
 def wanted(name: str, lines: Sequence[str]) -> list[str]:

@@ -31,6 +31,24 @@ class Among(lookups.In):
         return f"{column} = ANY(%s::uuid[])", (*values, f"{{{','.join(each.hex for each in self.rhs)}}}")
 
 
+class NotBefore(lookups.GreaterThanOrEqual):
+    """Whether a job stands at a place of its lane or behind it. On PostgreSQL that is one range of the lane's index.
+    MariaDB, which reads no range by two columns together, takes it as two.
+    """
+
+    def __init__(self, at: datetime, pk: UUID) -> None:
+        place = models.Value(at, models.DateTimeField()), models.Value(pk, models.UUIDField())
+        sides = (models.F("run_after"), models.F("id")), place
+        super().__init__(*(models.Func(*each, template="(%(expressions)s)", output_field=models.Field()) for each in sides))
+
+    def as_mysql(self, compiler: Any, connection: Any) -> Any:
+        (at, pk), (at_place, pk_place) = (
+            [compiler.compile(each) for each in side.get_source_expressions()] for side in (self.lhs, self.rhs)
+        )
+        sql = f"({at[0]} > {at_place[0]} OR ({at[0]} = {at_place[0]} AND {pk[0]} >= {pk_place[0]}))"
+        return sql, (*at_place[1], *at_place[1], *pk_place[1])
+
+
 def after(wait: timedelta | float | datetime) -> models.Expression:
     """The database's time, and ``wait`` (seconds, or a timedelta) from it; of a time, that time."""
     if isinstance(wait, datetime):

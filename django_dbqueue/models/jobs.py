@@ -15,13 +15,13 @@ from django.db.models import Exists, F, OuterRef, Q
 from ..wakeup import wake_each
 from . import keyed, walking
 from .alike import COLUMNS, Alike, rows_behind
-from .expressions import Among, Now, after, lock
+from .expressions import Among, NotBefore, Now, after, lock
 from .lanes import lanes
 from .operated import OperatedJobs
 from .process import Process
 from .semaphore import Semaphore
 from .series import InARow, alone
-from .states import FINISHED, Fate, Lane, State
+from .states import FINISHED, Fate, Lane, Place, State
 from .writing import create, insert, set_json
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ ROUNDS = 50
 class JobQuerySet(OperatedJobs):
     def ready(self) -> JobQuerySet:
         return self.filter(state=State.READY)
+
+    def of_lane(self, lane: Lane) -> JobQuerySet:
+        """Its ready jobs, in the order in which they are claimed."""
+        return self.filter(state=State.READY, queue=lane.queue, priority=lane.priority).order_by("run_after", "id")
 
     def running(self) -> JobQuerySet:
         return self.filter(state=State.RUNNING)
@@ -110,24 +114,26 @@ class JobQuerySet(OperatedJobs):
             yield queue
             queue = rows.filter(queue__gt=queue).first()
 
-    def claim(self, lane: Lane, process: Process, limit: int, in_a_row: InARow = alone) -> list[Job]:
+    def claim(self, lane: Lane, process: Process, limit: int, in_a_row: InARow = alone, since: Place | None = None) -> list[Job]:
         """Make up to ``limit`` of the lane's jobs the process's own, oldest first. Those that find no slot are BLOCKED.
+
+        ``since`` is where in the lane to begin.
 
         Behind a limited one follow those that are next in line: of one series, the process runs one at a time.
         """
         claimed: list[Job] = []
         for _ in range(ROUNDS):
             wanted = limit - len(claimed)
-            found, jobs = self._claim(lane, process, wanted, in_a_row)
+            found, jobs = self._claim(lane, process, wanted, in_a_row, since)
             claimed += jobs
             if found < wanted or len(claimed) >= limit:
                 break
         return claimed
 
-    def _claim(self, lane: Lane, process: Process, limit: int, in_a_row: InARow) -> tuple[int, list[Job]]:
+    def _claim(self, lane: Lane, process: Process, limit: int, in_a_row: InARow, since: Place | None) -> tuple[int, list[Job]]:
         """Returns how many were found, and those that are the process's own now."""
         with transaction.atomic(using=self.db, savepoint=False):
-            waiting = self.ready().filter(queue=lane.queue, priority=lane.priority).order_by("run_after", "id")
+            waiting = self.of_lane(lane).filter(NotBefore(*since)) if since else self.of_lane(lane)
             jobs = found = list(lock(waiting).annotate(db_now=Now())[:limit])
             if any(job.limits for job in found):
                 jobs = Semaphore.objects.using(self.db).acquire(found, limit, in_a_row)
@@ -191,8 +197,7 @@ class JobQuerySet(OperatedJobs):
         """Seconds since the oldest job of each lane could have run. One look into the lane index for each."""
         found = {}
         for lane in lanes:
-            oldest = self.ready().filter(queue=lane.queue, priority=lane.priority).order_by("run_after", "id")
-            if times := oldest.values_list("run_after", Now()).first():
+            if times := self.of_lane(lane).values_list("run_after", Now()).first():
                 found[lane] = (times[1] - times[0]).total_seconds()
         return found
 

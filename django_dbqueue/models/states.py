@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import NamedTuple
+from uuid import UUID
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
+
+# Of a ready job in its lane: its ``run_after`` and its id.
+Place = tuple[datetime, UUID]
 
 
 class Lane(NamedTuple):

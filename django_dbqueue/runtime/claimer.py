@@ -15,10 +15,11 @@ from ..models.at_once import ClaimAtOnce
 from ..models.jobs import JobQuerySet
 from ..models.pausing import PAUSED
 from ..models.series import InARow, alone
-from ..models.states import Lane
+from ..models.states import Lane, Place
 from ..options import Options
 from ..selector import QueueSelector
 from ..wakeup import lane_in
+from .marks import Marks
 
 DEFAULT = Options()
 
@@ -46,6 +47,10 @@ class Claimer:
         self._tasks = KnownTask.objects.using(database)
         self._process, self._selector, self._options, self._in_a_row = process, queues, options, in_a_row
         self._lanes: list[Lane] = []
+        self._seen: set[Lane] = set()
+        # In seconds, of the oldest job of each; where jobs that wait long go first.
+        self._waits: dict[Lane, float] = {}
+        self._marks = Marks(database)
         self._order: dict[Lane, tuple[int, int]] = {}
         # Those without a job for this worker since they were read.
         self._empty: set[Lane] = set()
@@ -71,15 +76,20 @@ class Claimer:
         return True
 
     def claim(self, limit: int) -> list[Job]:
-        """Up to ``limit`` jobs, now owned by the process; fewer only if no lane has more, or if it was told of some."""
+        """Up to ``limit`` jobs, now owned by the process; fewer only if no lane has more, if it was told of some, or while
+        looks take long (see Marks).
+        """
         heard, self._heard = self._heard, set()
-        if self.idle and not self._left and (jobs := self._claim_told(tuple(heard), limit)):
+        if self._marks.slow:
+            self._seen |= heard
+        elif self.idle and not self._left and (jobs := self._claim_told(tuple(heard), limit)):
             return jobs
         known = self._lanes if time.monotonic() - self._read_at < self.FRESH else []
+        to_the_end = {lane for lane in known if not self._marks.of(lane)}
         jobs = self._claim(known, limit)
         if len(jobs) < limit:
-            self._read_lanes()
-            jobs += self._claim([lane for lane in self._lanes if lane not in known], limit - len(jobs))
+            done = to_the_end if self._read_lanes() else set(known)
+            jobs += self._claim([lane for lane in self._lanes if lane not in done], limit - len(jobs))
         # Lanes of the same rank take turns: a full one must not starve its neighbours.
         following = [lane for lane in [*self._lanes[1:], *self._lanes[:1]] if lane not in self._empty]
         self._lanes = sorted(following, key=self._order.__getitem__)
@@ -118,27 +128,35 @@ class Claimer:
         for lane in lanes:
             if (room := limit - len(jobs)) > 0:
                 claim = self._claim_limited if lane.queue in self.limits else JobQuerySet.claim
-                found = claim(wanted, lane, self._process, room, self._in_a_row)
+                found = claim(wanted, lane, self._process, room, self._in_a_row, self._marks.of(lane))
+                self._marks.move(lane, found, full=len(found) == room)
                 jobs += found
                 if len(found) < room:
                     self._empty.add(lane)
         return jobs
 
-    def _claim_limited(self, wanted: JobQuerySet, lane: Lane, process: Process, limit: int, in_a_row: InARow) -> list[Job]:
+    def _claim_limited(
+        self, wanted: JobQuerySet, lane: Lane, process: Process, limit: int, in_a_row: InARow, since: Place | None
+    ) -> list[Job]:
         with transaction.atomic(using=wanted.db):
             room = self._queues.room(lane.queue, self.limits[lane.queue])
-            return wanted.claim(lane, process, min(limit, room), in_a_row) if room > 0 else []
+            return wanted.claim(lane, process, min(limit, room), in_a_row, since) if room > 0 else []
 
-    def _read_lanes(self) -> None:
-        ranks = {lane: self._selector.rank(lane.queue) for lane in self._jobs.lanes(self._selector.names())}
+    def _read_lanes(self) -> bool:
+        """Returns whether it has looked for them; else they are as they were, with those that it has heard of."""
+        if looks := self._marks.rested:
+            self._seen = self._marks.look(lambda: self._jobs.lanes(self._selector.names()))
+        ranks = {lane: self._selector.rank(lane.queue) for lane in self._seen}
         served = {lane: (rank, -lane.priority) for lane, rank in ranks.items() if rank is not None}
         self.idle = not served
         paused = self._read_queues({lane.queue for lane in served})
         self._order = {lane: order for lane, order in served.items() if lane.queue not in paused}
         if self._options.ageing:
+            self._waits = self._jobs.waits(self._order) if looks else self._waits
             self._raise_old(self._options.ageing)
         self._lanes, self._empty = sorted(self._order, key=self._order.__getitem__), set()
         self._read_at = time.monotonic()
+        return looks
 
     def _know(self, names: set[str]) -> None:
         """Have rows for the queues, so that operators see them."""
@@ -148,9 +166,10 @@ class Claimer:
 
     def _raise_old(self, ageing: float) -> None:
         """The order of the queues comes first even so: an operator has chosen it."""
-        for lane, wait in self._jobs.waits(self._order).items():
-            rank, depth = self._order[lane]
-            self._order[lane] = (rank, depth - max(0, int(wait / ageing)))
+        for lane, wait in self._waits.items():
+            if lane in self._order:
+                rank, depth = self._order[lane]
+                self._order[lane] = (rank, depth - max(0, int(wait / ageing)))
 
     def _read_queues(self, names: set[str]) -> set[str]:
         """Learn the limits of these queues. Returns those that are paused."""

@@ -17,7 +17,6 @@ from ..models.jobs import JobQuerySet
 from ..options import Options
 from ..selector import QueueSelector
 from ..tasks import discover
-from ..wakeup import QUIET
 from . import executor
 from .board import Board
 from .calls import Call, CoroutineCall, ThreadCall, ask_each
@@ -31,6 +30,7 @@ from .heartbeat import Heartbeat
 from .listener import Listener
 from .log import Trouble
 from .notes import Notes
+from .pace import Pace
 from .pool import Pool
 from .settler import Settler
 from .stop import Stop
@@ -53,7 +53,7 @@ class Worker:
         self._selector = QueueSelector(options.queues, frozenset(backend.queues))
         self._wake = threading.Event()
         self._claimed, self._in_doubt = 0, False
-        self._looked_at, self._told_at = 0.0, float("-inf")
+        self._looked_at, self._pace = 0.0, Pace()
         self._trouble = Trouble("Jobs could not be claimed")
         details = {"queues": str(self._selector), "threads": options.threads}
         self._heartbeat = Heartbeat(Process.Kind.WORKER, backend.database, options, board, details)
@@ -71,29 +71,24 @@ class Worker:
         sees to that recovers them.
         """
         self._start(stop, supervisor)
-        pause = 0.0
         while not stop.asked and self._fit() and not self._worn_out():
             self._board.turn()
             began = time.monotonic()
             with answered_within(self._options.answer_limit):
-                found = self._work()
-            pause = 0.0 if found else self._next_pause(pause, began)
-            if not found:
+                found, full = self._work()
+            if pause := self._pace.after_jobs(full) if found else self._pace.after_none(began, *self._longest_pause()):
                 self._board.turn(ahead=pause)
                 self._wake.wait(pause * random.uniform(0.8, 1.0))
                 self._wake.clear()
         return self._end(stop)
 
-    def _next_pause(self, pause: float, began: float) -> float:
-        """It looks often after work, then less and less; if it would be told of more, once when it would be again, and then
-        seldom. What runs may have to be stopped, and what waits to be given back. A busy pool says itself when it has room.
+    def _longest_pause(self) -> tuple[float, bool]:
+        """In seconds, and whether it would be told of jobs meanwhile. What runs may have to be stopped, and what waits to be
+        given back. A busy pool says itself when it has room.
         """
         patience = self._listener.patience if self._claimer.idle and self._heartbeat.healthy else 1
         longest = min(self._options.poll_interval * patience, max(0.005, self._pool.late_in()))
-        longest = min(longest, self.STOPPABLE) if self._running() else longest
-        pause = longest if patience > 1 else min(longest, pause * 1.5 or 0.01)
-        since = began - self._told_at
-        return min(pause, QUIET * 1.3 - since) if since < QUIET else pause
+        return min(longest, self.STOPPABLE) if self._running() else longest, patience > 1
 
     def _start(self, stop: Stop, supervisor: int | None) -> None:
         prepare(self._backend.database, self._options.statement_limit)
@@ -114,33 +109,32 @@ class Worker:
             self._told()
 
     def _told(self) -> None:
-        """There may be jobs, and of those that follow in a moment it is not told."""
-        self._told_at = time.monotonic()
+        self._pace.tell()
         self._wake.set()
 
-    def _work(self) -> int:
-        """One round. Returns how many jobs were claimed."""
+    def _work(self) -> tuple[int, bool]:
+        """One round. Returns how many jobs were claimed, and whether those were as many as there was room for."""
         try:
             if self._in_doubt:
                 self._give_back_unknown()
             self._jobs.release(self._pool.take_back(late=True))
             self._look_after_running()
-            found = self._claim()
+            found, room = self._claim()
             self._trouble.over()
-            return found
+            return found, found >= room
         except (DatabaseError, InterfaceError) as error:
             self._trouble.report(error)
             discard(self._backend.database)
             self._in_doubt, self._claimer.idle = True, False
-            return 0
+            return 0, False
 
-    def _claim(self) -> int:
+    def _claim(self) -> tuple[int, int]:
         fit = self._heartbeat.healthy and not self._coroutines.full() and not self._settler.full
         room = max(self._pool.room(), self._coroutines.room()) if fit else 0
         jobs = self._claimer.claim(room) if room > 0 else []
         self._pool.put(self._coroutines.take(jobs, self._claimer.leave))
         self._claimed += len(jobs)
-        return len(jobs)
+        return len(jobs), room
 
     def _give_back_unknown(self) -> None:
         """A claim that broke may still have been committed: such jobs are this process's, but never came here."""

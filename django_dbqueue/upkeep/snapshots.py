@@ -14,7 +14,7 @@ OLD, BEHIND = 300, 100_000
 MOST = 5
 WHY = (
     "While it lasts, no row can be cleared away that was updated or deleted since, in any table of this database. "
-    "Each job leaves two such rows: tables and indexes grow, and claims step over more of them each second."
+    "Each job leaves two such rows: tables and indexes grow, and looking through them takes longer each second."
 )
 # A transaction of another database that writes holds back too: it is the oldest in each snapshot that is taken here.
 SESSIONS = """
