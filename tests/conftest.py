@@ -71,8 +71,8 @@ def claim(process: Process) -> Callable[..., list[Job]]:
     return claim
 
 
-def until(true: Callable[[], Any], seconds: float = 20.0) -> Any:
-    """Wait until something holds, and return it. Fails the test if it never does."""
+def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """Wait until something holds, and return it. Fails the test if it never does: on a full machine a minute may be needed."""
     end = time.monotonic() + seconds
     while not (value := true()):
         if time.monotonic() > end:

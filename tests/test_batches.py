@@ -217,7 +217,7 @@ def test_real_workers_finish_it(runqueue):
         spread.enqueue(3)
     runqueue("--processes", "1" if connection.vendor == "sqlite" else "2")
 
-    until(lambda: Run.objects.exists(), 30)
+    until(lambda: Run.objects.exists())
 
     assert Job.objects.filter(batch__isnull=False).exclude(state=State.SUCCESSFUL).count() == 0
     assert Batch.objects.get().finished_at is not None

@@ -327,7 +327,7 @@ def test_a_limit_of_a_queue_holds_over_all_hosts(runqueue):
     for _ in range(1 if connection.vendor == "sqlite" else 2):
         runqueue("--processes", "1", "--embedded")
 
-    until(lambda: Interval.objects.filter(ended_at__isnull=False).count() == 60, 60)
+    until(lambda: Interval.objects.filter(ended_at__isnull=False).count() == 60)
 
     assert most_at_a_time(Interval.objects.all()) == 3
 
@@ -403,7 +403,7 @@ def test_a_rate_is_kept_by_workers(runqueue):
     call_often.enqueue_many([(n,) for n in range(110)])
     runqueue("--processes", "2")
 
-    until(lambda: Run.objects.count() == 110, 30)
+    until(lambda: Run.objects.count() == 110)
 
     times = sorted(Execution.objects.values_list("started_at", flat=True))
     seconds = (times[-1] - times[0]).total_seconds()

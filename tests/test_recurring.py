@@ -751,7 +751,7 @@ def test_runqueue_runs_what_recurs_on_several_hosts_each_time_once(runqueue):
     options = '{"task_modules": ["tests.recurring_tasks"], "embedded": true, "poll_interval": 0.2}'
     children = [runqueue(DBQUEUE_OPTIONS=options) for _ in range(2)]
 
-    until(lambda: Effect.objects.filter(job="tick").count() >= 4, 60)
+    until(lambda: Effect.objects.filter(job="tick").count() >= 4)
 
     assert RecurringExecution.objects.count() == len(set(RecurringExecution.objects.values_list("run_at", flat=True)))
     jobs = Job.objects.filter(task="tests.recurring_tasks.tick")

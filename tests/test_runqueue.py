@@ -169,11 +169,11 @@ def test_a_worker_that_dies_is_replaced_until_the_job_that_kills_has_failed(runq
 
     child = runqueue("--threads", "2")
 
-    until(lambda: state_of(killer) == "failed", 60)
+    until(lambda: state_of(killer) == "failed")
     assert cause in log_of(child)
     assert Execution.objects.filter(job_id=killer.id, outcome="lost").count() == 3
     after = tasks.add.enqueue(1)
-    until(lambda: state_of(after) == "successful", 60)
+    until(lambda: state_of(after) == "successful")
 
 
 @pytest.mark.skipif(bool(MANY), reason="In one process there is nobody left to notice.")
@@ -186,7 +186,7 @@ def test_a_neighbour_of_the_job_that_killed_its_worker_runs_again(runqueue):
     until(lambda: Execution.objects.filter(outcome="lost").count() >= 2)
     until(Job.objects.filter(pk=killer.id).discard)
 
-    until(lambda: state_of(neighbour) == "successful", 60)
+    until(lambda: state_of(neighbour) == "successful")
 
 
 @pytest.mark.skipif(bool(MANY), reason="In one process there is no supervisor to lose.")
@@ -204,7 +204,7 @@ def test_workers_end_with_their_supervisor(runqueue):
             return True
         return False
 
-    until(lambda: all(gone(pid) for pid in pids), 30)
+    until(lambda: all(gone(pid) for pid in pids))
 
 
 def test_queues_are_served_in_the_order_given(runqueue):
@@ -250,7 +250,7 @@ def test_a_scheduled_job_runs_in_time(runqueue):
     until(lambda: state_of(result) == "successful")
 
     execution, job = Execution.objects.get(), Job.objects.get()
-    assert 0 <= (execution.started_at - job.run_after).total_seconds() < 3
+    assert 0 <= (execution.started_at - job.run_after).total_seconds() < 8
 
 
 def test_an_idle_worker_is_woken_at_once(runqueue):
@@ -266,7 +266,7 @@ def test_an_idle_worker_is_woken_at_once(runqueue):
         result = tasks.add.enqueue(1)
         result.wait(timeout=20)
         waits.append((result.started_at - result.enqueued_at).total_seconds())
-    assert sorted(waits)[2] < 0.5
+    assert sorted(waits)[2] < 2
 
 
 def test_a_worker_process_is_replaced_after_max_jobs(runqueue):

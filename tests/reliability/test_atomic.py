@@ -106,6 +106,7 @@ def test_a_coroutine_cannot_be_atomic():
 def test_what_has_waited_for_it_is_told_at_once(runqueue):
     with batch(on_finish=tasks.sum_up):
         tasks.atomic_row.using(queue_name="limited").enqueue("once")
-    runqueue("--poll-interval", "30")
+    runqueue("--poll-interval", "60")
+    until(lambda: Run.objects.exists())
 
-    until(lambda: Run.objects.count() == 2, 10)
+    until(lambda: Run.objects.count() == 2, 20)

@@ -73,7 +73,7 @@ def test_the_last_version_that_is_enqueued_is_the_last_that_is_run(runqueue):
     # Without a version, the last call would take the place of the newest one.
     for key in producers.newest:
         producers._enqueue(key)
-    until(lambda: not Job.objects.exclude(state=Job.State.SUCCESSFUL).exists(), 60)
+    until(lambda: not Job.objects.exclude(state=Job.State.SUCCESSFUL).exists())
 
     assert producers.errors == []
     assert len(producers.newest) == Job.objects.count() == KEYS

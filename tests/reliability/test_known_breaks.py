@@ -36,7 +36,7 @@ def test_a_busy_interpreter_does_not_look_dead(runqueue):
     tasks.compute.enqueue_many([(6,)] * 8)
     runqueue("--threads", "8", *ONE, DBQUEUE_OPTIONS=json.dumps({"beat_interval": 0.5, "dead_after": 3}))
 
-    until(lambda: Job.objects.filter(state="successful").count() == 8, 60)
+    until(lambda: Job.objects.filter(state="successful").count() == 8)
 
     assert set(Execution.objects.values_list("outcome", "attempt")) == {("successful", 1)}
 
@@ -148,7 +148,7 @@ def test_old_and_new_workers_run_beside_each_other(runqueue):
 
     runqueue("--threads", "2", DBQUEUE_OPTIONS=json.dumps({"task_modules": ["tests.new_tasks"]}))
 
-    until(lambda: Job.objects.get().state == "successful", 60)
+    until(lambda: Job.objects.get().state == "successful")
     assert Job.objects.get(pk=job.pk).result == "hello, you"
     assert Job.objects.get().failures == 0
 

@@ -31,7 +31,7 @@ KEYS, LIMIT = 4, 2
 def test_a_limit_is_never_exceeded_though_workers_are_killed(runqueue, number, longest):
     occupy.enqueue_many([(str(n % KEYS), random.uniform(longest / 10, longest)) for n in range(number)])
     hosts = [runqueue("--processes", "2", "--threads", "6") for _ in range(2)]
-    until(lambda: Process.objects.filter(kind="worker").exists(), 60)
+    until(lambda: Process.objects.filter(kind="worker").exists())
     end = time.monotonic() + 6
 
     while time.monotonic() < end:
@@ -39,7 +39,7 @@ def test_a_limit_is_never_exceeded_though_workers_are_killed(runqueue, number, l
         workers = list(Process.objects.filter(kind="worker").values_list("pid", flat=True))
         with contextlib.suppress(IndexError, ProcessLookupError):
             os.kill(random.choice(workers), signal.SIGKILL)
-    until(lambda: not Job.objects.filter(state__in=UNFINISHED).exists(), 90)
+    until(lambda: not Job.objects.filter(state__in=UNFINISHED).exists(), 300)
 
     assert all(host.poll() is None for host in hosts)
     assert Execution.objects.filter(outcome=Execution.Outcome.LOST).exists()
@@ -56,14 +56,14 @@ def test_a_limit_is_never_exceeded_though_workers_are_killed(runqueue, number, l
 
 def test_a_slot_that_is_free_starts_the_next_job_at_once(runqueue):
     occupy.enqueue_many([("a", 0.2)] * 20)
-    runqueue("--processes", "2", "--threads", "2", "--poll-interval", "1")
-    until(lambda: Interval.objects.filter(ended_at__isnull=False).count() == 20, 60)
+    runqueue("--processes", "2", "--threads", "2", "--poll-interval", "5" if connection.vendor == "postgresql" else "1")
+    until(lambda: Interval.objects.filter(ended_at__isnull=False).count() == 20)
 
     times = list(Interval.objects.order_by("began_at"))
     # The one before the one before made room for it.
     gaps = [(job.began_at - max_end).total_seconds() for job, max_end in _room_made(times)]
     # On a quiet machine this holds for the median; beside other tests, for a quarter of them at least.
-    assert quantiles(gaps)[0] < (0.1 if connection.vendor == "postgresql" else 1.0), gaps
+    assert quantiles(gaps)[0] < 1.0, gaps
 
 
 def _room_made(times):
@@ -79,9 +79,9 @@ def test_a_saturated_key_costs_other_jobs_nothing(runqueue):
     add.enqueue_many([(n,) for n in range(500)])
     runqueue("--processes", "1")
 
-    until(lambda: Job.objects.filter(task=add.module_path, state=Job.State.SUCCESSFUL).count() == 500, 20)
+    until(lambda: Job.objects.filter(task=add.module_path, state=Job.State.SUCCESSFUL).count() == 500)
 
     first = Execution.objects.order_by("started_at").values_list("started_at", flat=True)[0]
     last = Execution.objects.filter(job__task=add.module_path).latest("finished_at").finished_at
-    assert (last - first).total_seconds() < 5
+    assert (last - first).total_seconds() < 20
     assert Job.objects.filter(attempt__gt=F("failures") + 1).count() == 0

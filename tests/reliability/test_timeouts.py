@@ -64,9 +64,9 @@ def test_what_cannot_be_interrupted_is_ended_with_its_process_and_its_neighbours
     child = runqueue(DBQUEUE_OPTIONS='{"timeout_grace": 1}')
     began = time.monotonic()
 
-    until(lambda: outcomes(result) == ["timed_out"], 30)
+    until(lambda: outcomes(result) == ["timed_out"])
 
-    assert time.monotonic() - began < 12, log_of(child)
+    assert time.monotonic() - began < 25, log_of(child)
     assert Job.objects.get(pk=result.id).state == "failed"
     assert place in Execution.objects.get(job=result.id).traceback
     for neighbour in neighbours:
@@ -88,7 +88,7 @@ def test_while_a_worker_with_a_stuck_job_ends_another_one_works(runqueue):
     assert tasks.add.enqueue(1).wait(10).return_value == 1
 
     assert outcomes(neighbour) == outcomes(stuck) == []
-    until(lambda: outcomes(neighbour) == ["successful"] and outcomes(stuck) == ["timed_out"], 30)
+    until(lambda: outcomes(neighbour) == ["successful"] and outcomes(stuck) == ["timed_out"])
 
 
 def test_an_embedded_worker_with_a_stuck_job_ends_its_process(runqueue):
