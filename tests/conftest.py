@@ -100,7 +100,7 @@ def runqueue(transactional_db: Any, tmp_path: Any) -> Iterator[Callable[..., sub
         log = (tmp_path / f"runqueue-{len(started)}.log").open("w+")
         child = subprocess.Popen(
             [*inside, sys.executable, "-W", "error", "-m", "django", "runqueue", *arguments],
-            env={**os.environ, **_address_of_the_test_database(), **env},
+            env={**os.environ, **address_of_the_test_database(), **env},
             stdout=log,
             stderr=subprocess.STDOUT,
             text=True,
@@ -165,7 +165,7 @@ def log_of(child: subprocess.Popen[str]) -> str:
     return Path(child.log.name).read_text()  # type: ignore[attr-defined]
 
 
-def _address_of_the_test_database() -> dict[str, str]:
+def address_of_the_test_database() -> dict[str, str]:
     """The settings add ``_test`` and ``_other`` to names of their own; the child takes the test database as it stands."""
     return {
         "DBQUEUE_IN_TEST_DATABASE": "1",

@@ -22,7 +22,7 @@ from django_dbqueue.runtime.supervisor import Supervisor
 from django_dbqueue.selector import QueueSelector
 
 from . import tasks
-from .conftest import a_process, until
+from .conftest import a_process, address_of_the_test_database, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -54,6 +54,24 @@ def test_a_member_that_cannot_be_started_is_tried_again(backend, monkeypatch):
     elsewhere(lambda: supervisor.run(Stop()))
 
     assert result.wait(timeout=1).return_value == 1
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+def test_it_does_not_rest_when_a_member_has_ended(backend, monkeypatch, embedded):
+    for name, value in address_of_the_test_database().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(Supervisor, "REST", 60.0)
+    supervisor, stop = Supervisor(backend, ["dispatcher"], {"embedded": embedded}), Stop()
+    thread = threading.Thread(target=lambda: elsewhere(lambda: supervisor.run(stop)))
+    thread.start()
+    try:
+        (first,) = until(lambda: list(supervisor._members))
+        until(lambda: Process.objects.filter(kind="dispatcher").exists())
+        first.stop()
+        until(lambda: supervisor._members and supervisor._members != [first], 30)
+    finally:
+        stop.ask()
+        thread.join(20)
 
 
 def test_a_job_that_moves_while_a_drain_looks_is_not_overlooked(backend, claim, monkeypatch):

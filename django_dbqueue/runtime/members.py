@@ -1,4 +1,4 @@
-"""What a supervisor keeps: roles as processes or, embedded, as threads."""
+"""What a supervisor keeps: roles as processes or, embedded, as threads. Each tells of its end by ``ended``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,10 @@ class ThreadMember:
 
     exitcode: int | None = None
 
-    def __init__(self, role: str, alias: str, options: Options, changes: dict[str, Any], supervisor: int) -> None:
-        self.role, self.pid, self.born = role, os.getpid(), time.monotonic()
+    def __init__(
+        self, role: str, alias: str, options: Options, changes: dict[str, Any], supervisor: int, ended: Callable[[], None]
+    ) -> None:
+        self.role, self.pid, self.born, self._ended = role, os.getpid(), time.monotonic(), ended
         self.board = Board.private()
         self.board.turn(ahead=START)
         self._stop = Stop()
@@ -58,13 +62,16 @@ class ThreadMember:
         except BaseException:
             logger.exception("The %s ended by an error.", self.role)
             self.exitcode = 1
+        self._ended()
 
 
 class ProcessMember:
     """A role in a process of its own, which can be killed. Spawned, not forked: it shares no connection, lock or thread."""
 
-    def __init__(self, role: str, alias: str, options: Options, changes: dict[str, Any], supervisor: int) -> None:
-        self.role, self.born = role, time.monotonic()
+    def __init__(
+        self, role: str, alias: str, options: Options, changes: dict[str, Any], supervisor: int, ended: Callable[[], None]
+    ) -> None:
+        self.role, self.born, self._ended = role, time.monotonic(), ended
         context = multiprocessing.get_context("spawn")
         memory = context.RawArray("B", Board.size(options.threads + options.prefetch))
         self.board = Board(memory)
@@ -73,6 +80,7 @@ class ProcessMember:
         arguments = (role, alias, changes, supervisor, memory, self._stacks.name)
         self._process = context.Process(target=child.main, args=arguments, name=role)
         self._process.start()
+        threading.Thread(target=self._await_end, name=f"{role}-end", daemon=True).start()
 
     @property
     def pid(self) -> int | None:
@@ -103,6 +111,10 @@ class ProcessMember:
 
     def close(self) -> None:
         self._stacks.close()
+
+    def _await_end(self) -> None:
+        wait([self._process.sentinel])
+        self._ended()
 
 
 Member = ThreadMember | ProcessMember

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from typing import Any
@@ -34,6 +35,8 @@ class Supervisor:
     GRACE = 5.0
     # A process whose interpreter has not run for so long has a thread that does not let go of it.
     FROZEN = 3.0
+    # How long it rests, in seconds, if no member ends; and if there is something to wait for.
+    REST, SHORT = 1.0, 0.1
 
     def __init__(self, backend: DatabaseBackend, roles: list[str], changes: dict[str, Any], *, drain: bool = False) -> None:
         self._backend, self._changes = backend, changes
@@ -48,6 +51,7 @@ class Supervisor:
         self._leaving: dict[Member, float] = {}
         self._crashes, self._start_at = 0, 0.0
         self._code = 0
+        self._wake, self._was_woken = threading.Event(), False
 
     def run(self, stop: Stop) -> int:
         """Until ``stop`` is asked for, or the queues are drained. Returns the exit code.
@@ -58,11 +62,12 @@ class Supervisor:
         prepare(self._backend.database, self.options.statement_limit)
         self._process = self._heartbeat.start()
         self._process.refresh_from_db()
+        stop.wakes(self._wake)
         self._say_who_runs()
         self._recover(self._gone(), Death(how="is gone from this host"))
         try:
             self._start_missing()
-            while not self._code and not stop.wait(0.1 if self._drain else 0.25):
+            while not self._code and not self._rest(stop):
                 self._board.turn()
                 self._look_after_members()
                 self._start_missing()
@@ -76,6 +81,14 @@ class Supervisor:
         self._heartbeat.stop()
         close_connections()
         return self._code
+
+    def _rest(self, stop: Stop) -> bool:
+        """Until it is time to look at its members. Returns whether to stop."""
+        # The exit code is there a moment after the end is told of.
+        soon = self._drain or self._was_woken or time.monotonic() < self._start_at
+        self._was_woken = self._wake.wait(self.SHORT if soon else self.REST)
+        self._wake.clear()
+        return stop.asked
 
     def _say_who_runs(self) -> None:
         what = ", ".join(f"{number} {role}{'s' * (number > 1)}" for role, number in Counter(self._roles).items())
@@ -94,7 +107,7 @@ class Supervisor:
             return
         for role in (Counter(self._roles) - Counter(member.role for member in self._members)).elements():
             try:
-                member = kind(role, self._backend.alias, self.options, self._changes, self._process.pk)
+                member = kind(role, self._backend.alias, self.options, self._changes, self._process.pk, self._wake.set)
             except OSError as error:
                 logger.error("A %s could not be started, and is tried again: %s", role, error, extra=self._process.log_fields)
                 return
