@@ -47,12 +47,16 @@ def enqueue_many(function: str, jobs: int, batch: int | None = None, **given: An
 
 
 def ping(jobs: int, pause: float) -> dict[str, Any]:
-    """Enqueue now and then. Returns when each was committed."""
-    committed = []
+    """Enqueue now and then. Returns when each was committed; without a transaction, when the call returned."""
+    from django.db import transaction
+
+    committed: list[float] = []
     for each in range(jobs):
         time.sleep(pause)
-        here().enqueue(task("stamp"), each)
-        committed.append(time.monotonic())
+        with transaction.atomic():
+            # Before what a queue does after the commit.
+            transaction.on_commit(lambda: committed.append(time.monotonic()))
+            here().enqueue(task("stamp"), each)
     return {"committed": committed}
 
 

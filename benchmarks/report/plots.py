@@ -121,7 +121,7 @@ def snapshot(figures: Figures, title: str, file: Path) -> bool:
 
 PLOTS: dict[str, tuple[str, Callable[[Figures, str, Path], bool]]] = {
     "drain": ("Jobs a second that do nothing", drain),
-    "latency": ("From enqueued to started", latency),
+    "latency": ("From the commit to the start", latency),
     "grid": ("Jobs a second, by processes and threads", grid),
     "snapshot": ("Jobs a second, while another session holds a snapshot", snapshot),
 }

@@ -12,7 +12,7 @@ from ..systems import Unsupported
 
 
 def latency(bench: Bench, jobs: int = 300, pause: float = 0.1) -> dict[str, Any]:
-    """From when the call that enqueues a job returns to the start of its function, in milliseconds."""
+    """From the commit of a job to the start of its function, in milliseconds."""
     with bench.worker(1, 8):
         time.sleep(5)
         committed = bench.drive("ping", jobs=jobs, pause=pause)["committed"]

@@ -9,7 +9,7 @@ from ..wakeup import QUIET
 
 class Pace:
     # Where there was room for more than it found, the threads begin first, which they cannot while Python claims; and what
-    # is enqueued meanwhile is claimed together. From enqueued to started, 2.5 ms became 1.9.
+    # is enqueued meanwhile is claimed together. From the call to the start, 2.5 ms became 1.9.
     REST = 0.002
     FIRST = 0.01
 
