@@ -21,6 +21,7 @@ from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Job, Process
 from django_dbqueue.models.expressions import after
 from django_dbqueue.runtime.board import Board
+from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.runtime.stop import Stop
 from django_dbqueue.runtime.worker import Worker
 
@@ -69,6 +70,11 @@ def claim(process: Process) -> Callable[..., list[Job]]:
         return list(itertools.chain.from_iterable(found))
 
     return claim
+
+
+def all_claimed(claimer: Claimer, limit: int) -> list[Job]:
+    """What it claims, of all lanes."""
+    return list(itertools.chain.from_iterable(claimer.claim(limit)))
 
 
 def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:

@@ -224,7 +224,7 @@ def test_the_way_of_a_job_reads_in_at_most_25_functions_and_9_files(backend, cap
 
     def walk():
         tasks.add.enqueue(1)
-        (job,) = claimer.claim(1)
+        ((job,),) = claimer.claim(1)
         Execution.objects.settle([executor.run(ThreadCall(job), backend)])
 
     # As in a worker, where nobody takes the framework's lines.

@@ -22,7 +22,7 @@ from django_dbqueue.selector import QueueSelector
 from django_dbqueue.wakeup import lane_in
 
 from . import tasks
-from .conftest import a_process, until
+from .conftest import a_process, all_claimed, until
 
 pytestmark = [
     pytest.mark.django_db,
@@ -39,7 +39,7 @@ def claimer(process):
 
 
 def idle(claimer: Claimer) -> Claimer:
-    assert claimer.claim(10) == []
+    assert all_claimed(claimer, 10) == []
     return claimer
 
 
@@ -47,7 +47,7 @@ def told(claimer: Claimer, lane: str = "default,0", limit: int = 10) -> tuple[li
     """What it claims when it is told of a lane, and the statements that that takes."""
     claimer.hear(lane)
     with CaptureQueriesContext(connection) as seen:
-        jobs = claimer.claim(limit)
+        jobs = all_claimed(claimer, limit)
     return jobs, [query["sql"].split()[0] for query in seen]
 
 

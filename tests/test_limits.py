@@ -20,7 +20,7 @@ from django_dbqueue.runtime.drain import Drain
 from django_dbqueue.selector import QueueSelector
 from django_dbqueue.testing import drain
 
-from .conftest import a_process, most_at_a_time, until
+from .conftest import a_process, all_claimed, most_at_a_time, until
 from .models import Interval, Run
 from .tasks import add, call_often, call_service, charge, occupy, one_at_a_time, report, scan
 
@@ -295,24 +295,24 @@ def test_a_queue_may_have_a_limit_of_its_own(process):
     add.enqueue(9)
     of_settings = claimer(process, per_queue={"reports": {"limit": 2}})
 
-    jobs = of_settings.claim(10)
+    jobs = all_claimed(of_settings, 10)
 
     assert sorted(job.queue for job in jobs) == ["default", "reports", "reports"]
-    assert of_settings.claim(10) == []
+    assert all_claimed(of_settings, 10) == []
     settle(*[job for job in jobs if job.queue == "reports"][:1])
-    assert len(of_settings.claim(10)) == 1
+    assert len(all_claimed(of_settings, 10)) == 1
 
 
 def test_an_operators_limit_goes_before_that_of_the_settings_and_holds_at_once(process):
     add.using(queue_name="reports").enqueue_many([(n,) for n in range(5)])
     workers = claimer(process, limit=1)
     workers.FRESH = -1.0
-    assert len(workers.claim(10)) == 1
+    assert len(all_claimed(workers, 10)) == 1
 
     assert Queue.objects.named("reports").restrict(4) == 1
-    assert len(workers.claim(10)) == 3
+    assert len(all_claimed(workers, 10)) == 3
     assert Queue.objects.named("reports").restrict(None) == 1
-    assert workers.claim(10) == []
+    assert all_claimed(workers, 10) == []
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, "2"])

@@ -17,6 +17,7 @@ from django_dbqueue.runtime.marks import Marks
 from django_dbqueue.selector import QueueSelector
 
 from . import tasks
+from .conftest import all_claimed
 from .test_query_plans import buffers, plan
 
 LANE = Lane("default", 0)
@@ -48,7 +49,7 @@ def enqueue(number: int, **changes) -> None:
 
 
 def claimed(claimer, limit: int) -> list[int]:
-    return [job.args[0] for job in claimer.claim(limit)]
+    return [job.args[0] for job in all_claimed(claimer, limit)]
 
 
 EARLIER = {"run_after": timezone.now() - timedelta(days=1)}
@@ -194,7 +195,7 @@ def test_an_old_transaction_makes_claims_no_dearer(claimer):
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             cursor.execute("SELECT count(*) FROM dbqueue_job")
         for _ in range(9):
-            jobs = claimer.claim(500)
+            jobs = all_claimed(claimer, 500)
             Execution.objects.settle([Settlement.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in jobs])
         with connection.cursor() as cursor:
             cursor.execute(f"ANALYZE {'TABLE dbqueue_job' if connection.vendor == 'mysql' else 'dbqueue_job'}")

@@ -17,7 +17,7 @@ from django_dbqueue.runtime.drain import Drain
 from django_dbqueue.selector import QueueSelector
 
 from . import tasks
-from .conftest import a_process
+from .conftest import a_process, all_claimed
 
 pytestmark = pytest.mark.django_db
 
@@ -42,7 +42,7 @@ def test_a_paused_queue_is_not_claimed_from(claimer, until):
 
     assert Queue.objects.named("mail").pause(until=until) == 1
 
-    assert [job.args for job in claimer().claim(10)] == [[2]]
+    assert [job.args for job in all_claimed(claimer(), 10)] == [[2]]
 
 
 def test_a_pause_ends_by_itself(claimer):
@@ -52,7 +52,7 @@ def test_a_pause_ends_by_itself(claimer):
     expire(Queue.objects)
 
     assert not Queue.objects.paused().exists()
-    assert len(claimer().claim(10)) == 1
+    assert len(all_claimed(claimer(), 10)) == 1
 
 
 def test_a_pause_ends_at_the_databases_time():
@@ -126,10 +126,10 @@ def test_jobs_of_a_paused_task_are_left_out_of_claims(claimer):
     paused = KnownTask.objects.named(tasks.add.module_path)
 
     assert paused.pause() == 1
-    assert [job.task for job in claimer().claim(10)] == ["tests.tasks.nothing"]
+    assert [job.task for job in all_claimed(claimer(), 10)] == ["tests.tasks.nothing"]
 
     assert paused.resume() == 1
-    assert [job.task for job in claimer().claim(10)] == ["tests.tasks.add"]
+    assert [job.task for job in all_claimed(claimer(), 10)] == ["tests.tasks.add"]
 
 
 def test_a_worker_sees_within_a_second_that_a_task_is_paused(claimer, monkeypatch):
@@ -138,14 +138,14 @@ def test_a_worker_sees_within_a_second_that_a_task_is_paused(claimer, monkeypatc
     claims = claimer()
     for number in range(4):
         tasks.add.enqueue(number)
-    assert len(claims.claim(1)) == 1
+    assert len(all_claimed(claims, 1)) == 1
     clock[0] += 0.9
-    assert len(claims.claim(1)) == 1
+    assert len(all_claimed(claims, 1)) == 1
 
     KnownTask.objects.named(tasks.add.module_path).pause()
     clock[0] += 0.2
 
-    assert claims.claim(1) == []
+    assert all_claimed(claims, 1) == []
 
 
 def test_paused_tasks_cost_one_look_a_second_and_none_for_each_claim(claimer):
@@ -153,11 +153,11 @@ def test_paused_tasks_cost_one_look_a_second_and_none_for_each_claim(claimer):
     for number in range(10):
         tasks.add.enqueue(number)
     with CaptureQueriesContext(connection) as first:
-        claims.claim(1)
+        all_claimed(claims, 1)
 
     with CaptureQueriesContext(connection) as seen:
         for _ in range(3):
-            claims.claim(1)
+            all_claimed(claims, 1)
 
     looks = [sum("dbqueue_knowntask" in query["sql"] for query in queries) for queries in (first, seen)]
     assert looks == [1, 0]

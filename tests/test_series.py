@@ -21,7 +21,7 @@ from django_dbqueue.runtime.durations import Durations
 from django_dbqueue.runtime.pool import Pool
 from django_dbqueue.selector import QueueSelector
 
-from .conftest import a_process, until
+from .conftest import a_process, all_claimed, until
 from .tasks import add, call_service, charge, nap, one_at_a_time, report
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -141,7 +141,7 @@ def test_the_limit_of_a_queue_counts_each(process):
     Queue.objects.update(limit=2)
     one_at_a_time.enqueue_many([()] * 9)
 
-    jobs = Claimer("default", process, QueueSelector(("*",)), in_a_row=lambda job: 5).claim(10)
+    jobs = all_claimed(Claimer("default", process, QueueSelector(("*",)), in_a_row=lambda job: 5), 10)
 
     assert len(jobs) == 2
 

@@ -20,6 +20,7 @@ from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.selector import QueueSelector
 
 from . import tasks, timely
+from .conftest import all_claimed
 from .models import Run
 
 pytestmark = pytest.mark.django_db
@@ -336,13 +337,23 @@ class TestReprioritise:
 
         assert Job.objects.all().reprioritise(50) == 1
 
+    def test_the_jobs_of_a_lane_can_begin_while_the_next_one_is_asked(self, process):
+        tasks.add.enqueue_many([(1,)] * 3)
+        tasks.add.using(priority=5).enqueue_many([(2,)] * 2)
+        claimed = Claimer("default", process, QueueSelector(("*",))).claim(10)
+
+        assert [job.args for job in next(claimed)] == [[2], [2]]
+        assert Job.objects.filter(state="ready").count() == 3
+        assert [job.args for job in next(claimed)] == [[1]] * 3
+        assert next(claimed, None) is None
+
     def test_who_is_first_now_is_claimed_first(self, process):
         results = tasks.add.enqueue_many([(1,), (2,)])
         claimer = Claimer("default", process, QueueSelector(("*",)))
 
         Job.objects.filter(pk=results[1].id).reprioritise(100)
 
-        assert [job.args for job in claimer.claim(2)] == [[2], [1]]
+        assert [job.args for job in all_claimed(claimer, 2)] == [[2], [1]]
 
     @pytest.mark.parametrize("priority", [101, -101, 1.5, "50", True, None])
     def test_what_is_no_priority_is_refused(self, priority):
@@ -366,7 +377,7 @@ class TestAgeing:
         Job.objects.update(run_after=after(-600))
         for number in range(1, rounds + 1):
             tasks.add.using(priority=5).enqueue("urgent")
-            (job,) = claimer.claim(1)
+            (job,) = all_claimed(claimer, 1)
             if str(job.pk) == old.id:
                 return number
             assert job.args == ["urgent"]
@@ -386,14 +397,14 @@ class TestAgeing:
         Job.objects.update(run_after=after(-600))
         tasks.add.using(priority=5, queue_name="high").enqueue("urgent")
 
-        assert str(claimer(ageing=50.0).claim(1)[0].pk) == old.id
+        assert str(next(claimer(ageing=50.0).claim(1))[0].pk) == old.id
 
     def test_the_order_of_queues_that_an_operator_has_chosen_stays(self, claimer):
         tasks.add.using(priority=-5, queue_name="low").enqueue("old")
         Job.objects.update(run_after=after(-600))
         urgent = tasks.add.using(priority=-100, queue_name="high").enqueue("urgent")
 
-        assert str(claimer("high", "low", ageing=1.0).claim(1)[0].pk) == urgent.id
+        assert str(next(claimer("high", "low", ageing=1.0).claim(1))[0].pk) == urgent.id
 
     def test_it_holds_from_claim_to_claim_between_two_looks(self, claimer):
         claimer = claimer(ageing=50.0)
@@ -402,7 +413,7 @@ class TestAgeing:
         Job.objects.update(run_after=after(-600))
         tasks.add.using(priority=5).enqueue_many([("urgent",)] * 3)
 
-        served = list(itertools.chain.from_iterable(claimer.claim(1) for _ in range(6)))
+        served = list(itertools.chain.from_iterable(all_claimed(claimer, 1) for _ in range(6)))
 
         assert [job.args[0] for job in served] == ["old"] * 3 + ["urgent"] * 3
 

@@ -35,7 +35,7 @@ def snapshot(bench: Bench, held: bool, jobs: int = 200_000, window: float = 60.0
     return {**figures, "rates": rates(times)}
 
 
-def waiting(bench: Bench, jobs: int = 100_000, coroutines: int = 2000) -> dict[str, Any]:
+def waiting(bench: Bench, jobs: int = 100_000, coroutines: int = 4000) -> dict[str, Any]:
     """Coroutines that wait for a tenth of a second: how many in a second, and the most at a time."""
     jobs = min(jobs, bench.system.backlog)
     bench.drive("enqueue_many", function="wait", jobs=jobs)

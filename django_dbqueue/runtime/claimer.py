@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -75,25 +75,28 @@ class Claimer:
             self._heard.add(Lane(queue, priority))
         return True
 
-    def claim(self, limit: int) -> list[Job]:
+    def claim(self, limit: int) -> Iterator[list[Job]]:
         """Up to ``limit`` jobs, now owned by the process; fewer only if no lane has more, if it was told of some, or while
-        looks take long (see Marks).
+        looks take long (see Marks). Those of a lane can begin while the next one is asked.
         """
         heard, self._heard = self._heard, set()
         if self._marks.slow:
             self._seen |= heard
         elif self.idle and not self._left and (jobs := self._claim_told(tuple(heard), limit)):
-            return jobs
+            yield jobs
+            return
         known = self._lanes if time.monotonic() - self._read_at < self.FRESH else []
         to_the_end = {lane for lane in known if not self._marks.of(lane)}
-        jobs = self._claim(known, limit)
-        if len(jobs) < limit:
+        room = limit
+        for jobs in self._claim(known, limit):
+            room -= len(jobs)
+            yield jobs
+        if room > 0:
             done = to_the_end if self._read_lanes() else set(known)
-            jobs += self._claim([lane for lane in self._lanes if lane not in done], limit - len(jobs))
+            yield from self._claim([lane for lane in self._lanes if lane not in done], room)
         # Lanes of the same rank take turns: a full one must not starve its neighbours.
         following = [lane for lane in [*self._lanes[1:], *self._lanes[:1]] if lane not in self._empty]
         self._lanes = sorted(following, key=self._order.__getitem__)
-        return jobs
 
     def _claim_told(self, lanes: Iterable[Lane], limit: int) -> list[Job]:
         """Where all lanes were empty at the last look, it looks at no list of them before it claims what it was told of."""
@@ -122,18 +125,19 @@ class Claimer:
         self._left = {task: end for task, end in self._left.items() if end > now}
         return self._jobs.exclude(task__in=[*self._left, *self._paused_tasks])
 
-    def _claim(self, lanes: list[Lane], limit: int) -> list[Job]:
-        jobs: list[Job] = []
+    def _claim(self, lanes: list[Lane], room: int) -> Iterator[list[Job]]:
         wanted = self._wanted() if lanes else self._jobs
         for lane in lanes:
-            if (room := limit - len(jobs)) > 0:
-                claim = self._claim_limited if lane.queue in self.limits else JobQuerySet.claim
-                found = claim(wanted, lane, self._process, room, self._in_a_row, self._marks.of(lane))
-                self._marks.move(lane, found, full=len(found) == room)
-                jobs += found
-                if len(found) < room:
-                    self._empty.add(lane)
-        return jobs
+            if room <= 0:
+                return
+            claim = self._claim_limited if lane.queue in self.limits else JobQuerySet.claim
+            jobs = claim(wanted, lane, self._process, room, self._in_a_row, self._marks.of(lane))
+            self._marks.move(lane, jobs, full=len(jobs) == room)
+            if len(jobs) < room:
+                self._empty.add(lane)
+            room -= len(jobs)
+            if jobs:
+                yield jobs
 
     def _claim_limited(
         self, wanted: JobQuerySet, lane: Lane, process: Process, limit: int, in_a_row: InARow, since: Place | None

@@ -131,10 +131,11 @@ class Worker:
     def _claim(self) -> tuple[int, int]:
         fit = self._heartbeat.healthy and not self._coroutines.full() and not self._settler.full
         room = max(self._pool.room(), self._coroutines.room()) if fit else 0
-        jobs = self._claimer.claim(room) if room > 0 else []
-        self._pool.put(self._coroutines.take(jobs, self._claimer.leave))
-        self._claimed += len(jobs)
-        return len(jobs), room
+        before = self._claimed
+        for jobs in self._claimer.claim(room) if room > 0 else ():
+            self._pool.put(self._coroutines.take(jobs, self._claimer.leave))
+            self._claimed += len(jobs)
+        return self._claimed - before, room
 
     def _give_back_unknown(self) -> None:
         """A claim that broke may still have been committed: such jobs are this process's, but never came here."""
