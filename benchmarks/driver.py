@@ -91,6 +91,7 @@ def text(size: int) -> str:
 
 CALLS: dict[str, Callable[..., tuple[Any, ...]]] = {
     "pay": lambda number: (number % ACCOUNTS + 1,),
+    "wait": lambda _, seconds: (seconds,),
     "carry": lambda _, size: (text(size),),
 }
 

@@ -62,7 +62,7 @@ class Options:
     processes: int = 1
     threads: int = 8
     coroutines: int = 1000
-    prefetch: int = 500
+    prefetch: int = 1000
     max_jobs: int | None = None
     poll_interval: float = 1.0
     timeout_grace: float = 5.0

@@ -61,14 +61,14 @@ waiting = most = 0
 
 
 @task
-async def wait():
+async def wait(seconds):
     """Note whenever more of them wait at a time than ever before."""
     global waiting, most
     waiting += 1
     if waiting > most:
         most = waiting
         note(most)
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(seconds)
     waiting -= 1
 
 

@@ -143,7 +143,11 @@ TABLES: dict[str, Callable[[Figures], str]] = {
     "scale": partial(by_scenario, "Beside", {name: f"scale, {name}" for name in BESIDE}),
     "snapshot": partial(by_scenario, "Open snapshot", {name: f"snapshot, {name}" for name in ("none", "held")}),
     "limited": partial(by_system, [("one key, limit of 1", "hot key", "rate")], compared=True),
-    "waiting": partial(by_system, [("jobs a second", "waiting", "rate"), ("at a time", "waiting", "at_a_time")]),
+    "waiting": partial(
+        by_system,
+        [("0.1 s: a second", "waiting 0.1 s", "rate"), ("at a time", "waiting 0.1 s", "at_a_time")]
+        + [("1 s: a second", "waiting 1 s", "rate"), ("at a time", "waiting 1 s", "at_a_time")],
+    ),
     "grid": partial(by_scenario, "Processes × threads", grid()),
     "batches": partial(by_system, [(f"{size:,} a call", f"enqueue by {size:,}", "rate") for size in BATCHES]),
     "sizes": partial(

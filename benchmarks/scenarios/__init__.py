@@ -36,7 +36,8 @@ SCENARIOS: dict[str, Scenario] = {
     "snapshot, none": partial(snapshot, held=False),
     "snapshot, held": partial(snapshot, held=True),
     "hot key": partial(drain, processes=1, threads=8, jobs=4000, task="limited"),
-    "waiting": waiting,
+    "waiting 0.1 s": partial(waiting, seconds=0.1),
+    "waiting 1 s": partial(waiting, seconds=1.0),
     **{f"enqueue by {batch:,}": partial(enqueue_many, jobs=jobs, batch=batch) for batch, jobs in BATCHES.items()},
     **{f"enqueue {name}": partial(enqueue_many, jobs=jobs, task="carry", size=size) for name, (size, jobs) in SIZES.items()},
     **{

@@ -35,10 +35,10 @@ def snapshot(bench: Bench, held: bool, jobs: int = 200_000, window: float = 60.0
     return {**figures, "rates": rates(times)}
 
 
-def waiting(bench: Bench, jobs: int = 100_000, coroutines: int = 4000) -> dict[str, Any]:
-    """Coroutines that wait for a tenth of a second: how many in a second, and the most at a time."""
+def waiting(bench: Bench, seconds: float, jobs: int = 100_000, coroutines: int = 4000) -> dict[str, Any]:
+    """Coroutines that wait for so long: how many in a second, and the most at a time."""
     jobs = min(jobs, bench.system.backlog)
-    bench.drive("enqueue_many", function="wait", jobs=jobs)
+    bench.drive("enqueue_many", function="wait", jobs=jobs, seconds=seconds)
     figures, _ = run(bench, 1, 8, jobs, BENCH_COROUTINES=str(coroutines))
     return {**figures, "at_a_time": max(bench.stamps())}
 
