@@ -145,8 +145,10 @@ TABLES: dict[str, Callable[[Figures], str]] = {
     "limited": partial(by_system, [("one key, limit of 1", "hot key", "rate")], compared=True),
     "waiting": partial(
         by_system,
-        [("0.1 s: a second", "waiting 0.1 s", "rate"), ("at a time", "waiting 0.1 s", "at_a_time")]
-        + [("1 s: a second", "waiting 1 s", "rate"), ("at a time", "waiting 1 s", "at_a_time")],
+        [
+            *[("0.1 s: jobs a second", "waiting 0.1 s", "rate"), ("at a time", "waiting 0.1 s", "at_a_time")],
+            *[("1 s: jobs a second", "waiting 1 s", "rate"), ("at a time", "waiting 1 s", "at_a_time")],
+        ],
     ),
     "grid": partial(by_scenario, "Processes × threads", grid()),
     "batches": partial(by_system, [(f"{size:,} a call", f"enqueue by {size:,}", "rate") for size in BATCHES]),
