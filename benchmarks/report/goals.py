@@ -48,6 +48,7 @@ def goals() -> list[Goal]:
         Goal("enqueue many, of the best Django rival", beside("enqueue many", DJANGO_RIVALS), 3, unit=TIMES),
         Goal("latency, median", value("latency", "p50"), most=2, unit=MS),
         Goal("latency, 99 of 100", value("latency", "p99"), most=5, unit=MS),
+        *[Goal(f"latency on {name}, median: half of its poll interval", waited(name), most=500, unit=MS) for name in POLLING],
         Goal("idle: statements a second", value("idle", "statements"), most=2, unit="{:.2g}"),
         Goal("idle: of a core", value("idle", "cpu_percent"), most=0.5, unit="{:.2g} %"),
         Goal("idle: memory of a process, of Django's shell", memory_beside_a_shell, most=1.5, unit=TIMES),
@@ -64,10 +65,15 @@ def goals() -> list[Goal]:
 DRAINS = ["1 × 1", "1 × 8", "2 × 4"]
 CELERY, LOOP = ["celery_redis"], ["orm_loop"]
 ALONE = "nothing else"
+POLLING = ["MariaDB", "SQLite"]
 
 
 def value(scenario: str, figure: str) -> Callable[[Figures], float | None]:
     return lambda figures: figures.of(scenario).median(scenario, OUR, figure)
+
+
+def waited(database: str) -> Callable[[Figures], float | None]:
+    return lambda figures: figures.on(database, "latency").median("latency", OUR, "p50")
 
 
 def beside(scenario: str, others: list[str]) -> Callable[[Figures], float | None]:
