@@ -8,7 +8,7 @@ import time
 import pytest
 
 from django_dbqueue.compat import signals
-from django_dbqueue.models import Job
+from django_dbqueue.models import Execution, Job
 from django_dbqueue.options import Options
 from django_dbqueue.runtime import coroutines
 from django_dbqueue.runtime.coroutines import Coroutines
@@ -42,7 +42,7 @@ def loop(started):
 def test_it_takes_its_own_and_leaves_the_others(loop, started):
     jobs = jobs_of(tasks.echo, tasks.add, tasks.echo)
 
-    assert loop.take(jobs, pytest.fail) == [jobs[1]]
+    assert loop.take(jobs, pytest.fail) == ([jobs[1]], [])
     assert until(lambda: len(started) == 2 and started) == [jobs[0], jobs[2]]
 
 
@@ -61,7 +61,7 @@ def test_one_that_has_ended_before_the_others_are_given_out_is_not_among_them(lo
 
     monkeypatch.setattr(loop, "_begin", begin)
 
-    assert loop.take(jobs_of(tasks.echo), pytest.fail) == []
+    assert loop.take(jobs_of(tasks.echo), pytest.fail) == ([], [])
     assert len(started) == 1
     monkeypatch.undo()
 
@@ -82,7 +82,32 @@ def test_a_task_that_is_not_known_is_left_to_others(loop):
     jobs = jobs_of(tasks.add)
     jobs[0].task = "tests.tasks.gone"
 
-    assert (loop.take(jobs, left.append), left) == (jobs, ["tests.tasks.gone"])
+    assert (loop.take(jobs, left.append), left) == ((jobs, []), ["tests.tasks.gone"])
+
+
+def test_those_for_which_there_is_no_room_are_not_started(loop, started):
+    jobs = jobs_of(*[tasks.echo] * 120)
+
+    assert loop.take(jobs, pytest.fail) == ([], jobs[100:])
+    assert until(lambda: len(started) == 100)
+
+
+def test_no_more_run_than_may(worker, monkeypatch):
+    """They are claimed with room for quick jobs on threads, before it is known what they are."""
+    at_a_time, begin = [], Coroutines._begin
+
+    def begun(self, calls):
+        at_a_time.append(len(self._running))
+        return begin(self, calls)
+
+    monkeypatch.setattr(Coroutines, "_begin", begun)
+    tasks.echo.enqueue_many([(1, 0.1)] * 20)
+    worker(coroutines=3, threads=8)
+
+    until(lambda: not Job.objects.exclude(state="successful").exists())
+
+    assert max(at_a_time) == 3
+    assert Execution.objects.filter(outcome="successful").count() == Execution.objects.count() == 20
 
 
 def test_very_many_wait_at_a_time(worker):

@@ -33,9 +33,10 @@ class Coroutines:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_watched = self._all_mine = self._closed = False
 
-    def take(self, jobs: Sequence[Job], leave: Callable[[str], None]) -> Sequence[Job]:
-        """Start the jobs of ``async def`` tasks. Returns the others, those among them whose task is not known: these are given
-        back on a thread, and ``leave`` is told the task.
+    def take(self, jobs: Sequence[Job], leave: Callable[[str], None]) -> tuple[Sequence[Job], Sequence[Job]]:
+        """Start the jobs of ``async def`` tasks. Returns the others, and those for which there is no room.
+
+        Among the others are those whose task is not known: these are given back on a thread, and ``leave`` is told the task.
         """
         mine: list[Job] = []
         others: list[Job] = []
@@ -43,15 +44,17 @@ class Coroutines:
             (mine if _is_coroutine(job, leave) else others).append(job)
         if jobs:
             self._all_mine = not others
+        free = max(0, self._options.coroutines - len(self._running))
+        mine, too_many = mine[:free], mine[free:]
         if not mine:
-            return others
+            return others, too_many
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._run_loop, args=(self._loop,), name="coroutines", daemon=True).start()
         calls = [CoroutineCall(job) for job in mine]
         self._running.update({(call.job.pk, call.job.attempt): call for call in calls})
         asyncio.run_coroutine_threadsafe(self._begin(calls), self._loop)
-        return others
+        return others, too_many
 
     def full(self) -> bool:
         return len(self._running) >= self._options.coroutines

@@ -130,10 +130,12 @@ class Worker:
 
     def _claim(self) -> tuple[int, int]:
         fit = self._heartbeat.healthy and not self._coroutines.full() and not self._settler.full
-        room = max(self._pool.room(), self._coroutines.room()) if fit else 0
+        room = (self._coroutines.room() or self._pool.room()) if fit else 0
         before = self._claimed
         for jobs in self._claimer.claim(room) if room > 0 else ():
-            self._pool.put(self._coroutines.take(jobs, self._claimer.leave))
+            others, too_many = self._coroutines.take(jobs, self._claimer.leave)
+            self._pool.put(others)
+            self._jobs.release(too_many)
             self._claimed += len(jobs)
         return self._claimed - before, room
 
