@@ -18,6 +18,7 @@ from django_dbqueue.models.states import FAILURES, FINISHED
 from django_dbqueue.runtime import recovery
 
 from .. import tasks
+from ..conftest import all_claimed
 from .machine_actors import ACTORS, Actor, Outcome, State, actors, ends, queues, settle, settlement
 
 OF_A_ROW = ["pk", "attempt", "state", "process", "failures", "result", "stage", "args", "version", "asked_again", "blocked_by"]
@@ -267,7 +268,7 @@ class Jobs(RuleBasedStateMachine):
             self.wanted[result.id] = (stage, list(result.args))
 
     def _ask_claim(self, actor, limit):
-        return actor.begin(actor.claimer.claim, limit)
+        return actor.begin(all_claimed, actor.claimer, limit)
 
     def _got(self, actor, jobs):
         self._look()
