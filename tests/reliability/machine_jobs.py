@@ -84,6 +84,7 @@ class Jobs(RuleBasedStateMachine):
         for each in asked:
             self._told(*each)
         self._got(self.actors[actor], claiming.result(30))
+        self._settled_beside_a_claim()
 
     @rule(actor=actors)
     def begin(self, actor):
@@ -269,6 +270,9 @@ class Jobs(RuleBasedStateMachine):
 
     def _ask_claim(self, actor, limit):
         return actor.begin(all_claimed, actor.claimer, limit)
+
+    def _settled_beside_a_claim(self):
+        """What the claim found may be otherwise by now."""
 
     def _got(self, actor, jobs):
         self._look()

@@ -89,6 +89,9 @@ class Limits(Jobs):
             self.under[str(job.pk), job.attempt] = series, [] if job.called_off else job.limits or []
         self.refused += [job for job in jobs if job.called_off]
 
+    def _settled_beside_a_claim(self):
+        self.refused.clear()
+
     def _running(self):
         """How many run at a time of each key: those of one series, which run one after the other, count as one."""
         fences = {(str(pk), attempt) for pk, attempt in Job.objects.running().values_list("pk", "attempt")}
