@@ -77,6 +77,17 @@ def test_there_is_room_for_many_once_all_that_come_are_its_own(loop):
     assert loop.room() == 60
 
 
+def test_without_a_prefetch_there_is_room_for_one():
+    async def run(call): ...
+
+    loop = Coroutines(Options(coroutines=3, prefetch=0), run, lambda outcome: None, lambda: None)
+    loop.take(jobs_of(tasks.echo), pytest.fail)
+    until(lambda: not loop.running())
+
+    assert loop.room() == 1
+    loop.close()
+
+
 def test_a_task_that_is_not_known_is_left_to_others(loop):
     left = []
     jobs = jobs_of(tasks.add)

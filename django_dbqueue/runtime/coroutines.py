@@ -61,7 +61,9 @@ class Coroutines:
 
     def room(self) -> int:
         """For how many more there is room; none, as long as it is not known that those to come are for the loop."""
-        return min(self._options.coroutines - len(self._running), self._options.prefetch) if self._all_mine else 0
+        # Each begins at once: without a prefetch they are claimed one by one.
+        most = max(1, self._options.prefetch)
+        return max(0, min(self._options.coroutines - len(self._running), most)) if self._all_mine else 0
 
     def running(self) -> list[CoroutineCall]:
         return list(self._running.values())
