@@ -51,6 +51,19 @@ def told(claimer: Claimer, lane: str = "default,0", limit: int = 10) -> tuple[li
     return jobs, [query["sql"].split()[0] for query in seen]
 
 
+@pytest.mark.parametrize("selector", ["*", "mail"])
+def test_to_warm_up_claims_nothing_and_composes_the_claim_that_follows(process, selector):
+    claimer = Claimer("default", process, QueueSelector((selector,)))
+    queue = "mail" if selector == "mail" else "default"
+    tasks.add.using(queue_name=queue).enqueue(1)
+    claimer.warm_up()
+    assert Job.objects.get().state == Job.State.READY
+
+    claimer._known, claimer.idle = {queue}, True
+    jobs, statements = told(claimer, lane=f"{queue},0")
+    assert (len(jobs), statements, claimer._at_once.cache_info().misses) == (1, ["UPDATE"], 1)
+
+
 def test_one_statement_claims_what_it_is_told_of(claimer, process):
     tasks.add.enqueue_many([(number,) for number in range(5)])
 

@@ -27,7 +27,7 @@ from .deadline import answered_within
 from .durations import Durations
 from .following import finish_batches, follow_up
 from .heartbeat import Heartbeat
-from .listener import Listener
+from .listener import Listener, can_listen
 from .log import Trouble
 from .notes import Notes
 from .pace import Pace
@@ -95,6 +95,8 @@ class Worker:
         discover(self._options.task_modules)
         process = self._heartbeat.start(supervisor)
         self._claimer = Claimer(self._backend.database, process, self._selector, self._options, self._pool.in_a_row)
+        if can_listen(self._backend.database):
+            self._claimer.warm_up()
         stop.wakes(self._wake)
         self._ended = Stop()
         self._listener = Listener(self._backend.database, stop, self._heard, self._told)
