@@ -198,7 +198,7 @@ class DatabaseBackend(BaseTaskBackend):
     def _insert(self, task: Any, jobs: Sequence[Job], results: Enqueued) -> None:
         keyed = [] if isinstance(jobs, Alike) else [job for job in jobs if job.key]
         new = [job for job in jobs if not job.key] if keyed else jobs
-        with self._held_open(jobs[0].batch_id):
+        with self._held_open(batch) if (batch := jobs[0].batch_id) else nullcontext():
             if new:
                 Job.objects.using(self.database).write(new)
             results.written(self._merge(task, keyed) if keyed else {})
@@ -207,11 +207,10 @@ class DatabaseBackend(BaseTaskBackend):
             signals.task_enqueued.send(type(self), task_result=result)
 
     @contextmanager
-    def _held_open(self, batch: UUID | None) -> Iterator[None]:
-        """The batch, if there is one, does not finish before its new jobs are written. Raises BatchFinished."""
-        with transaction.atomic(using=self.database, savepoint=False) if batch else nullcontext():
-            if batch:
-                self.batches.join({batch})
+    def _held_open(self, batch: UUID) -> Iterator[None]:
+        """The batch does not finish before its new jobs are written. Raises BatchFinished."""
+        with transaction.atomic(using=self.database, savepoint=False):
+            self.batches.join({batch})
             yield
 
     def _merge(self, task: Any, jobs: list[Job]) -> dict[UUID, tuple[Job, Fate]]:

@@ -99,7 +99,7 @@ class Enqueued(Sequence[JobResult]):
     def __init__(self, jobs: Sequence[Job], make: Callable[[Job], JobResult]) -> None:
         self._jobs, self._make = jobs, make
         self._made: dict[int, JobResult] = {}
-        self._met: Mapping[UUID, tuple[Job, Fate]] | None = None
+        self._met: Mapping[UUID, tuple[Job, Fate]] = {}
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -114,7 +114,8 @@ class Enqueued(Sequence[JobResult]):
         place = range(len(self))[place]
         if place not in self._made:
             self._made[place] = self._make(self._jobs[place])
-            self._learn(place)
+            if self._met:
+                self._learn(place)
         return self._made[place]
 
     def __add__(self, others: Iterable[JobResult]) -> list[JobResult]:
@@ -137,8 +138,6 @@ class Enqueued(Sequence[JobResult]):
         return (result for result in self if result.enqueued != Fate.IGNORED)
 
     def _learn(self, place: int) -> None:
-        if self._met is None:
-            return
         job = self._jobs[place]
         row, fate = self._met.get(job.pk, (job, Fate.CREATED))
         known: dict[str, Any] = {"id": str(row.pk), "enqueued_at": row.enqueued_at, "enqueued": fate.value}
