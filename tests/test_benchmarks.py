@@ -89,7 +89,7 @@ def test_a_goal_is_reached_or_is_not_or_was_not_measured():
     said = {row[0]: row[2:] for row in rows}
     assert said["drain 1 × 8, of the best Django rival"] == ["12.5 ×", "✓"]
     assert said["drain 2 × 4, of the best Django rival"] == ["9 ×", "✗"]
-    assert said["drain beside 1M ready, of nothing else"] == ["96%", "✓"]
+    assert said["drain beside 1M ready, of nothing else"] == ["96.0%", "✓"]
     assert said["enqueue many"][0] == "not measured"
     assert len(said) == len(goals())
 

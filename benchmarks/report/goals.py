@@ -30,7 +30,7 @@ class Goal:
         return self.unit.format(value)
 
 
-TIMES, PART, PER_SECOND, MS = "{:.3g} ×", "{:.0%}", "{:,.0f}/s", "{:.1f} ms"
+TIMES, PART, PER_SECOND, MS = "{:.3g} ×", "{:.1%}", "{:,.0f}/s", "{:.1f} ms"
 
 
 def goals() -> list[Goal]:
