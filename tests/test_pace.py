@@ -35,6 +35,14 @@ def test_after_jobs_it_looks_often_again(pace):
     assert pace.after_none(time.monotonic(), longest=5.0, would_be_told=False) < 0.02
 
 
+def test_for_a_moment_after_jobs_it_looks_as_often_as_it_can(pace):
+    pace.after_jobs(full=False)
+    now = time.monotonic()
+    pauses = [pace.after_none(now + after, longest=5.0, would_be_told=False) for after in (0, 0.03, 0.06, 0.09)]
+    assert pauses == [Pace.FIRST] * 4
+    assert pace.after_none(now + A_WHILE, longest=5.0, would_be_told=False) > Pace.FIRST
+
+
 def test_who_would_be_told_looks_seldom_at_once(pace):
     assert pace.after_none(time.monotonic(), longest=5.0, would_be_told=True) == 5.0
 
