@@ -98,10 +98,10 @@ def reached(figures: Figures) -> str:
 
 
 def databases(figures: Figures) -> str:
-    """Ours on each; each figure of the run on it that has the most of its scenario."""
+    """Ours on each, of the run that has the most of it."""
     columns = [*((scenario, "rate") for scenario in PORTABLE[:-1]), ("latency", "p50"), ("latency", "p99")]
-    names = dict.fromkeys(run.facts["database"] for run in figures.runs)
-    rows = [[name, *(cell(figures.on(name, scenario), scenario, OUR, figure) for scenario, figure in columns)] for name in names]
+    runs = [figures.on(name, *PORTABLE) for name in dict.fromkeys(run.facts["database"] for run in figures.runs)]
+    rows = [[run.facts["database"], *(cell(run, scenario, OUR, figure) for scenario, figure in columns)] for run in runs]
     return table(["Database", *PORTABLE[:-1], "latency p50, ms", "p99, ms"], rows)
 
 
