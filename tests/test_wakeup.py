@@ -99,40 +99,78 @@ def test_a_notify_that_did_not_go_out_keeps_nobody_quiet(monkeypatch):
     assert list(wakeup._last) == [("default", "mail")]
 
 
-def test_a_listener_behind_a_pool_by_transactions_does_not_think_that_it_hears(monkeypatch):
-    began = threading.Event()
-    stop = Stop()
+class Hearing:
+    """A worker that only waits: what it is told, and how often it began to hear, or heard no more."""
+
+    def __init__(self):
+        self.told, self.begun, self.stop = [], 0, Stop()
+        self.listener = Listener("default", self._hear, self._begin)
+        self.listener.start(self.stop)
+
+    def _hear(self, payload):
+        self.told.append(payload)
+        return "mail" in payload
+
+    def _begin(self):
+        self.begun += 1
+
+    def wait_until(self, condition):
+        end = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < end
+            self.listener.wait(0.1)
+
+
+@pytest.fixture
+def hearing():
+    hearing = Hearing()
+    yield hearing
+    hearing.stop.ask()
+    until(lambda: hearing.listener.patience == 1 and "listener" not in {thread.name for thread in threading.enumerate()})
+    hearing.listener.close()
+
+
+def test_a_listener_behind_a_pool_by_transactions_does_not_think_that_it_hears(monkeypatch, request):
     psycopg = pytest.importorskip("psycopg")
     monkeypatch.setattr(psycopg.ConnectionInfo, "backend_pid", property(lambda info: -1))
-    listener = Listener("default", stop, lambda payload: None, began.set)
-    listener.start()
-    try:
-        assert began.wait(10)
-        assert listener.patience == 1
-    finally:
-        stop.ask()
+    hearing = request.getfixturevalue("hearing")
+    hearing.wait_until(lambda: hearing.begun)
+    assert hearing.listener.patience == 1
 
 
-def test_a_listener_that_lost_its_connection_looks_again_when_it_hears_again():
-    heard: list[str] = []
-    began = threading.Semaphore(0)
-    stop = Stop()
-    listener = Listener("default", stop, heard.append, began.release)
-    listener.start()
-    try:
-        assert began.acquire(timeout=10)
-        assert listener.patience > 1
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
-            )
-        assert began.acquire(timeout=10)  # It hears no more,
-        assert began.acquire(timeout=10)  # and hears again.
-        wake("default", "mail", 3)
-        assert until(lambda: heard) == ["mail,3"]
-    finally:
-        stop.ask()
-        until(lambda: listener.patience == 1)
+def test_a_listener_that_lost_its_connection_looks_again_when_it_hears_again(hearing):
+    hearing.wait_until(lambda: hearing.begun == 1)
+    assert hearing.listener.patience > 1
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+        )
+    hearing.wait_until(lambda: hearing.begun == 3)  # It heard no more, and hears again.
+    assert hearing.listener.patience > 1
+    wake("default", "mail", 3)
+    hearing.wait_until(lambda: hearing.told == ["mail,3"])
+
+
+def test_what_is_told_of_to_others_is_no_reason_to_look(hearing):
+    hearing.wait_until(lambda: hearing.begun)
+    began = time.monotonic()
+    wake("default", "invoices")
+    hearing.listener.wait(0.5)
+    assert hearing.told == ["invoices"]
+    assert time.monotonic() - began >= 0.5
+
+
+def test_whoever_is_woken_while_it_works_does_not_wait(hearing):
+    hearing.wait_until(lambda: hearing.begun)
+    for _ in range(3):
+        hearing.listener.wake()
+        hearing.listener.wake()
+        began = time.monotonic()
+        hearing.listener.wait(20)
+        assert time.monotonic() - began < 10
+    began = time.monotonic()
+    hearing.listener.wait(0.3)
+    assert time.monotonic() - began >= 0.3
 
 
 def test_a_retry_by_code_tells_of_each_queue(told):

@@ -1,11 +1,14 @@
-"""Hears PostgreSQL's NOTIFY, so that an idle worker starts at once. Elsewhere there is nothing to hear."""
+"""Where a worker waits: until something wakes it, or PostgreSQL's NOTIFY tells it of jobs. Elsewhere there is nothing to hear."""
 
 from __future__ import annotations
 
 import logging
 import selectors
+import socket
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from django.db import connections
@@ -25,28 +28,86 @@ def can_listen(database: str) -> bool:
 
 
 class Listener:
-    """A thread with a connection of its own; calls ``heard`` with what it is told, and ``began`` whenever it begins to hear,
-    or hears no more: of what comes meanwhile, it is not told.
+    """Calls ``heard`` with what it is told, which returns whether that is a reason to look for jobs; and ``began`` whenever it
+    begins to hear, or hears no more: of what comes meanwhile, it is not told.
+
+    A thread of its own connects, as that may take long. But who waits hears by itself: to be told by another thread took 0.1 ms
+    of the 2.1 from a job's commit to its start.
     """
 
-    def __init__(self, database: str, stop: Stop, heard: Callable[[str], None], began: Callable[[], None]) -> None:
-        self._database, self._stop, self._heard, self._began = database, stop, heard, began
+    # Seconds, between tries to connect.
+    AGAIN = 1.0
+
+    def __init__(self, database: str, heard: Callable[[str], bool], began: Callable[[], None]) -> None:
+        self._database, self._heard, self._began = database, heard, began
         # So many times less often one needs to look for jobs.
         self.patience = 1
+        # The driver's connection and the number of its socket: as it was made, until the one who waits takes it.
+        self._made: tuple[Any, int] | None = None
+        self._line: Any = None
+        self._lost = threading.Event()
+        self._is_woken = False
+        self._bell, self._cord = socket.socketpair()
+        self._ready = selectors.DefaultSelector()
+        self._ready.register(self._bell, selectors.EVENT_READ, self._wake_up)
 
-    def start(self) -> None:
+    def start(self, stop: Stop) -> None:
+        stop.wakes(self.wake)
         if can_listen(self._database):
-            threading.Thread(target=self._run, name="listener", daemon=True).start()
+            threading.Thread(target=self._run, args=(stop,), name="listener", daemon=True).start()
 
-    def _run(self) -> None:
-        while not self._stop.asked:
+    def wake(self) -> None:
+        """End the wait that is under way, or else the next. From any thread."""
+        if not self._is_woken:
+            self._is_woken = True
+            with suppress(OSError):  # It is closed.
+                self._cord.send(b"!")
+
+    def wait(self, seconds: float) -> None:
+        """Until there is a reason to look for jobs, or for so long."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if any(key.data(key.fd) for key, _events in self._ready.select(left)):
+                return
+
+    def close(self) -> None:
+        for each in (self._ready, self._bell, self._cord):
+            each.close()
+
+    def _wake_up(self, bell: int) -> bool:
+        self._bell.recv(64)
+        # Whoever wakes it before this has said so before this wait ends.
+        self._is_woken = False
+        if self._made:
+            (self._line, number), self._made = self._made, None
+            self._ready.register(number, selectors.EVENT_READ, self._hear)
+            self._began()
+        return True
+
+    def _hear(self, number: int) -> bool:
+        is_reason = False
+        try:
+            self._line.consume_input()
+            while notice := self._line.notifies():
+                is_reason |= self._heard(notice.extra.decode())
+        except Exception as error:
+            _warn(error)
+            self._ready.unregister(number)
+            self.patience = 1
+            self._lost.set()
+            self._began()
+            return True
+        return is_reason
+
+    def _run(self, stop: Stop) -> None:
+        while not stop.asked:
             try:
-                self._listen()
+                self._listen(stop)
             except Exception as error:
-                logger.warning("Listening for new jobs is interrupted, polling goes on: %s", error)
-                self._stop.wait(1.0)
+                _warn(error)
+                stop.wait(self.AGAIN)
 
-    def _listen(self) -> None:
+    def _listen(self, stop: Stop) -> None:
         connection: Any = connections.create_connection(self._database)
         connection.set_autocommit(True)
         try:
@@ -54,19 +115,18 @@ class Listener:
                 cursor.execute("SELECT pg_backend_pid()")
                 (server,) = cursor.fetchone()
                 cursor.execute(f"LISTEN {CHANNEL}")
+            line = connection.connection.pgconn
             # A pool by transactions takes LISTEN, and passes on nothing.
             self.patience = TOLD if server == connection.connection.info.backend_pid else 1
-            self._began()
-            # The driver's own way to wait would look ten times a second, and starts jobs 0.07 ms later.
-            line = connection.connection.pgconn
-            with selectors.DefaultSelector() as selector:
-                selector.register(line.socket, selectors.EVENT_READ)
-                while not self._stop.asked:
-                    line.consume_input()
-                    while notice := line.notifies():
-                        self._heard(notice.extra.decode())
-                    selector.select(1.0)
+            self._lost.clear()
+            self._made = line, line.socket
+            self.wake()
+            while not stop.asked and not self._lost.wait(self.AGAIN):
+                pass
         finally:
             self.patience = 1
             connection.close()
-            self._began()
+
+
+def _warn(error: Exception) -> None:
+    logger.warning("Listening for new jobs is interrupted, polling goes on: %s", error)

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 
 class Stop:
-    """Passed to every role; whoever sleeps on an event of its own registers it with ``wakes``."""
+    """Passed to every role; whoever waits for something of its own registers with ``wakes`` what ends that."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
         self._now = threading.Event()
-        self._sleepers: list[threading.Event] = []
+        self._sleepers: list[Callable[[], object]] = []
 
     def ask(self, *, now: bool = False) -> None:
         if now:
             self._now.set()
         self._asked.set()
-        for event in self._sleepers:
-            event.set()
+        for wake in self._sleepers:
+            wake()
 
-    def wakes(self, event: threading.Event) -> None:
-        self._sleepers.append(event)
+    def wakes(self, wake: Callable[[], object]) -> None:
+        self._sleepers.append(wake)
         if self.asked:
-            event.set()
+            wake()
 
     def wait(self, seconds: float | None) -> bool:
         return self._asked.wait(seconds)

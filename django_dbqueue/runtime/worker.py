@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from collections.abc import Callable, Container
 
@@ -51,18 +50,18 @@ class Worker:
         self._backend, self._options, self._board = backend, options, board
         self._jobs = Job.objects.using(backend.database)
         self._selector = QueueSelector(options.queues, frozenset(backend.queues))
-        self._wake = threading.Event()
-        self._claimed, self._in_doubt = 0, False
-        self._looked_at, self._pace = 0.0, Pace()
+        self._pace = Pace()
+        self._listener = Listener(backend.database, self._heard, self._pace.tell)
+        self._claimed, self._in_doubt, self._looked_at = 0, False, 0.0
         self._trouble = Trouble("Jobs could not be claimed")
         details = {"queues": str(self._selector), "threads": options.threads}
         self._heartbeat = Heartbeat(Process.Kind.WORKER, backend.database, options, board, details)
         self._settler = Settler(backend.database, options, self._owns, self._settled, self._limited)
         self._durations = Durations()
-        self._watch = Watch(backend, options.timeout_grace, self._durations, self._running, self._wake.set)
+        self._watch = Watch(backend, options.timeout_grace, self._durations, self._running, self._listener.wake)
         self._notes = Notes(backend.database, self._running)
-        self._pool = Pool(options, board, self._durations, self._run_call, self._settler.put, self._wake.set)
-        self._coroutines = Coroutines(options, self._await_call, self._settler.put, self._wake.set)
+        self._pool = Pool(options, board, self._durations, self._run_call, self._settler.put, self._listener.wake)
+        self._coroutines = Coroutines(options, self._await_call, self._settler.put, self._listener.wake)
 
     def run(self, stop: Stop, supervisor: int | None = None) -> bool:
         """Work until ``stop`` is asked for, then end in order: give back, wait, settle, sign off.
@@ -78,8 +77,7 @@ class Worker:
                 found, full = self._work()
             if pause := self._pace.after_jobs(full) if found else self._pace.after_none(began, *self._longest_pause()):
                 self._board.turn(ahead=pause)
-                self._wake.wait(pause * random.uniform(0.8, 1.0))
-                self._wake.clear()
+                self._listener.wait(pause * random.uniform(0.8, 1.0))
         return self._end(stop)
 
     def _longest_pause(self) -> tuple[float, bool]:
@@ -97,22 +95,17 @@ class Worker:
         self._claimer = Claimer(self._backend.database, process, self._selector, self._options, self._pool.in_a_row)
         if can_listen(self._backend.database):
             self._claimer.warm_up()
-        stop.wakes(self._wake)
         self._ended = Stop()
-        self._listener = Listener(self._backend.database, stop, self._heard, self._told)
-        self._listener.start()
+        self._listener.start(stop)
         self._settler.start()
         self._watch.start(self._ended)
         self._pool.start()
         logger.info("%s serves %s with %d threads.", process, self._selector, self._options.threads, extra=process.log_fields)
 
-    def _heard(self, payload: str) -> None:
-        if self._claimer.hear(payload):
-            self._told()
-
-    def _told(self) -> None:
-        self._pace.tell()
-        self._wake.set()
+    def _heard(self, payload: str) -> bool:
+        if is_ours := self._claimer.hear(payload):
+            self._pace.tell()
+        return is_ours
 
     def _work(self) -> tuple[int, bool]:
         """One round. Returns how many jobs were claimed, and whether those were as many as there was room for."""
@@ -189,9 +182,9 @@ class Worker:
 
     def _settled(self, settled: Settled) -> None:
         if follow_up(settled, self._backend, self._claimer.limits):
-            self._wake.set()
+            self._listener.wake()
         if finish_batches(settled, self._backend):
-            self._wake.set()
+            self._listener.wake()
 
     def _fit(self) -> bool:
         """Whether it can be trusted with more jobs."""
@@ -220,6 +213,7 @@ class Worker:
         self._settler.close(timeout=5.0)
         self._heartbeat.stop(sign_off=not left)
         self._ended.ask()
+        self._listener.close()
         close_connections()
         logger.info("%s has ended.", process, extra=process.log_fields)
         return not left
