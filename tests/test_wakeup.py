@@ -19,7 +19,6 @@ from django_dbqueue.runtime.board import Board
 from django_dbqueue.runtime.dispatcher import Dispatcher
 from django_dbqueue.runtime.listener import Listener
 from django_dbqueue.runtime.settler import Settler
-from django_dbqueue.runtime.stop import Stop
 from django_dbqueue.wakeup import wake
 
 from . import tasks
@@ -103,9 +102,9 @@ class Hearing:
     """A worker that only waits: what it is told, and how often it began to hear, or heard no more."""
 
     def __init__(self):
-        self.told, self.begun, self.stop = [], 0, Stop()
+        self.told, self.begun = [], 0
         self.listener = Listener("default", self._hear, self._begin)
-        self.listener.start(self.stop)
+        self.listener.start()
 
     def _hear(self, payload):
         self.told.append(payload)
@@ -125,9 +124,9 @@ class Hearing:
 def hearing():
     hearing = Hearing()
     yield hearing
-    hearing.stop.ask()
-    until(lambda: hearing.listener.patience == 1 and "listener" not in {thread.name for thread in threading.enumerate()})
     hearing.listener.close()
+    until(lambda: "listener" not in {thread.name for thread in threading.enumerate()})
+    hearing.listener.wake()  # A thread that ends a job may come late.
 
 
 def test_a_listener_behind_a_pool_by_transactions_does_not_think_that_it_hears(monkeypatch, request):

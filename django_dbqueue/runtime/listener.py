@@ -14,7 +14,6 @@ from typing import Any
 from django.db import connections
 
 from ..wakeup import CHANNEL
-from .stop import Stop
 
 # While a worker would be told of jobs, it looks for them so many times less often.
 TOLD = 10
@@ -35,9 +34,6 @@ class Listener:
     of the 2.1 from a job's commit to its start.
     """
 
-    # Seconds, between tries to connect.
-    AGAIN = 1.0
-
     def __init__(self, database: str, heard: Callable[[str], bool], began: Callable[[], None]) -> None:
         self._database, self._heard, self._began = database, heard, began
         # So many times less often one needs to look for jobs.
@@ -45,16 +41,17 @@ class Listener:
         # The driver's connection and the number of its socket: as it was made, until the one who waits takes it.
         self._made: tuple[Any, int] | None = None
         self._line: Any = None
+        # While the one who waits has it, nobody else touches it.
         self._lost = threading.Event()
+        self._closed = threading.Event()
         self._is_woken = False
         self._bell, self._cord = socket.socketpair()
         self._ready = selectors.DefaultSelector()
         self._ready.register(self._bell, selectors.EVENT_READ, self._wake_up)
 
-    def start(self, stop: Stop) -> None:
-        stop.wakes(self.wake)
+    def start(self) -> None:
         if can_listen(self._database):
-            threading.Thread(target=self._run, args=(stop,), name="listener", daemon=True).start()
+            threading.Thread(target=self._run, name="listener", daemon=True).start()
 
     def wake(self) -> None:
         """End the wait that is under way, or else the next. From any thread."""
@@ -71,12 +68,15 @@ class Listener:
                 return
 
     def close(self) -> None:
+        """Nobody waits any more."""
+        self._closed.set()
+        self._lost.set()
         for each in (self._ready, self._bell, self._cord):
             each.close()
 
     def _wake_up(self, bell: int) -> bool:
         self._bell.recv(64)
-        # Whoever wakes it before this has said so before this wait ends.
+        # Not before: a byte that was read while this is set would be the last one.
         self._is_woken = False
         if self._made:
             (self._line, number), self._made = self._made, None
@@ -99,15 +99,15 @@ class Listener:
             return True
         return is_reason
 
-    def _run(self, stop: Stop) -> None:
-        while not stop.asked:
+    def _run(self) -> None:
+        while not self._closed.is_set():
             try:
-                self._listen(stop)
+                self._listen()
             except Exception as error:
                 _warn(error)
-                stop.wait(self.AGAIN)
+            self._closed.wait(1.0)
 
-    def _listen(self, stop: Stop) -> None:
+    def _listen(self) -> None:
         connection: Any = connections.create_connection(self._database)
         connection.set_autocommit(True)
         try:
@@ -121,8 +121,8 @@ class Listener:
             self._lost.clear()
             self._made = line, line.socket
             self.wake()
-            while not stop.asked and not self._lost.wait(self.AGAIN):
-                pass
+            if not self._closed.is_set():
+                self._lost.wait()
         finally:
             self.patience = 1
             connection.close()

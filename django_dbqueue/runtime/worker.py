@@ -96,7 +96,8 @@ class Worker:
         if can_listen(self._backend.database):
             self._claimer.warm_up()
         self._ended = Stop()
-        self._listener.start(stop)
+        stop.wakes(self._listener.wake)
+        self._listener.start()
         self._settler.start()
         self._watch.start(self._ended)
         self._pool.start()
