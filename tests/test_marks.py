@@ -52,6 +52,16 @@ def claimed(claimer, limit: int) -> list[int]:
     return [job.args[0] for job in all_claimed(claimer, limit)]
 
 
+@keeps_dead_rows
+def test_a_worker_that_rests_from_looks_does_not_think_that_there_is_nothing(claimer, slow):
+    """It would look ten times less often."""
+    assert claimed(claimer, 1) == []
+    assert claimer.idle
+    claimer._read_at = float("-inf")
+    assert claimed(claimer, 1) == []
+    assert not claimer.idle
+
+
 EARLIER = {"run_after": timezone.now() - timedelta(days=1)}
 
 

@@ -150,6 +150,18 @@ def test_a_listener_that_lost_its_connection_looks_again_when_it_hears_again(hea
     hearing.wait_until(lambda: hearing.told == ["mail,3"])
 
 
+def test_a_connection_that_was_closed_under_it_is_lost_and_does_not_keep_it_busy(hearing):
+    """As the driver does by itself when what it reads makes no sense."""
+    hearing.wait_until(lambda: hearing.begun == 1)
+    hearing.listener._line.finish()
+    hearing.wait_until(lambda: hearing.begun == 2)
+    assert hearing.listener.patience == 1
+    began = time.thread_time()
+    hearing.listener.wait(0.5)
+    assert time.thread_time() - began < 0.1
+    hearing.wait_until(lambda: hearing.begun == 3)
+
+
 def test_what_is_told_of_to_others_is_no_reason_to_look(hearing):
     hearing.wait_until(lambda: hearing.begun)
     began = time.monotonic()

@@ -157,7 +157,7 @@ class Claimer:
             self._seen = self._marks.look(lambda: self._jobs.lanes(self._selector.names()))
         ranks = {lane: self._selector.rank(lane.queue) for lane in self._seen}
         served = {lane: (rank, -lane.priority) for lane, rank in ranks.items() if rank is not None}
-        self.idle = not served
+        self.idle = looks and not served
         paused = self._read_queues({lane.queue for lane in served})
         self._order = {lane: order for lane, order in served.items() if lane.queue not in paused}
         if self._options.ageing:

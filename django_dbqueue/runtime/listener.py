@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from django.db import connections
@@ -38,15 +37,16 @@ class Listener:
         self._database, self._heard, self._began = database, heard, began
         # So many times less often one needs to look for jobs.
         self.patience = 1
-        # The driver's connection and the number of its socket: as it was made, until the one who waits takes it.
-        self._made: tuple[Any, int] | None = None
+        # The driver's connection, the number of its socket, and the patience with it: until the one who waits takes them.
+        self._made: tuple[Any, int, int] | None = None
         self._line: Any = None
         # While the one who waits has it, nobody else touches it.
         self._lost = threading.Event()
         self._closed = threading.Event()
         self._is_woken = False
         self._bell, self._cord = socket.socketpair()
-        self._ready = selectors.DefaultSelector()
+        # Not epoll, which goes on to tell of a socket that was closed here, if a task has forked the process.
+        self._ready = getattr(selectors, "PollSelector", selectors.SelectSelector)()
         self._ready.register(self._bell, selectors.EVENT_READ, self._wake_up)
 
     def start(self) -> None:
@@ -57,18 +57,20 @@ class Listener:
         """End the wait that is under way, or else the next. From any thread."""
         if not self._is_woken:
             self._is_woken = True
-            with suppress(OSError):  # It is closed.
+            try:
                 self._cord.send(b"!")
+            except OSError:
+                self._is_woken = False
 
     def wait(self, seconds: float) -> None:
         """Until there is a reason to look for jobs, or for so long."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            if any(key.data(key.fd) for key, _events in self._ready.select(left)):
+            if [key for key, _events in self._ready.select(left) if key.data(key.fd)]:
                 return
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Nobody waits any more, and whatever tells of jobs may stop."""
         self._closed.set()
         self._lost.set()
         for each in (self._ready, self._bell, self._cord):
@@ -79,7 +81,7 @@ class Listener:
         # Not before: a byte that was read while this is set would be the last one.
         self._is_woken = False
         if self._made:
-            (self._line, number), self._made = self._made, None
+            (self._line, number, self.patience), self._made = self._made, None
             self._ready.register(number, selectors.EVENT_READ, self._hear)
             self._began()
         return True
@@ -91,11 +93,11 @@ class Listener:
             while notice := self._line.notifies():
                 is_reason |= self._heard(notice.extra.decode())
         except Exception as error:
-            _warn(error)
             self._ready.unregister(number)
             self.patience = 1
             self._lost.set()
             self._began()
+            _warn(error)
             return True
         return is_reason
 
@@ -117,14 +119,13 @@ class Listener:
                 cursor.execute(f"LISTEN {CHANNEL}")
             line = connection.connection.pgconn
             # A pool by transactions takes LISTEN, and passes on nothing.
-            self.patience = TOLD if server == connection.connection.info.backend_pid else 1
+            patience = TOLD if server == connection.connection.info.backend_pid else 1
             self._lost.clear()
-            self._made = line, line.socket
+            self._made = line, line.socket, patience
             self.wake()
             if not self._closed.is_set():
                 self._lost.wait()
         finally:
-            self.patience = 1
             connection.close()
 
 

@@ -199,6 +199,7 @@ class Worker:
 
     def _end(self, stop: Stop) -> bool:
         self._board.leave()
+        self._listener.close()
         process = self._heartbeat.process
         logger.info("%s claims no more; jobs still running: %d.", process, len(self._running()), extra=process.log_fields)
         self._try_to(lambda: self._jobs.release(self._pool.take_back()))
@@ -214,7 +215,6 @@ class Worker:
         self._settler.close(timeout=5.0)
         self._heartbeat.stop(sign_off=not left)
         self._ended.ask()
-        self._listener.close()
         close_connections()
         logger.info("%s has ended.", process, extra=process.log_fields)
         return not left
