@@ -39,8 +39,8 @@ class Listener:
         self.patience = 1
         # The driver's connection, the number of its socket, and the patience with it: until the one who waits takes them.
         self._made: tuple[Any, int, int] | None = None
+        # The one who waits has it: nobody else touches it until it is lost.
         self._line: Any = None
-        # While the one who waits has it, nobody else touches it.
         self._lost = threading.Event()
         self._closed = threading.Event()
         self._is_woken = False

@@ -13,7 +13,7 @@ class Pace:
     REST = 0.002
     FIRST = 0.01
     # For so long after the last job, the pauses do not grow: where jobs come one by one, 10 a second, and nobody tells of
-    # them, they start after 8 to 10 ms instead of 27 to 30. That takes 4 % of a core, and nothing once no more jobs come.
+    # them, they start after 10 to 12 ms instead of 27 to 30. That takes 4 % of a core, and nothing once no more jobs come.
     LINGER = 0.1
 
     def __init__(self) -> None:
