@@ -49,6 +49,17 @@ def test_the_usual_scenarios_are_there():
     assert {*USUAL, *PORTABLE} <= {*SCENARIOS}
 
 
+@pytest.mark.parametrize(
+    ("database", "url", "scheme"),
+    [("postgresql", "mysql://root:secret@localhost/", "mysql"), ("mariadb", "postgres://me:secret@localhost/", "postgres")],
+)
+def test_an_address_of_another_kind_of_database_is_refused(monkeypatch, database, url, scheme):
+    monkeypatch.setenv("BENCH_URL", url)
+    with pytest.raises(SystemExit, match=f"BENCH_URL begins with '{scheme}'.*--database") as refused, server(database):
+        pass
+    assert "secret" not in str(refused.value)
+
+
 def test_a_rate_is_of_each_five_seconds_and_of_what_is_left():
     assert rates([(0.0, 100), (2.0, 300), (5.0, 600), (10.0, 1600), (12.0, 1800)]) == [100, 200, 100]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
+from urllib.parse import urlsplit
 
 DATABASES = ["postgresql", "mariadb", "sqlite"]
 
@@ -71,3 +73,12 @@ def server(database: str, settings: Sequence[str] = ()) -> Iterator[Server]:
             yield found
         finally:
             found.close()
+
+
+def named(*schemes: str) -> str:
+    """The address in BENCH_URL, or none. What it must begin with is given."""
+    url = os.environ.get("BENCH_URL", "")
+    if url and (scheme := urlsplit(url).scheme) not in schemes:
+        kinds = " or ".join(map(repr, schemes))
+        raise SystemExit(f"BENCH_URL begins with {scheme!r}, not with {kinds}: choose its kind with --database, or unset it.")
+    return url

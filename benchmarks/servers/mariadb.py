@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from . import Server
+from . import Server, named
 
 FACTS = ["version", "innodb_flush_log_at_trx_commit", "innodb_buffer_pool_size", "log_bin"]
 
 
 @contextmanager
 def server(settings: Sequence[str]) -> Iterator[Server]:
-    if settings or not (url := os.environ.get("BENCH_URL")):
+    if settings or not (url := named("mysql")):
         raise SystemExit("Name a MariaDB, with the settings that it is to have: BENCH_URL=mysql://user:password@host:3306")
     yield MariaDB(url)
 

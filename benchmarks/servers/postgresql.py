@@ -14,14 +14,14 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 
-from . import Server
+from . import Server, named
 
 FACTS = ["server_version", "fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size"]
 
 
 @contextmanager
 def server(settings: Sequence[str]) -> Iterator[Server]:
-    if url := os.environ.get("BENCH_URL"):
+    if url := named("postgresql", "postgres"):
         if settings:
             raise SystemExit(f"{', '.join(settings)}: only a server of the benchmark's own can be given settings.")
         yield PostgreSQL(url)
