@@ -71,7 +71,8 @@ def report(load: Load, killed_at: dict[int, datetime]) -> Report:
             result.again.update(outcome for outcome in outcomes[pk].values() if outcome in EXCUSES)
         else:
             result.unexplained += _check(pk, jobs.get(pk), sorted(effects[pk]), outcomes[pk], result.again)
-    result.broken = broken(load)
+    failed = [pk for pk, job in jobs.items() if job.state == "failed" and not job.task.endswith("effect_once")]
+    result.broken = {"failed, unexplained": failed, **broken(load)}
     result.of_which = {
         "limited attempts": Interval.objects.count(),
         "versions of keys": sum(load.versions.values()),
