@@ -75,7 +75,7 @@ def server(database: str, settings: Sequence[str] = ()) -> Iterator[Server]:
             found.close()
 
 
-def named(*schemes: str) -> str:
+def given_url(*schemes: str) -> str:
     """The address in BENCH_URL, or none. What it must begin with is given."""
     url = os.environ.get("BENCH_URL", "")
     if url and (scheme := urlsplit(url).scheme) not in schemes:

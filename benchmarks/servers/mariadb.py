@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from . import Server, named
+from . import Server, given_url
 
 FACTS = ["version", "innodb_flush_log_at_trx_commit", "innodb_buffer_pool_size", "log_bin"]
 
 
 @contextmanager
 def server(settings: Sequence[str]) -> Iterator[Server]:
-    if settings or not (url := named("mysql")):
+    if settings or not (url := given_url("mysql")):
         raise SystemExit("Name a MariaDB, with the settings that it is to have: BENCH_URL=mysql://user:password@host:3306")
     yield MariaDB(url)
 

@@ -14,14 +14,14 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 
-from . import Server, named
+from . import Server, given_url
 
 FACTS = ["server_version", "fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size"]
 
 
 @contextmanager
 def server(settings: Sequence[str]) -> Iterator[Server]:
-    if url := named("postgresql", "postgres"):
+    if url := given_url("postgresql", "postgres"):
         if settings:
             raise SystemExit(f"{', '.join(settings)}: only a server of the benchmark's own can be given settings.")
         yield PostgreSQL(url)
