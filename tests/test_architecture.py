@@ -1,14 +1,9 @@
-"""The house: imports go down, files stay short, and the way of a job is short enough to read."""
+"""The architecture: imports go down, and only one module knows which Django it runs on."""
 
 from __future__ import annotations
 
 import ast
-import logging
-import sys
 from pathlib import Path
-
-import pytest
-from django.test import override_settings
 
 import django_dbqueue
 
@@ -185,59 +180,3 @@ def _import_lines(path: Path) -> list[str]:
         for line in path.read_text().splitlines()
         if line.startswith(("from django.tasks", "import django.tasks", "from django_tasks"))
     ]
-
-
-def test_files_stay_short():
-    lengths = sorted(path.read_text().count("\n") for name, path in modules().items())
-
-    assert lengths[-1] <= 250
-    assert lengths[len(lengths) // 2] <= 100
-
-
-@pytest.mark.django_db
-@override_settings(DATABASE_ROUTERS=[])
-def test_the_way_of_a_job_reads_in_at_most_25_functions_and_9_files(backend, caplog):
-    from django_dbqueue.models import Execution, Job
-    from django_dbqueue.runtime import executor
-    from django_dbqueue.runtime.calls import ThreadCall
-    from django_dbqueue.runtime.claimer import Claimer
-    from django_dbqueue.selector import QueueSelector
-
-    from . import tasks
-    from .conftest import a_process
-
-    process = a_process("reader")
-    claimer = Claimer("default", process, QueueSelector(("default",)))
-    seen = set()
-
-    def ours(frame):
-        return frame.f_code.co_filename.startswith(str(PACKAGE)) and not frame.f_code.co_name.startswith("<")
-
-    def watch(frame, event, argument):
-        """Count who calls other functions of the package. One that calls none is read by its name."""
-        if event == "call" and ours(frame):
-            caller = frame.f_back
-            while caller and not ours(caller):
-                caller = caller.f_back
-            if caller and caller.f_code is not frame.f_code:
-                seen.add((Path(caller.f_code.co_filename).relative_to(PACKAGE).as_posix(), caller.f_code.co_name))
-
-    def walk():
-        tasks.add.enqueue(1)
-        ((job,),) = claimer.claim(1)
-        Execution.objects.settle([executor.run(ThreadCall(job), backend)])
-
-    # As in a worker, where nobody takes the framework's lines.
-    caplog.set_level(logging.WARNING, "django.tasks")
-    caplog.set_level(logging.WARNING, "django_tasks")
-    walk()  # What is read and cached once, such as options and lanes, is no part of the way.
-    sys.setprofile(watch)
-    try:
-        walk()
-    finally:
-        sys.setprofile(None)
-
-    assert set(Job.objects.values_list("state", flat=True)) == {Job.State.SUCCESSFUL}
-    print(sorted(seen))
-    assert len(seen) <= 25
-    assert len({file for file, _ in seen}) <= 9
