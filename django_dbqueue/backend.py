@@ -29,7 +29,7 @@ from .models.states import Conflict, Fate
 from .moments import LONGEST_WAIT
 from .options import Options
 from .results import Enqueued, JobResult, result_of, task_or_stand_in
-from .selector import NAME, QueueSelector
+from .selector import NAME, QueueSelector, check_name
 from .tasks import Task, load
 from .transactions import after_commit
 from .wakeup import wake
@@ -81,6 +81,10 @@ class DatabaseBackend(BaseTaskBackend):
                 raise InvalidTask(f"run_after must be within {LONGEST_WAIT.days:,} days from now, not {task.run_after.days:,}.")
             task = replace(task, run_after=None)
         super().validate_task(task)
+        try:
+            check_name(task.queue_name)
+        except ValueError as error:
+            raise InvalidTask(f"queue_name of {task.module_path}: {error}") from None
 
     def enqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> JobResult:
         """Write one job. Raises TypeError or ValueError for arguments that do not fit or are not JSON."""

@@ -304,6 +304,18 @@ def atomic_row(name, fail=False, result=None):
     return float("nan") if result == "not JSON" else f"done: {name}"
 
 
+@task(atomic=True)
+def atomic_with_hook(name, fail=False):
+    Run.objects.create(job=name)
+    transaction.on_commit(_raise_in_hook)
+    if fail:
+        raise ValueError("after the row")
+
+
+def _raise_in_hook():
+    raise RuntimeError("the mail server is away")
+
+
 @task(delete_on_success=True)
 def leave_no_trace(fail=False):
     if fail:

@@ -44,6 +44,7 @@ def settle(*settlements: Settlement):
         {"priority": 101},
         {"priority": -101},
         {"failures": 1},
+        {"asked_again": True},
     ],
 )
 def test_the_database_refuses_a_job_that_cannot_be(values):
@@ -70,7 +71,7 @@ def test_a_late_finisher_cannot_overwrite_the_new_owner(claim):
 
     settled = settle(succeed(late, result="late"))
 
-    assert [s.fence for s in settled.lost] == [(late.pk, 1)]
+    assert [s.fence for s in settled.lost] == [late.fence]
     job = Job.objects.get()
     assert (job.state, job.attempt, job.process_id, job.result) == ("running", 2, owner.process_id, None)
     lost = Execution.objects.get()
@@ -162,8 +163,8 @@ def test_a_row_that_somebody_holds_does_not_hold_up_its_batch(claim):
         done.set()
         holder.join()
 
-    assert [s.fence for s in settled.written] == [(free.pk, 1)]
-    assert [s.fence for s in settled.held] == [(held.pk, 1)]
+    assert [s.fence for s in settled.written] == [free.fence]
+    assert [s.fence for s in settled.held] == [held.fence]
     assert settle(*settled.held).written
 
 

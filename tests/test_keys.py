@@ -244,6 +244,50 @@ def test_replace_while_it_runs_is_run_after_that_at_its_time(claim):
     assert (the_job().state, the_job().args) == (State.SCHEDULED, [2])
 
 
+@pytest.mark.parametrize(
+    ("outcome", "state", "wait"),
+    [
+        ("interrupted", State.READY, 0.0),
+        ("failed", State.READY, 0.0),
+        ("failed", State.SCHEDULED, 2.0),
+        ("snoozed", State.READY, 0.0),
+    ],
+)
+def test_replace_while_it_runs_waits_for_its_time_however_the_attempt_ends(claim, outcome, state, wait):
+    keyed().enqueue(1)
+    (running,) = claim()
+    keyed(on_conflict="replace", run_after=timedelta(minutes=5)).enqueue(2)
+    wanted = the_job().run_after
+
+    Execution.objects.settle([Settlement.of(running, Execution.Outcome(outcome), state, wait=wait)])
+
+    assert (the_job().state, the_job().args, the_job().run_after) == (State.SCHEDULED, [2], wanted)
+    assert (the_job().asked_again, the_job().failures, the_job().attempts_before) == (False, 0, 1)
+
+
+def test_replace_of_one_that_is_given_back_waits_for_its_time(claim):
+    keyed().enqueue(1)
+    (claimed,) = claim()
+    keyed(on_conflict="replace", run_after=timedelta(minutes=5)).enqueue(2)
+    wanted = the_job().run_after
+
+    assert Job.objects.release([claimed]) == 1
+
+    assert (the_job().state, the_job().args, the_job().run_after) == (State.SCHEDULED, [2], wanted)
+    assert not the_job().asked_again
+
+
+def test_a_call_during_an_attempt_that_is_tried_again_waits_as_long_as_the_retry_would(claim):
+    keyed().enqueue(1)
+    (running,) = claim()
+    keyed().enqueue(2)
+
+    Execution.objects.settle([Settlement.of(running, Execution.Outcome.FAILED, State.SCHEDULED, wait=60.0)])
+
+    assert (the_job().state, the_job().args) == (State.SCHEDULED, [2])
+    assert the_job().run_after - the_job().enqueued_at > timedelta(seconds=59)
+
+
 # Many, and by a function
 
 

@@ -9,8 +9,10 @@ from django.test.utils import CaptureQueriesContext
 from django_dbqueue import pipeline
 from django_dbqueue.compat import InvalidTask, signals, task_backends
 from django_dbqueue.models import Execution, Job, Settlement
+from django_dbqueue.options import Options
 from django_dbqueue.runtime import executor
 from django_dbqueue.runtime.calls import ThreadCall
+from django_dbqueue.runtime.settler import Settler
 from django_dbqueue.testing import drain
 
 from .conftest import a_process, until
@@ -188,6 +190,32 @@ def test_one_that_is_asked_for_again_while_a_stage_runs_begins_anew_after_it(cla
     assert (the_job().state, the_job().stage, the_job().args) == (State.READY, 0, ["robusta"])
     drain()
     assert the_job().result == "poured brewed ground robusta"
+
+
+def test_a_next_stage_that_the_database_refuses_is_one_failed_attempt(claim):
+    pipeline(sort_out, pour).enqueue("on")
+    (job,) = claim()
+    then = Job(task="tests.tasks.pour", queue="default", args=["on"], stage=1, priority=1000)
+    settler = Settler("default", Options(), lambda: True)
+
+    settler.put(Settlement.of(job, Execution.Outcome.SUCCESSFUL, State.READY, then=then))
+    settler.start()
+
+    until(lambda: the_job().state == State.FAILED)
+    settler.close()
+    settler.join(10)
+    execution = Execution.objects.get()
+    assert (execution.outcome, execution.stage, the_job().stage, the_job().failures) == ("failed", 0, 0, 1)
+    assert execution.message.startswith("The database refused stage 1 of the pipeline: ")
+    assert execution.failure_id
+
+
+@pytest.mark.parametrize("name", ["x" * 101, "a,b", "-a", " a", "a*", ""])
+def test_a_queue_that_no_database_could_hold_is_refused_where_it_is_enqueued(name):
+    with pytest.raises(InvalidTask, match="is not a queue"):
+        nothing.using(queue_name=name).enqueue()
+    with pytest.raises(InvalidTask, match="is not a queue"):
+        pipeline(sort_out, pour.using(queue_name=name)).enqueue("on")
 
 
 @pytest.mark.parametrize("what", ["on", "fan out"])

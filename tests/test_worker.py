@@ -143,7 +143,8 @@ def test_outcomes_that_are_too_large_together_are_written_apart(claim):
     settler.start()
 
     until(lambda: Job.objects.filter(state="successful").count() == 40)
-    settler.close(10)
+    settler.close()
+    settler.join(10)
     connections.close_all()
 
 
@@ -168,7 +169,8 @@ def test_outcomes_that_come_one_after_the_other_are_written_in_few_groups(claim,
     # None waits for others at first, and then each group for as long as it may.
     assert len(groups) <= (time.monotonic() - began) / Settler.LONGEST_REST + 4
     assert sum(groups) == 100
-    settler.close(10)
+    settler.close()
+    settler.join(10)
     connections.close_all()
 
 
@@ -212,7 +214,8 @@ def test_what_others_wait_for_ends_its_rest(claim, monkeypatch, last, limited_qu
     settler.put(limited)
 
     until(lambda: finished() == 4)
-    settler.close(10)
+    settler.close()
+    settler.join(10)
     connections.close_all()
 
 

@@ -4,6 +4,8 @@ import datetime
 import django.db.models.deletion
 import django_dbqueue.ids
 import django_dbqueue.models.expressions
+import django_dbqueue.models.identifier
+import django_dbqueue.models.process
 from django.db import migrations, models
 
 
@@ -36,7 +38,7 @@ class Migration(migrations.Migration):
             name='Failure',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('fingerprint', models.CharField(max_length=32, unique=True, verbose_name='fingerprint')),
+                ('fingerprint', django_dbqueue.models.identifier.IdentifierField(max_length=32, unique=True, verbose_name='fingerprint')),
                 ('error_type', models.CharField(max_length=255, verbose_name='error')),
                 ('message', models.TextField(help_text='As it was the first time.', verbose_name='message')),
                 ('location', models.CharField(max_length=255, verbose_name='location')),
@@ -56,8 +58,8 @@ class Migration(migrations.Migration):
             name='Job',
             fields=[
                 ('id', models.UUIDField(default=django_dbqueue.ids.uuid7, editable=False, primary_key=True, serialize=False)),
-                ('task', models.CharField(max_length=255, verbose_name='task')),
-                ('queue', models.CharField(max_length=100, verbose_name='queue')),
+                ('task', django_dbqueue.models.identifier.IdentifierField(max_length=255, verbose_name='task')),
+                ('queue', django_dbqueue.models.identifier.IdentifierField(max_length=100, verbose_name='queue')),
                 ('priority', models.SmallIntegerField(default=0, verbose_name='priority')),
                 ('args', models.JSONField(blank=True, default=list, verbose_name='arguments')),
                 ('kwargs', models.JSONField(blank=True, default=dict, verbose_name='keyword arguments')),
@@ -65,7 +67,7 @@ class Migration(migrations.Migration):
                 ('max_attempts', models.PositiveSmallIntegerField(default=1, help_text='After so many failures it is tried no more.', verbose_name='most attempts')),
                 ('on_lost', models.CharField(choices=[('retry', 'Try again'), ('fail', 'Fail')], default='retry', help_text='What becomes of it when its process dies.', max_length=5, verbose_name='when lost')),
                 ('timeout', models.DurationField(blank=True, help_text='It is stopped if it runs longer.', null=True, verbose_name='timeout')),
-                ('key', models.CharField(blank=True, max_length=460, null=True, verbose_name='key')),
+                ('key', django_dbqueue.models.identifier.IdentifierField(blank=True, max_length=460, null=True, verbose_name='key')),
                 ('version', models.BigIntegerField(blank=True, help_text='The newest of its key.', null=True, verbose_name='version')),
                 ('limits', models.JSONField(blank=True, null=True, verbose_name='limits')),
                 ('pipeline', models.JSONField(blank=True, null=True, verbose_name='pipeline')),
@@ -79,7 +81,7 @@ class Migration(migrations.Migration):
                 ('has_begun', models.BooleanField(default=False, verbose_name='has begun')),
                 ('asked_again', models.BooleanField(default=False, help_text='It runs once more when it has ended.', verbose_name='asked for again')),
                 ('attempts_before', models.PositiveIntegerField(default=0, verbose_name='attempts of earlier runs')),
-                ('blocked_by', models.CharField(blank=True, max_length=460, null=True, verbose_name='waits for')),
+                ('blocked_by', django_dbqueue.models.identifier.IdentifierField(blank=True, max_length=460, null=True, verbose_name='waits for')),
                 ('stop_asked_at', models.DateTimeField(blank=True, null=True, verbose_name='asked to stop at')),
                 ('started_at', models.DateTimeField(blank=True, null=True, verbose_name='started at')),
                 ('finished_at', models.DateTimeField(blank=True, null=True, verbose_name='finished at')),
@@ -98,7 +100,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('paused_at', models.DateTimeField(blank=True, null=True, verbose_name='paused at')),
                 ('resume_at', models.DateTimeField(blank=True, null=True, verbose_name='resumes at')),
-                ('name', models.CharField(max_length=255, primary_key=True, serialize=False, verbose_name='task')),
+                ('name', django_dbqueue.models.identifier.IdentifierField(max_length=255, primary_key=True, serialize=False, verbose_name='task')),
             ],
             options={
                 'verbose_name': 'task',
@@ -111,7 +113,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('paused_at', models.DateTimeField(blank=True, null=True, verbose_name='paused at')),
                 ('resume_at', models.DateTimeField(blank=True, null=True, verbose_name='resumes at')),
-                ('name', models.CharField(max_length=100, primary_key=True, serialize=False, verbose_name='name')),
+                ('name', django_dbqueue.models.identifier.IdentifierField(max_length=100, primary_key=True, serialize=False, verbose_name='name')),
                 ('limit', models.PositiveIntegerField(blank=True, help_text='So many of its jobs run at a time. Empty: as the settings say.', null=True, verbose_name='limit')),
             ],
             options={
@@ -123,7 +125,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Semaphore',
             fields=[
-                ('key', models.CharField(max_length=460, primary_key=True, serialize=False, verbose_name='key')),
+                ('key', django_dbqueue.models.identifier.IdentifierField(max_length=460, primary_key=True, serialize=False, verbose_name='key')),
                 ('most', models.PositiveIntegerField(null=True, verbose_name='most at a time')),
                 ('every', models.DurationField(null=True, verbose_name='one every')),
                 ('burst', models.PositiveIntegerField(default=1, verbose_name='burst')),
@@ -183,8 +185,8 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Process',
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=200, unique=True, verbose_name='name')),
+                ('id', models.BigIntegerField(default=django_dbqueue.models.process._random_id, editable=False, primary_key=True, serialize=False)),
+                ('name', django_dbqueue.models.identifier.IdentifierField(max_length=200, unique=True, verbose_name='name')),
                 ('kind', models.CharField(choices=[('supervisor', 'Supervisor'), ('worker', 'Worker'), ('dispatcher', 'Dispatcher')], max_length=20, verbose_name='kind')),
                 ('hostname', models.CharField(max_length=150, verbose_name='host')),
                 ('pid', models.PositiveIntegerField(verbose_name='process id')),
@@ -209,8 +211,8 @@ class Migration(migrations.Migration):
             name='RecurringTask',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=255, unique=True, verbose_name='name')),
-                ('task', models.CharField(blank=True, help_text='Its path, such as shop.tasks.report.', max_length=255, verbose_name='task')),
+                ('name', django_dbqueue.models.identifier.IdentifierField(max_length=255, unique=True, verbose_name='name')),
+                ('task', django_dbqueue.models.identifier.IdentifierField(blank=True, help_text='Its path, such as shop.tasks.report.', max_length=255, verbose_name='task')),
                 ('command', models.CharField(blank=True, help_text='A management command, in place of a task.', max_length=100, verbose_name='command')),
                 ('cron', models.CharField(blank=True, help_text='Minute, hour, day of the month, month, day of the week: 0 9 * * mon-fri.', max_length=100, verbose_name='cron expression')),
                 ('timezone', models.CharField(blank=True, help_text="Of the cron expression. Empty: the project's TIME_ZONE.", max_length=64, verbose_name='time zone')),
@@ -218,7 +220,7 @@ class Migration(migrations.Migration):
                 ('drift', models.BooleanField(default=False, help_text='Count the interval from the end of a run, not from its planned time.', verbose_name='drift')),
                 ('args', models.JSONField(blank=True, default=list, verbose_name='arguments')),
                 ('kwargs', models.JSONField(blank=True, default=dict, verbose_name='keyword arguments')),
-                ('queue', models.CharField(blank=True, help_text='Empty: as the task has it.', max_length=100, verbose_name='queue')),
+                ('queue', django_dbqueue.models.identifier.IdentifierField(blank=True, help_text='Empty: as the task has it.', max_length=100, verbose_name='queue')),
                 ('priority', models.SmallIntegerField(blank=True, help_text='Empty: as the task has it.', null=True, verbose_name='priority')),
                 ('missed', models.CharField(choices=[('skip', 'Skip them'), ('one', 'Run once for all of them'), ('all', 'Run for each of them')], default='skip', max_length=4, verbose_name='missed runs')),
                 ('most_missed', models.PositiveSmallIntegerField(default=10, help_text='Of more missed runs than this, the oldest are skipped.', verbose_name='most missed runs')),
@@ -227,7 +229,7 @@ class Migration(migrations.Migration):
                 ('ends_at', models.DateTimeField(blank=True, null=True, verbose_name='ends at')),
                 ('is_enabled', models.BooleanField(default=True, editable=False, verbose_name='enabled')),
                 ('is_from_code', models.BooleanField(default=False, editable=False, verbose_name='from code')),
-                ('definition', models.CharField(blank=True, editable=False, max_length=64)),
+                ('definition', django_dbqueue.models.identifier.IdentifierField(blank=True, editable=False, max_length=64)),
                 ('declared_at', models.DateTimeField(editable=False, null=True)),
                 ('next_run_at', models.DateTimeField(editable=False, null=True, verbose_name='next run')),
                 ('last_run_at', models.DateTimeField(editable=False, null=True, verbose_name='last run')),
@@ -278,7 +280,7 @@ class Migration(migrations.Migration):
                 ('attempt', models.PositiveIntegerField(verbose_name='attempt')),
                 ('stage', models.PositiveSmallIntegerField(blank=True, null=True, verbose_name='stage')),
                 ('outcome', models.CharField(choices=[('successful', 'Successful'), ('failed', 'Failed'), ('timed_out', 'Timed out'), ('lost', 'Lost'), ('interrupted', 'Interrupted'), ('snoozed', 'Snoozed'), ('discarded', 'Discarded')], max_length=20, verbose_name='outcome')),
-                ('process', models.CharField(max_length=200, verbose_name='process')),
+                ('process', django_dbqueue.models.identifier.IdentifierField(max_length=200, verbose_name='process')),
                 ('claimed_at', models.DateTimeField(verbose_name='claimed at')),
                 ('started_at', models.DateTimeField(verbose_name='started at')),
                 ('finished_at', models.DateTimeField(verbose_name='finished at')),
@@ -335,6 +337,10 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name='job',
             constraint=models.CheckConstraint(condition=models.Q(models.Q(('blocked_by__isnull', False), ('state', 'blocked')), models.Q(models.Q(('state', 'blocked'), _negated=True), ('blocked_by__isnull', True)), _connector='OR'), name='dbqueue_job_blocked_has_why'),
+        ),
+        migrations.AddConstraint(
+            model_name='job',
+            constraint=models.CheckConstraint(condition=models.Q(('state', 'running'), ('asked_again', False), _connector='OR'), name='dbqueue_job_asked_again_runs'),
         ),
         migrations.AddConstraint(
             model_name='job',

@@ -109,6 +109,7 @@ BEGIN
             enqueued_at = CASE WHEN job.finished_at IS NULL THEN job.enqueued_at ELSE moment END,
             started_at = CASE WHEN job.finished_at IS NULL THEN job.started_at END,
             result = CASE WHEN job.finished_at IS NULL THEN job.result END,
+            stop_asked_at = CASE WHEN job.finished_at IS NULL THEN job.stop_asked_at END,
             finished_at = NULL
         RETURNING job.id INTO new_id;
     END IF;

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from .jobs import JobQuerySet
 
 CLAIM = """
-UPDATE {table} SET state = %s, process_id = %s, attempt = attempt + 1, started_at = statement_timestamp(), has_begun = false,
-    asked_again = false, stop_asked_at = NULL
+UPDATE {table} SET state = %s, process_id = %s, attempt = attempt + 1, started_at = statement_timestamp(), has_begun = false
 WHERE id = ANY(ARRAY({wanted} """
 UP_TO = "LIMIT %s FOR UPDATE SKIP LOCKED)) RETURNING {columns}"
 
@@ -28,7 +27,7 @@ UP_TO = "LIMIT %s FOR UPDATE SKIP LOCKED)) RETURNING {columns}"
 class ClaimAtOnce:
     """Makes jobs that are wanted and ready the process's own, up to a limit, oldest first.
 
-    Those with limits, or that were asked for again, are left to the claim that can do all.
+    Those with limits are left to the claim that can do all.
     """
 
     def __init__(self, wanted: JobQuerySet, process: Process) -> None:
@@ -36,7 +35,7 @@ class ClaimAtOnce:
         fields = wanted.model._meta.concrete_fields
         self._names = [field.attname for field in fields]
         self._documents = [field.attname for field in fields if isinstance(field, models.JSONField)]
-        plain = wanted.ready().filter(limits__isnull=True, asked_again=False).order_by("run_after", "id")
+        plain = wanted.ready().filter(limits__isnull=True).order_by("run_after", "id")
         # Not select_for_update(), which Django refuses outside of a transaction: this statement is one.
         sql, values = composed(plain.values("pk"))
         columns = ", ".join(f'"{field.column}"' for field in fields)

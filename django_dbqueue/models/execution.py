@@ -9,6 +9,7 @@ from django.utils.translation import gettext_lazy as _
 from .asked import AskedExecutions
 from .expressions import Among, lock
 from .failure import Failure
+from .identifier import IdentifierField
 from .job import Job
 from .progress import Progress
 from .semaphore import Semaphore
@@ -24,19 +25,23 @@ class ExecutionQuerySet(AskedExecutions):
     def settle(self, outcomes: Sequence[Settlement]) -> Settled:
         """Record how attempts ended, in one transaction: their jobs move on, and each gets its execution.
 
-        Only who owns a job may settle it: (id, attempt) is the fence.
+        Only the owner of a job settles it: see Fence. A job that an operator has stopped ends here, however its attempt did.
         """
         with transaction.atomic(using=self.db):
             jobs = Job.objects.using(self.db)
             ids = [outcome.fence[0] for outcome in outcomes]
             # Found by key alone: with the state in the WHERE, PostgreSQL may walk the index of running jobs, and under a
             # long transaction all its dead entries (60 s instead of 3 for 100,000 jobs).
-            rows = jobs.filter(Among(ids)).order_by("pk").values_list("pk", "attempt", "state", "asked_again", "queue")
-            running = [row for row in lock(rows) if row[2] == State.RUNNING]
-            seen = {pk: (pk, attempt) for pk, attempt, *_rest in running}
+            rows = jobs.filter(Among(ids)).order_by("pk")
+            columns = "pk", "attempt", "process_id", "asked_again", "queue", "stop_asked_at"
+            running = [row[:-1] for row in lock(rows).values_list(*columns, "state") if row[-1] == State.RUNNING]
+            seen = {row[0]: row[:3] for row in running}
             # With the queue that it was asked for in.
-            again = {pk: queue for pk, _attempt, _state, again, queue in running if again}
-            settled = Settled([o for o in outcomes if seen.get(o.fence[0]) == o.fence], [], [], [])
+            again = {pk: queue for pk, *_fence, again, queue, _stop in running if again}
+            stopped = {row[0] for row in running if row[-1]}
+            owned = [outcome for outcome in outcomes if seen.get(outcome.fence[0]) == outcome.fence]
+            ends = [o.stopped() if o.continues and o.fence[0] in stopped else o for o in owned]
+            settled = Settled(ends, [], [], [], [])
             erased = [outcome.fence[0] for outcome in settled.written if outcome.erase and outcome.fence[0] not in again]
             kept = [outcome for outcome in settled.written if outcome.fence[0] not in erased]
             jobs.move_on(kept, set(again))
@@ -76,7 +81,7 @@ class ExecutionQuerySet(AskedExecutions):
 
     def _sort_out(self, rows: Any, outcomes: Iterable[Settlement], settled: Settled) -> None:
         """What was not ours to lock is held by somebody and still ours, or written before by a COMMIT of unknown end, or lost."""
-        current = {pk: (pk, attempt, state) for pk, attempt, state, *_rest in rows}
+        current = {row[0]: row for row in rows.values_list("pk", "attempt", "process_id", "state")}
         known = {
             (job, attempt): (process, outcome)
             for job, attempt, process, outcome in self.filter(job__in=list(current)).values_list(
@@ -86,11 +91,16 @@ class ExecutionQuerySet(AskedExecutions):
         for outcome in outcomes:
             if current.get(outcome.fence[0]) == (*outcome.fence, State.RUNNING):
                 settled.held.append(outcome)
-            elif known.get(outcome.fence) == (outcome.process, outcome.outcome):
+            elif known.get(outcome.fence[:2]) == (outcome.process, outcome.outcome):
                 settled.written.append(outcome)
             else:
                 settled.lost.append(outcome)
-        unknown = [o for o in settled.lost if o.fence not in known and o.fence[0] in current]
+        running = {row[:2] for row in current.values() if row[-1] == State.RUNNING}
+        settled.twice.extend(
+            o for o in settled.lost if o.fence[:2] in running or known.get(o.fence[:2], (o.process,))[0] != o.process
+        )
+        # One that runs elsewhere under the same number gets its execution there.
+        unknown = [o for o in settled.lost if o.fence[0] in current and o.fence[:2] not in running | known.keys()]
         self.bulk_create([_dropped(outcome) for outcome in unknown], ignore_conflicts=True)
 
 
@@ -106,7 +116,7 @@ def _row(outcome: Settlement, groups: Mapping[str, int]) -> tuple[Any, ...]:
     times = job.claimed_at, outcome.started_at, outcome.finished_at
     said = (error.type[:255], error.message, error.traceback) if error else ("", "", "")
     group = groups.get(error.fingerprint) if error and outcome.is_failure else None
-    return (*outcome.fence, job.stage, outcome.outcome.value, outcome.process, *times, *said, outcome.log, group)
+    return (*outcome.fence[:2], job.stage, outcome.outcome.value, outcome.process, *times, *said, outcome.log, group)
 
 
 def _dropped(outcome: Settlement) -> Execution:
@@ -132,7 +142,7 @@ class Execution(models.Model):
     attempt = models.PositiveIntegerField(_("attempt"))
     stage = models.PositiveSmallIntegerField(_("stage"), null=True, blank=True)
     outcome = models.CharField(_("outcome"), max_length=20, choices=Outcome.choices)
-    process = models.CharField(_("process"), max_length=200)
+    process = IdentifierField(_("process"), max_length=200)
     claimed_at = models.DateTimeField(_("claimed at"))
     started_at = models.DateTimeField(_("started at"))
     finished_at = models.DateTimeField(_("finished at"))

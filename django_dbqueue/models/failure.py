@@ -10,6 +10,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..errors import ErrorReport
 from .expressions import Now, after
+from .identifier import IdentifierField
 
 
 class FailureQuerySet(models.QuerySet["Failure"]):
@@ -73,7 +74,7 @@ class Failure(models.Model):
         MUTED = "muted", _("Muted")
         RESOLVED = "resolved", _("Resolved")
 
-    fingerprint = models.CharField(_("fingerprint"), max_length=32, unique=True)
+    fingerprint = IdentifierField(_("fingerprint"), max_length=32, unique=True)
     error_type = models.CharField(_("error"), max_length=255)
     message = models.TextField(_("message"), help_text=_("As it was the first time."))
     location = models.CharField(_("location"), max_length=255)

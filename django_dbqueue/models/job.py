@@ -13,10 +13,11 @@ from django.utils.translation import gettext_lazy as _
 
 from ..ids import uuid7
 from .expressions import Now, PartialIndex, UniqueIfPresent
+from .identifier import IdentifierField
 from .jobs import JobQuerySet
 from .noted import Noted
 from .process import Process
-from .states import FINISHED, OnLost, State
+from .states import FINISHED, Fence, OnLost, State
 
 
 class Job(models.Model):
@@ -25,8 +26,8 @@ class Job(models.Model):
     State = State
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
-    task = models.CharField(_("task"), max_length=255)
-    queue = models.CharField(_("queue"), max_length=100)
+    task = IdentifierField(_("task"), max_length=255)
+    queue = IdentifierField(_("queue"), max_length=100)
     priority = models.SmallIntegerField(_("priority"), default=0)
     args = models.JSONField(_("arguments"), default=list, blank=True)
     kwargs = models.JSONField(_("keyword arguments"), default=dict, blank=True)
@@ -43,7 +44,7 @@ class Job(models.Model):
     )
     timeout = models.DurationField(_("timeout"), null=True, blank=True, help_text=_("It is stopped if it runs longer."))
     # Of all jobs with one key there is one row: the task's path, a space, and the key.
-    key = models.CharField(_("key"), max_length=460, null=True, blank=True)  # noqa: DJ001
+    key = IdentifierField(_("key"), max_length=460, null=True, blank=True)
     version = models.BigIntegerField(_("version"), null=True, blank=True, help_text=_("The newest of its key."))
     # Of a limited job: each limit, as it was at the call.
     limits = models.JSONField(_("limits"), null=True, blank=True)
@@ -74,7 +75,7 @@ class Job(models.Model):
     asked_again = models.BooleanField(_("asked for again"), default=False, help_text=_("It runs once more when it has ended."))
     attempts_before = models.PositiveIntegerField(_("attempts of earlier runs"), default=0)
     # Of a limited job: the semaphore that it waits for.
-    blocked_by = models.CharField(_("waits for"), max_length=460, null=True, blank=True)  # noqa: DJ001
+    blocked_by = IdentifierField(_("waits for"), max_length=460, null=True, blank=True)
     stop_asked_at = models.DateTimeField(_("asked to stop at"), null=True, blank=True)
     started_at = models.DateTimeField(_("started at"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
@@ -122,6 +123,7 @@ class Job(models.Model):
                 name="dbqueue_job_blocked_has_why",
                 condition=Q(state=State.BLOCKED, blocked_by__isnull=False) | ~Q(state=State.BLOCKED) & Q(blocked_by__isnull=True),
             ),
+            models.CheckConstraint(name="dbqueue_job_asked_again_runs", condition=Q(state=State.RUNNING) | Q(asked_again=False)),
             models.CheckConstraint(name="dbqueue_job_priority", condition=Q(priority__gte=-100, priority__lte=100)),
             models.CheckConstraint(name="dbqueue_job_failures", condition=Q(failures__lte=F("attempt"))),
             UniqueIfPresent(name="dbqueue_job_key", field="key"),
@@ -174,6 +176,11 @@ class Job(models.Model):
         self.process_id, self._state.fields_cache["process"] = process.pk, process
         self.started_at = self.claimed_at = now
         self.clock = clock
+
+    @property
+    def fence(self) -> Fence:
+        """The fencing token of the attempt that this claimed job is in."""
+        return self.id, self.attempt, self.process_id
 
     @property
     def columns(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections, models, transaction
-from django.db.models import Exists, F, OuterRef, Q
+from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
 
 from ..wakeup import wake_each
 from . import keyed, walking
@@ -31,6 +31,27 @@ if TYPE_CHECKING:
 
 # So often a claim goes on behind jobs that find no slot.
 ROUNDS = 50
+
+
+def _claim_of(job: Job) -> tuple[int, int | None]:
+    return job.attempt, job.process_id
+
+
+_WAS_STOPPED = Q(stop_asked_at__isnull=False)
+# What a release changes. MySQL sets one column after the other: each expression reads only columns that are set after it.
+_RELEASED: dict[str, Any] = {
+    "state": Case(
+        When(_WAS_STOPPED, then=Value(State.DISCARDED)),
+        When(run_after__gt=Now(), then=Value(State.SCHEDULED)),
+        default=Value(State.READY),
+    ),
+    "finished_at": Case(When(_WAS_STOPPED, then=Now()), default=None, output_field=models.DateTimeField()),
+    "failures": Case(When(asked_again=True, then=Value(0)), default=F("failures"), output_field=models.PositiveIntegerField()),
+    "attempts_before": Case(When(asked_again=True, then=F("attempt")), default=F("attempts_before")),
+    "asked_again": False,
+    "process": None,
+    "started_at": None,
+}
 
 
 class JobQuerySet(OperatedJobs):
@@ -63,8 +84,8 @@ class JobQuerySet(OperatedJobs):
         return self.running().filter(stop_asked_at__isnull=False)
 
     def owned(self, job: Job) -> JobQuerySet:
-        """The job, if it still belongs to whoever claimed it: (id, attempt) is the fence."""
-        return self.running().filter(pk=job.pk, attempt=job.attempt)
+        """The job, if it still belongs to the process that claimed it: see Fence."""
+        return self.running().filter(pk=job.pk, attempt=job.attempt, process=job.process_id)
 
     def begin(self, job: Job) -> bool:
         """Note that a claimed job begins, for one that must not run twice. False if it is another process's now."""
@@ -137,8 +158,6 @@ class JobQuerySet(OperatedJobs):
             jobs = found = list(lock(waiting).annotate(db_now=Now())[:limit])
             if any(job.limits for job in found):
                 jobs = Semaphore.objects.using(self.db).acquire(found, limit, in_a_row)
-            if anew := [job for job in jobs if job.asked_again]:
-                keyed.count_anew(self.ready(), anew)
             if jobs:
                 now = jobs[0].db_now
                 self.ready().filter(Among([job.id for job in jobs])).update(
@@ -147,8 +166,6 @@ class JobQuerySet(OperatedJobs):
                     attempt=F("attempt") + 1,
                     started_at=now,
                     has_begun=False,
-                    asked_again=False,
-                    stop_asked_at=None,
                 )
         clock = time.monotonic()
         for job in jobs:
@@ -157,34 +174,41 @@ class JobQuerySet(OperatedJobs):
         return len(found), jobs
 
     def release(self, jobs: Sequence[Job]) -> int:
-        """Give back claimed jobs that were not started: they count no attempt, and nothing is recorded of them."""
+        """Give back claimed jobs that were not started: they count no attempt, and nothing is recorded of them.
+
+        A job that an operator has stopped meanwhile is DISCARDED. One that was enqueued again meanwhile waits for the time of
+        that call.
+        """
         released = 0
-        for attempt, group in groupby(sorted(jobs, key=lambda job: job.attempt), key=lambda job: job.attempt):
-            owned = self.running().filter(attempt=attempt, pk__in=[job.pk for job in group])
-            released += owned.update(state=State.READY, process=None, started_at=None)
+        for (attempt, process), group in groupby(sorted(jobs, key=_claim_of), key=_claim_of):
+            owned = self.running().filter(attempt=attempt, process=process, pk__in=[job.pk for job in group])
+            released += owned.update(**_RELEASED)
         wake_each(self.db, (job.queue for job in jobs))
         return released
 
     def move_on(self, outcomes: Sequence[Settlement], again: set[Any]) -> None:
         """Settled jobs leave RUNNING. Those of ``again`` were asked for once more while they ran."""
-        # One that is tried again anyway does so with what it was asked for last.
-        ends = {outcome.fence[0] for outcome in outcomes if outcome.state in FINISHED or outcome.then}
-        if anew := ends & again:
-            keyed.begin_anew(self.filter(pk__in=anew))
-        if moves := [(outcome.fence[0], outcome.then) for outcome in outcomes if outcome.then and outcome.fence[0] not in anew]:
+        anew = defaultdict(list)
+        for outcome in outcomes:
+            if outcome.fence[0] in again:
+                anew[outcome.wait].append(outcome.fence[0])
+        for wait, ids in anew.items():
+            keyed.begin_anew(self.filter(pk__in=ids), wait)
+        outcomes = [outcome for outcome in outcomes if outcome.fence[0] not in again]
+        if moves := [(outcome.fence[0], outcome.then) for outcome in outcomes if outcome.then]:
             walking.walk(self, moves)
-        if children := [child for outcome in outcomes if outcome.fence[0] not in anew for child in outcome.children]:
+        if children := [child for outcome in outcomes for child in outcome.children]:
             self.write(children)
         alike = defaultdict(list)
         for outcome in outcomes:
-            if outcome.fence[0] not in anew and not outcome.then:
+            if not outcome.then:
                 alike[outcome.state, outcome.wait, outcome.is_failure].append(outcome.fence[0])
         for (state, wait, failed), ids in alike.items():
             changes: dict[str, Any] = {"failures": F("failures") + 1} if failed else {}
             changes |= {"finished_at": Now()} if state in FINISHED else {"run_after": after(wait)}
             self.filter(Among(ids)).update(state=state, process=None, **changes)
         results = {outcome.fence[0]: outcome.result for outcome in outcomes if outcome.result is not None}
-        set_json(self, "result", {pk: result for pk, result in results.items() if pk not in anew})
+        set_json(self, "result", results)
 
     def dispatch(self, limit: int = 1000) -> list[str]:
         """Make jobs ready whose time has come. Returns the queue of each."""
@@ -192,6 +216,11 @@ class JobQuerySet(OperatedJobs):
             due = dict(lock(self.due().order_by("run_after")).values_list("pk", "queue")[:limit])
             self.filter(pk__in=list(due), state=State.SCHEDULED).update(state=State.READY)
         return list(due.values())
+
+    def scheduled_in(self, limit: int = 1) -> list[float]:
+        """Seconds until the first scheduled jobs whose time has not come yet."""
+        later = self.filter(state=State.SCHEDULED, run_after__gt=Now()).order_by("run_after").values_list("run_after", Now())
+        return [(run_after - now).total_seconds() for run_after, now in later[:limit]]
 
     def waits(self, lanes: Iterable[Lane]) -> dict[Lane, float]:
         """Seconds since the oldest job of each lane could have run. One look into the lane index for each."""

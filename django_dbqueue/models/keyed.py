@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import OperationalError, connections, models, transaction
 from django.db.models import Case, F, Value, When
+from django.db.models.functions import Greatest
 
 from ..moments import LONGEST_WAIT
-from .expressions import Now
+from .expressions import Now, after
 from .states import FINISHED, Conflict, Fate, State
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ OF_THE_CALL = [
     *("pipeline", "stage", "batch_id"),
 ]
 _OF_A_RUN = ["state", "blocked_by", "run_after", "expires_at", "asked_again", "failures", "attempts_before"]
-_OF_A_NEW_RUN = ["enqueued_at", "started_at", "finished_at", "result"]
+_OF_A_NEW_RUN = ["enqueued_at", "started_at", "finished_at", "result", "stop_asked_at"]
 TIMES = ["run_after", "expires_at", "enqueued_at"]
 OF_A_NEW_JOB = ["id", *OF_THE_CALL, *_OF_A_RUN, "enqueued_at", "version", "attempt", "has_begun"]
 _WRITTEN = [*OF_THE_CALL, *_OF_A_RUN, *_OF_A_NEW_RUN, "version"]
@@ -60,17 +61,27 @@ def merge(rows: models.QuerySet[Job], jobs: Sequence[Job], how: Merge) -> list[t
     return _merge(rows, jobs, how)
 
 
-def begin_anew(rows: models.QuerySet[Job]) -> None:
-    """Running jobs that were asked for again run once more; their rows have what they were asked for last already."""
-    state = Case(When(run_after__gt=Now(), then=Value(State.SCHEDULED)), default=Value(State.READY))
-    rows.update(state=state, process=None, failures=0, attempts_before=F("attempt"), started_at=None, enqueued_at=Now())
+def begin_anew(rows: models.QuerySet[Job], wait: float | datetime) -> None:
+    """Running jobs that were asked for again run once more; their rows have what they were asked for last already.
 
-
-def count_anew(rows: models.QuerySet[Job], jobs: Sequence[Job]) -> None:
-    """For jobs that are tried again, and were asked for again since: the attempts of that run count from the one that begins."""
-    rows.filter(pk__in=[job.pk for job in jobs]).update(failures=0, attempts_before=F("attempt"))
-    for job in jobs:
-        job.failures, job.attempts_before, job.asked_again = 0, job.attempt, False
+    Each waits for the time of that call, and at least until ``wait`` (seconds from now, or a time), as its retry would have.
+    """
+    # MySQL sets one column after the other: the state is decided by the time that the call gave.
+    changes: dict[str, Any] = {
+        "state": Case(When(run_after__gt=after(wait), then=Value(State.SCHEDULED)), default=Value(State.READY))
+    }
+    if wait:
+        changes = {"state": State.SCHEDULED, "run_after": Greatest(F("run_after"), after(wait))}
+    rows.update(
+        **changes,
+        process=None,
+        failures=0,
+        attempts_before=F("attempt"),
+        asked_again=False,
+        stop_asked_at=None,
+        started_at=None,
+        enqueued_at=Now(),
+    )
 
 
 def _merge(rows: models.QuerySet[Job], jobs: Sequence[Job], how: Merge) -> list[tuple[Job, Fate]]:
@@ -146,6 +157,7 @@ def _meet(row: Any, job: Job, how: Merge) -> Fate:
 def _set_out(row: Any, state: State) -> None:
     if row.state in FINISHED:
         row.enqueued_at, row.started_at, row.finished_at, row.result = row.db_now, None, None, None
+        row.stop_asked_at = None
     row.state, row.blocked_by = state, None
     row.failures, row.attempts_before = 0, row.attempt
 

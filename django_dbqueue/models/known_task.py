@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from .identifier import IdentifierField
 from .pausing import Pausable, PausableQuerySet
 
 
@@ -17,7 +17,7 @@ class KnownTaskQuerySet(PausableQuerySet["KnownTask"]):
 class KnownTask(Pausable):
     """A task by its path, and whether its jobs may be claimed."""
 
-    name = models.CharField(_("task"), max_length=255, primary_key=True)
+    name = IdentifierField(_("task"), max_length=255, primary_key=True)
 
     objects = KnownTaskQuerySet.as_manager()
 
@@ -28,7 +28,7 @@ class KnownTask(Pausable):
         default_permissions = ()
 
     def __str__(self) -> str:
-        return self.name
+        return str(self.name)
 
     @classmethod
     def check_name(cls, name: Any) -> None:

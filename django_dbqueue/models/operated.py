@@ -28,7 +28,7 @@ class OperatedJobs(models.QuerySet["Job"]):
 
         They expire no more: whoever retries them wants them to run.
         """
-        changes = {"failures": 0, "expires_at": None, "started_at": None, "finished_at": None}
+        changes = {"failures": 0, "expires_at": None, "started_at": None, "finished_at": None, "stop_asked_at": None}
         queues = list(self.retriable().order_by().values_list("queue", flat=True).distinct())
         retried = self.retriable().update(state=State.READY, run_after=Now(), **changes)
         self._wake(queues)
@@ -64,8 +64,12 @@ class OperatedJobs(models.QuerySet["Job"]):
         return self.filter(state=State.RUNNING, stop_asked_at__isnull=True)
 
     def stop(self) -> int:
-        """Ask the processes that run them to stop them; they are DISCARDED then. Returns how many are asked for now."""
-        return self.stoppable().update(stop_asked_at=Now())
+        """Ask the processes that run them to stop them. Returns how many are asked for now.
+
+        They are DISCARDED then, even if the attempt ends by itself before, is given back or would be tried again. A run that a
+        key was asked for before the stop is called off with it; one that is asked for after the stop runs.
+        """
+        return self.stoppable().update(stop_asked_at=Now(), asked_again=False)
 
     def _wake(self, queues: Iterable[str]) -> None:
         wake_each(router.db_for_write(self.model) if self._db is None else self._db, queues)  # type: ignore[attr-defined]

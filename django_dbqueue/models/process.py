@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import secrets
 from datetime import datetime
 from typing import Any
 
@@ -8,6 +9,11 @@ from django.utils.translation import gettext_lazy as _
 
 from ..selector import QueueSelector
 from .expressions import Now, after
+from .identifier import IdentifierField
+
+
+def _random_id() -> int:
+    return secrets.randbits(62) + 1
 
 
 class ProcessQuerySet(models.QuerySet["Process"]):
@@ -35,7 +41,9 @@ class Process(models.Model):
         WORKER = "worker", _("Worker")
         DISPATCHER = "dispatcher", _("Dispatcher")
 
-    name = models.CharField(_("name"), max_length=200, unique=True)
+    # Random: it is part of the fencing token of an attempt (see Fence), and a failover may lose the rows of a sequence's numbers.
+    id = models.BigIntegerField(primary_key=True, default=_random_id, editable=False)
+    name = IdentifierField(_("name"), max_length=200, unique=True)
     kind = models.CharField(_("kind"), max_length=20, choices=Kind.choices)
     hostname = models.CharField(_("host"), max_length=150)
     pid = models.PositiveIntegerField(_("process id"))
@@ -61,7 +69,7 @@ class Process(models.Model):
         default_permissions = ("view",)
 
     def __str__(self) -> str:
-        return self.name
+        return str(self.name)
 
     def __repr__(self) -> str:
         return f"<Process {self.name}>"

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
-from uuid import UUID
 
 from django.db import connections, models, transaction
 from django.utils.translation import gettext_lazy as _
@@ -10,26 +9,26 @@ from django.utils.translation import gettext_lazy as _
 from .expressions import Now, lock
 from .job import Job
 from .noted import LONGEST_NOTE, Noted
-from .states import State
+from .states import Fence, State
 
 
 class Recorded(NamedTuple):
     """The attempts whose notes were written, and those whose job was lost."""
 
-    written: set[tuple[UUID, int]]
-    lost: set[tuple[UUID, int]]
+    written: set[Fence]
+    lost: set[Fence]
 
 
 class ProgressQuerySet(models.QuerySet["Progress"]):
     def record(self, notes: Sequence[tuple[Job, Noted]]) -> Recorded:
-        """Keep what running jobs have noted, if they are still whose who claimed them: (id, attempt) is the fence.
+        """Keep what running jobs have noted, if they still belong to the process that claimed them: see Fence.
 
         A job that somebody holds is left out, and is neither written nor lost.
         """
         with transaction.atomic(using=self.db):
             rows = Job.objects.using(self.db).filter(pk__in=[job.pk for job, _ in notes]).order_by("pk")
-            wanted, free = {(job.pk, job.attempt) for job, _ in notes}, _running(lock(rows))
-            self.write([(job, noted) for job, noted in notes if (job.pk, job.attempt) in free])
+            wanted, free = {job.fence for job, _ in notes}, _running(lock(rows))
+            self.write([(job, noted) for job, noted in notes if job.fence in free])
             lost = wanted - free - _running(rows) if wanted - free else set()
         return Recorded(wanted & free, lost)
 
@@ -45,8 +44,9 @@ class ProgressQuerySet(models.QuerySet["Progress"]):
             self.bulk_create(rows, update_conflicts=True, unique_fields=unique, update_fields=changed)
 
 
-def _running(rows: models.QuerySet[Job]) -> set[tuple[UUID, int]]:
-    return {(pk, attempt) for pk, attempt, state in rows.values_list("pk", "attempt", "state") if state == State.RUNNING}
+def _running(rows: models.QuerySet[Job]) -> set[Fence]:
+    found = rows.values_list("pk", "attempt", "process_id", "state")
+    return {(pk, attempt, process) for pk, attempt, process, state in found if state == State.RUNNING}
 
 
 class Progress(models.Model):

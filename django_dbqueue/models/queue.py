@@ -15,6 +15,7 @@ from ..wakeup import wake_each
 from .clearing import clear
 from .counts import LIMIT, Many, count
 from .expressions import Now
+from .identifier import IdentifierField
 from .job import Job
 from .jobs import JobQuerySet
 from .pausing import Pausable, PausableQuerySet
@@ -109,7 +110,7 @@ def _by_queue(jobs: models.QuerySet[Job]) -> dict[str, int]:
 class Queue(Pausable):
     """A name that jobs wait under, and whether they may be claimed."""
 
-    name = models.CharField(_("name"), max_length=100, primary_key=True)
+    name = IdentifierField(_("name"), max_length=100, primary_key=True)
     limit = models.PositiveIntegerField(
         _("limit"), null=True, blank=True, help_text=_("So many of its jobs run at a time. Empty: as the settings say.")
     )
@@ -122,7 +123,7 @@ class Queue(Pausable):
         default_permissions = ("view",)
 
     def __str__(self) -> str:
-        return self.name
+        return str(self.name)
 
     @classmethod
     def check_name(cls, name: Any) -> None:

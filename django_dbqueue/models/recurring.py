@@ -10,6 +10,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from ..recurrence import Plan, Recurrence
+from .identifier import IdentifierField
 from .recurring_tasks import RecurringTaskQuerySet
 
 
@@ -23,8 +24,8 @@ class RecurringTask(models.Model):
         ONE = "one", _("Run once for all of them")
         ALL = "all", _("Run for each of them")
 
-    name = models.CharField(_("name"), max_length=255, unique=True)
-    task = models.CharField(_("task"), max_length=255, blank=True, help_text=_("Its path, such as shop.tasks.report."))
+    name = IdentifierField(_("name"), max_length=255, unique=True)
+    task = IdentifierField(_("task"), max_length=255, blank=True, help_text=_("Its path, such as shop.tasks.report."))
     command = models.CharField(_("command"), max_length=100, blank=True, help_text=_("A management command, in place of a task."))
     cron = models.CharField(
         _("cron expression"),
@@ -43,7 +44,7 @@ class RecurringTask(models.Model):
     )
     args = models.JSONField(_("arguments"), default=list, blank=True)
     kwargs = models.JSONField(_("keyword arguments"), default=dict, blank=True)
-    queue = models.CharField(_("queue"), max_length=100, blank=True, help_text=_("Empty: as the task has it."))
+    queue = IdentifierField(_("queue"), max_length=100, blank=True, help_text=_("Empty: as the task has it."))
     priority = models.SmallIntegerField(_("priority"), null=True, blank=True, help_text=_("Empty: as the task has it."))
     missed = models.CharField(_("missed runs"), max_length=4, choices=Missed.choices, default=Missed.SKIP)
     most_missed = models.PositiveSmallIntegerField(
@@ -57,7 +58,7 @@ class RecurringTask(models.Model):
     is_enabled = models.BooleanField(_("enabled"), default=True, editable=False)
     is_from_code = models.BooleanField(_("from code"), default=False, editable=False)
     # Of what the code declares, and when a dispatcher with that code was last there.
-    definition = models.CharField(max_length=64, blank=True, editable=False)
+    definition = IdentifierField(max_length=64, blank=True, editable=False)
     declared_at = models.DateTimeField(null=True, editable=False)
     next_run_at = models.DateTimeField(_("next run"), null=True, editable=False)
     last_run_at = models.DateTimeField(_("last run"), null=True, editable=False)
@@ -88,7 +89,7 @@ class RecurringTask(models.Model):
         ]
 
     def __str__(self) -> str:
-        return self.name
+        return str(self.name)
 
     @property
     def recurrence(self) -> Recurrence:

@@ -7,6 +7,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ..limits import RATE
+from .identifier import IdentifierField
 from .semaphores import AHEAD, SemaphoreQuerySet
 
 # A job may start so much before its time, in seconds: what finds and claims due jobs is not more precise.
@@ -19,7 +20,7 @@ class Semaphore(models.Model):
     earliest: when the next one may start, by the rate. booked: from when on times are still free.
     """
 
-    key = models.CharField(_("key"), max_length=460, primary_key=True)
+    key = IdentifierField(_("key"), max_length=460, primary_key=True)
     most = models.PositiveIntegerField(_("most at a time"), null=True)
     every = models.DurationField(_("one every"), null=True)
     burst = models.PositiveIntegerField(_("burst"), default=1)
@@ -38,7 +39,7 @@ class Semaphore(models.Model):
         default_permissions = ("view",)
 
     def __str__(self) -> str:
-        return self.key.removeprefix(RATE)
+        return str(self.key.removeprefix(RATE))
 
     def adopt(self, limit: dict[str, Any]) -> None:
         """What the newest job says of it holds."""

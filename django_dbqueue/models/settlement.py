@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from ..errors import ErrorReport
 from .job import Job
 from .noted import Noted
-from .states import FAILURES, Outcome, State
+from .states import FAILURES, FINISHED, Fence, Outcome, State
 
 
 @dataclass(kw_only=True, slots=True)
@@ -24,7 +23,7 @@ class Settlement:
     """
 
     job: Job
-    fence: tuple[UUID, int]
+    fence: Fence
     outcome: Outcome
     state: State
     process: str
@@ -53,7 +52,7 @@ class Settlement:
         """The end, by default now, of the attempt that a claimed job is in."""
         return cls(
             job=job,
-            fence=(job.id, job.attempt),
+            fence=job.fence,
             outcome=outcome,
             state=state,
             process=job.process.name if job.process else "",
@@ -68,6 +67,15 @@ class Settlement:
         return [self.then, *self.children] if self.then else list(self.children)
 
     @property
+    def continues(self) -> bool:
+        """Whether anything runs after this attempt: a retry, the next stage or child jobs."""
+        return self.state not in FINISHED or bool(self.new)
+
+    def stopped(self) -> Settlement:
+        """The same end of the attempt, for a job that an operator has stopped: nothing runs after it."""
+        return replace(self, state=State.DISCARDED, then=None, children=(), wait=0.0, erase=False)
+
+    @property
     def is_failure(self) -> bool:
         """Whether it counts as a failed attempt, and belongs to a group of failures."""
         return self.outcome in FAILURES
@@ -77,9 +85,11 @@ class Settled(NamedTuple):
     """The outcomes that were written, those whose job somebody else held, and those whose job was lost meanwhile.
 
     unblocked: the queues of jobs that had waited for a slot, or were asked for again while they ran, and are ready.
+    twice: of the lost ones, those whose attempt another process has made, too, under the same number.
     """
 
     written: list[Settlement]
     held: list[Settlement]
     lost: list[Settlement]
     unblocked: list[str]
+    twice: list[Settlement]

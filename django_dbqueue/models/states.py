@@ -11,6 +11,9 @@ from django.utils.translation import gettext_lazy as _
 
 # Of a ready job in its lane: its ``run_after`` and its id.
 Place = tuple[datetime, UUID]
+# The fencing token of one attempt: the job's id, the attempt's number, and the id of the process that claimed it. Two claims of
+# one attempt are possible where a failover has lost the first; ids of processes are random, so the tokens still differ.
+Fence = tuple[UUID, int, "int | None"]
 
 
 class Lane(NamedTuple):

@@ -38,6 +38,8 @@ class Dispatcher:
     PRUNE = 60.0
     # And for jobs that wait although there is a slot, and rates whose next times are to be given out.
     SWEEP = 2.0
+    # The first pause after which a due job whose row is locked is tried again, in seconds.
+    LOCKED = 0.01
 
     def __init__(self, backend: DatabaseBackend, options: Options, board: Board) -> None:
         self._backend, self._database, self._options, self._board = backend, backend.database, options, board
@@ -46,6 +48,7 @@ class Dispatcher:
         self._witness = Witness(options.patience, options.statement_limit)
         self._scheduler = Scheduler(backend)
         self._prune_at = self._sweep_at = time.monotonic()
+        self._locked_pause = self.LOCKED
         self._trouble = Trouble("Due jobs could not be made ready")
 
     def run(self, stop: Stop, supervisor: int | None = None) -> bool:
@@ -73,6 +76,7 @@ class Dispatcher:
             if not (chores := look(self._database)):
                 return pause
             queues = self._jobs.dispatch(self.BATCH) if chores.due_in == 0.0 else []
+            due_in = self._due_in(chores, bool(queues))
             wake_each(self._database, queues)
             self._sweep(chores)
             self._recover(chores)
@@ -80,11 +84,19 @@ class Dispatcher:
             self._trouble.over()
             if queues or self._prune():
                 return 0.0
-            return min(pause, longest, max(0.01, pause if chores.due_in is None else chores.due_in))
+            return min(pause, longest, max(0.01, pause if due_in is None else due_in))
         except (DatabaseError, InterfaceError) as error:
             self._trouble.report(error)
             discard(self._database)
             return pause
+
+    def _due_in(self, chores: Chores, found: bool) -> float | None:
+        """Seconds until the next job is due. A due job whose row is locked is tried again after pauses that double."""
+        if found or chores.due_in != 0.0:
+            self._locked_pause = self.LOCKED
+            return chores.due_in
+        self._locked_pause *= 2
+        return min([self._locked_pause, *self._jobs.scheduled_in()])
 
     def _sweep(self, chores: Chores) -> None:
         """Settling a job unblocks the next, and finishes its batch. What slips through, or nobody settles, is found here."""
@@ -103,7 +115,7 @@ class Dispatcher:
         if chores.silent or chores.orphaned:
             processes = Process.objects.using(self._database)
             silent = processes.silent() if self._witness.may_judge else processes.none()
-            recovery.recover(self._backend, silent, recovery.Death(how="was silent for too long"))
+            recovery.recover(self._backend, silent, recovery.Death(how="was silent for too long", silent=True))
 
     def _prune(self) -> bool:
         """Delete some of what is old enough. Returns whether there may be more."""

@@ -145,14 +145,33 @@ class Attempt:
 
     def settle_in_transaction(self, function: Callable[[], Any]) -> Settled:
         """What the task does to the queue's database, and that it succeeded, are committed together or not at all."""
-        with transaction.atomic(using=self._backend.database):
-            success = self.succeed(self._call.run(function))
-            # Waits for whoever holds the row; settling alone would step over it.
-            if not self._jobs.owned(self._job).select_for_update().exists():
-                raise JobLost
-            settled = self._executions.settle([success])
+        database, committed = self._backend.database, []
+        try:
+            with transaction.atomic(using=database):
+                # The first of the hooks: it tells an error of the task's own hooks from one that has undone the transaction.
+                transaction.on_commit(lambda: committed.append(True), using=database)
+                success = self.succeed(self._call.run(function))
+                # Waits for the transaction that has locked the row; settling alone would step over it.
+                if not self._jobs.owned(self._job).select_for_update().exists():
+                    raise JobLost
+                settled = self._executions.settle([success])
+        except BaseException as error:
+            if not committed:
+                raise
+            self._keep_error_of_hook(error)
         self.announce(success)
         return settled
+
+    def _keep_error_of_hook(self, error: BaseException) -> None:
+        """The job has succeeded, and its attempt says that an on_commit hook of its task did not."""
+        report = errors.report(error, _frames_of_the_task(error))
+        self._warn("has succeeded, but a hook raised after its commit: %s", report.headline)
+        message = errors.clip(f"An on_commit hook raised after the commit: {report.message}", errors.LONGEST_MESSAGE)
+        try:
+            attempt = self._executions.filter(job=self._job, attempt=self._job.attempt)
+            attempt.update(error_type=report.type[:255], message=message, traceback=report.traceback)
+        except (DatabaseError, InterfaceError) as another:
+            self._warn("has succeeded, and the error of a hook could not be stored: %s\n%s", another, report.traceback)
 
     def fail(self, error: BaseException) -> Settlement:
         """Decide what becomes of the job. Called while ``error`` is handled, as receivers of the signal expect."""

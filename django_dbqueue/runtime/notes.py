@@ -48,7 +48,7 @@ class Notes:
             discard(self._database)
             return
         for call, note in new.items():
-            if (call.job.pk, call.job.attempt) in recorded.written:
+            if call.job.fence in recorded.written:
                 self._written[call] = note
-            elif (call.job.pk, call.job.attempt) in recorded.lost:
+            elif call.job.fence in recorded.lost:
                 call.ask(JobLost)

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from ..models import Job, Settlement
 from ..options import Options
+from . import recovery
 from .board import Board
 from .calls import ThreadCall
 from .connection import close_connections, look_after_connections, ready_connections
@@ -38,7 +39,7 @@ class Pool:
     # So much work, in seconds, is kept claimed ahead: enough to hide a claim, little enough to give back.
     AHEAD = 0.2
     # What has waited longer, in seconds, is given back.
-    LATE = 2.0
+    LATE = recovery.LONGEST_WAIT
     # The same of a series whose jobs another slot may be free for.
     AHEAD_IN_A_ROW, LATE_IN_A_ROW = 0.025, 0.05
 
@@ -115,7 +116,7 @@ class Pool:
             return min(late, default=float("inf")) - time.monotonic()
 
     def take_back(self, late: bool = False) -> list[Job]:
-        """Those that wait, or that have waited for too long; they will not be started."""
+        """Those that wait, or that have waited for too long; they will not be started. They stay on the board until released."""
         with self._changed:
             now = time.monotonic() if late else float("inf")
             old = [job for job in list(self._waiting.values()) if job.clock <= now - self.LATE]
@@ -124,8 +125,6 @@ class Pool:
                 stale += _take_old(behind, now - self._late(behind))
             here = {job.series for job in [*self._waiting.values(), *(call.job for call in self.running())]}
             self._behind = {series: behind for series, behind in self._behind.items() if series in here}
-            for job in stale:
-                self._board.drop(job.pk)
             return stale
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +18,7 @@ from ..compat import signals
 from ..errors import ErrorReport
 from ..exceptions import ProcessLost, Stopped, TimedOut
 from ..models import Execution, Job, Process, Settled, Settlement, Stack
-from ..models.expressions import Now
+from ..models.expressions import Now, lock
 from ..models.process import ProcessQuerySet
 from ..models.states import FINISHED, OnLost, Outcome, State
 from ..wakeup import wake_each
@@ -26,6 +27,8 @@ logger = logging.getLogger("django_dbqueue")
 
 # A job is tried so often at least before it is taken for the cause of its processes' deaths.
 LEAST_ATTEMPTS = 3
+# A worker holds a claimed job ready for so many seconds at most before it starts it, or gives it back.
+LONGEST_WAIT = 2.0
 BATCH = 500
 
 
@@ -36,11 +39,13 @@ class Death:
     how: the end of the sentence "the process …".
     blameless: none of its jobs can be the cause, but one that should have ended before.
     unbegun: jobs that were claimed, and surely not begun.
+    silent: they were not seen to die: nothing is known of what they ran after their last heartbeat.
     """
 
     how: str
     blameless: bool = False
     unbegun: frozenset[UUID] = field(default=frozenset())
+    silent: bool = False
 
 
 def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: Death) -> int:
@@ -49,15 +54,16 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: Death) -> in
     A process is signed off in the transaction that settles its jobs: nobody finds them without knowing how it died.
     """
     database = backend.database
-    names: dict[int, str] = {}
+    processes: dict[int, Process] = {}
     left: list[Job] = []
     if dead.using(database).exists():
         with transaction.atomic(using=database):
-            names = _bury(dead.using(database), death)
-            left, unblocked = _settle(database, _jobs(database).filter(process__in=list(names)), names, death)
+            processes = _bury(dead.using(database), death)
+            left, unblocked = _settle(database, _jobs(database).filter(process__in=list(processes)), processes, death)
             wake_each(database, [*unblocked, *_ready(left)])
-    # Those of others before them; and once more what somebody held at that moment.
-    orphans, more = _settle(database, _jobs(database).orphaned()[:BATCH], names, death)
+    # Those of others before them, and what was locked at that moment. Locked rows are stepped over: they hold up no others.
+    with transaction.atomic(using=database):
+        orphans, more = _settle(database, list(lock(_jobs(database).orphaned())[:BATCH]), processes, death)
     left += orphans
     wake_each(database, [*more, *_ready(orphans)])
     for job in left:
@@ -74,28 +80,28 @@ def _jobs(database: str) -> Any:
     return Job.objects.using(database).running().annotate(seen_at=Now())
 
 
-def _bury(dead: ProcessQuerySet, death: Death) -> dict[int, str]:
-    names = dict(dead.values_list("pk", "name"))
+def _bury(dead: ProcessQuerySet, death: Death) -> dict[int, Process]:
+    names = {process.pk: process for process in dead}
     # The condition holds once more as they are deleted: one that beat meanwhile lives, and keeps its jobs.
     dead.filter(pk__in=list(names)).delete()
     still = set(Process.objects.using(dead.db).filter(pk__in=list(names)).values_list("pk", flat=True))
-    buried = {pk: name for pk, name in names.items() if pk not in still}
+    buried = {pk: process for pk, process in names.items() if pk not in still}
     if buried:
-        logger.warning("Taken for dead: %s, which %s.", ", ".join(buried.values()), death.how)
+        logger.warning("Taken for dead: %s, which %s.", ", ".join(each.name for each in buried.values()), death.how)
     return buried
 
 
-def _settle(database: str, rows: Iterable[Job], names: Mapping[int, str], death: Death) -> tuple[list[Job], list[str]]:
+def _settle(database: str, rows: Iterable[Job], processes: Mapping[int, Process], death: Death) -> tuple[list[Job], list[str]]:
     """Returns the jobs that were settled, and the queues of those that had waited for one of them."""
-    deaths = [(job, death if job.process_id in names else Death(how="is gone")) for job in rows]
+    deaths = [(job, death if job.process_id in processes else Death(how="is gone", silent=True)) for job in rows]
     unbegun = [job for job, death in deaths if _is_unbegun(job, death)]
     ran = [(job, death) for job, death in deaths if not _is_unbegun(job, death)]
     stacks = Stack.objects.using(database).of(job for job, _death in ran)
-    lost = [_outcome(job, names.get(job.process_id or 0, "a process"), death, stacks.get(job.pk, "")) for job, death in ran]
+    lost = [_outcome(job, processes.get(job.process_id or 0), death, stacks.get(job.pk, "")) for job, death in ran]
     Job.objects.using(database).release(unbegun)
     for job in unbegun:
         job.state = State.READY
-    settled = Execution.objects.using(database).settle(lost) if lost else Settled([], [], [], [])
+    settled = Execution.objects.using(database).settle(lost) if lost else Settled([], [], [], [], [])
     for outcome in settled.written:
         job, why = outcome.job, outcome.error.message if outcome.error else ""
         logger.warning("Job %s of %s: %s It is now %s.", job.pk, job.task, why, outcome.state.value, extra=job.log_fields)
@@ -106,10 +112,10 @@ def _is_unbegun(job: Job, death: Death) -> bool:
     return job.pk in death.unbegun or (job.on_lost == OnLost.FAIL and not job.has_begun)
 
 
-def _outcome(job: Any, name: str, death: Death, stack: str) -> Settlement:
+def _outcome(job: Any, process: Process | None, death: Death, stack: str) -> Settlement:
     seen_at, job.claimed_at = job.seen_at, job.started_at
     job.clock = time.monotonic() - (seen_at - job.claimed_at).total_seconds()
-    job.process = Process(pk=job.process_id, name=name)
+    job.process = process or Process(pk=job.process_id, name="a process")
     outcome, state, error = _verdict(job, death)
     message = str(error)
     report = ErrorReport(
@@ -124,12 +130,20 @@ def _outcome(job: Any, name: str, death: Death, stack: str) -> Settlement:
     return Settlement.of(job, outcome, state, wait=wait, error=report)
 
 
+def _ran_for(job: Any, death: Death) -> timedelta:
+    """How long the job has run at least: time after the last sign of life of its process is not running time."""
+    until = job.process.heartbeat_at if death.silent else job.seen_at
+    # A worker or supervisor that ends for a job whose time is over knows that it runs. Others may have held it ready for a while.
+    waited = timedelta() if death.blameless else timedelta(seconds=LONGEST_WAIT)
+    return until - job.started_at - waited if isinstance(until, datetime) else timedelta()
+
+
 def _verdict(job: Any, death: Death) -> tuple[Outcome, State, BaseException]:
     """What the death of its process means for a job that it had begun, or may have."""
     process = f"its process, {job.process.name}, {death.how}"
     if job.stop_asked_at:
         return Outcome.DISCARDED, State.DISCARDED, Stopped(f"It was stopped by an operator; {process}.")
-    if job.timeout and job.started_at + job.timeout < job.seen_at:
+    if job.timeout and _ran_for(job, death) > job.timeout:
         seconds = job.timeout.total_seconds()
         last = job.failures + 1 >= job.max_attempts
         error = TimedOut(f"It ran longer than its timeout of {seconds:g} s; {process}.")

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 
 from django.db import transaction
 
 from .. import errors
 from ..models import Execution, Job, Settled, Settlement
-from ..models.states import Outcome
+from ..models.states import Fence, Outcome
 from ..options import Options
 from .connection import close_connections, discard, prepare
 from .deadline import answered_within
 
 logger = logging.getLogger("django_dbqueue")
+
+_LOST = "Job %s (attempt %s) was lost to another process; its outcome is dropped."
+_TWICE = (
+    "Job %s (attempt %s) has run twice: two processes have claimed it, as after a failover that lost the first claim. "
+    "This outcome is dropped."
+)
 
 
 class Settler:
@@ -27,8 +35,11 @@ class Settler:
     """
 
     LARGEST_GROUP = 500
-    # Between two tries, in seconds: during an outage, and for rows that somebody else holds at that moment.
-    OUTAGE, HELD = 2.0, 0.05
+    # The longest pause between two tries during an outage, in seconds.
+    OUTAGE = 2.0
+    # An outcome whose row another transaction has locked is tried again by itself, after pauses that double between these, in
+    # seconds: others are written meanwhile. With so many of them, no more jobs are begun.
+    HELD_FIRST, HELD_LONGEST, MOST_HELD = 0.02, 1.0, 10_000
     # After a group it rests so many times as long as writing it took, but no longer than that, in seconds, so that the next
     # is larger: a small one costs almost as much (1 ms of Python, and 10 µs for each outcome), and tasks have to wait for it.
     # What others wait for ends the rest.
@@ -46,9 +57,13 @@ class Settler:
         self._executions = Execution.objects.using(database)
         self._waiting: list[Settlement] = []
         self._writing: list[Settlement] = []
+        # Outcomes whose rows are locked elsewhere, as a heap: when to try each again, a number for the order, and its pause.
+        self._held: list[tuple[float, int, float, Settlement]] = []
+        self._numbers = itertools.count()
+        # Of those that are tried again now: the last pause.
+        self._pauses: dict[Fence, float] = {}
         self._changed = threading.Condition()
         self._idle = self._resting = self._closed = False
-        self._longest_pause = self.OUTAGE
         self._thread = threading.Thread(target=self._run, name="settler", daemon=True)
 
     @property
@@ -61,7 +76,7 @@ class Settler:
     @property
     def full(self) -> bool:
         """Whether so much is to be written that more had better not be begun."""
-        return len(self._waiting) > 2 * self.LARGEST_GROUP
+        return len(self._waiting) > 2 * self.LARGEST_GROUP or len(self._held) > self.MOST_HELD
 
     def put(self, settlement: Settlement) -> None:
         # Without the lock, for which all threads would wait.
@@ -72,13 +87,15 @@ class Settler:
 
     def unsettled(self) -> list[Settlement]:
         with self._changed:
-            return [*self._writing, *self._waiting]
+            return [*self._writing, *self._waiting, *(held[-1] for held in self._held)]
 
-    def close(self, timeout: float) -> None:
+    def close(self) -> None:
         """Write what is there, and end."""
         with self._changed:
             self._closed = True
             self._changed.notify()
+
+    def join(self, timeout: float) -> None:
         self._thread.join(timeout)
 
     def _run(self) -> None:
@@ -88,7 +105,7 @@ class Settler:
             began = time.monotonic()
             with answered_within(self._options.answer_limit):
                 left = self._write(group)
-            pause = min(self._longest_pause, pause * 2 or 0.02) * random.uniform(0.5, 1.0) if left else 0.0
+            pause = min(self.OUTAGE, pause * 2 or 0.02) * random.uniform(0.5, 1.0) if left else 0.0
             # None after a single outcome, nor while another full group is there.
             is_part = 1 < len(group) < self.LARGEST_GROUP
             rest = min(self.LONGEST_REST, (time.monotonic() - began) * self.REST) if is_part else 0.0
@@ -103,12 +120,33 @@ class Settler:
             if rest:
                 self._changed.wait_for(lambda: self._closed or any(map(self._is_awaited, self._waiting)), rest)
             self._resting, self._idle = False, True
-            while not self._waiting and not self._closed:
-                self._changed.wait()
+            while not self._waiting and (self._held or not self._closed) and (left := self._until_held()) != 0.0:
+                self._changed.wait(left)
             self._idle = False
-            self._writing = self._waiting[: self.LARGEST_GROUP]
-            del self._waiting[: self.LARGEST_GROUP]
+            again = self._due_of_held()
+            number = self.LARGEST_GROUP - len(again)
+            self._writing = [*self._waiting[:number], *again]
+            del self._waiting[:number]
             return self._writing
+
+    def _until_held(self) -> float | None:
+        """Seconds until an outcome whose row is locked is tried again; None if there is none."""
+        return max(0.0, self._held[0][0] - time.monotonic()) if self._held else None
+
+    def _due_of_held(self) -> list[Settlement]:
+        due: list[Settlement] = []
+        self._pauses = {}
+        while self._until_held() == 0.0 and len(due) < self.LARGEST_GROUP // 2:
+            _at, _number, pause, outcome = heapq.heappop(self._held)
+            self._pauses[outcome.fence] = pause
+            due.append(outcome)
+        return due
+
+    def _hold(self, outcomes: Iterable[Settlement]) -> None:
+        with self._changed:
+            for outcome in outcomes:
+                pause = min(self.HELD_LONGEST, 2 * self._pauses.get(outcome.fence, self.HELD_FIRST / 2))
+                heapq.heappush(self._held, (time.monotonic() + pause, next(self._numbers), pause, outcome))
 
     def _is_awaited(self, outcome: Settlement) -> bool:
         """Whether other jobs may have to wait until it is written: for its slot, its place in the queue, or the next stage."""
@@ -120,22 +158,17 @@ class Settler:
             self._writing = []
 
     def _write(self, group: list[Settlement]) -> list[Settlement]:
-        """Settle a group. Returns what must be tried again."""
+        """Settle a group. Returns what must be tried again after an outage."""
         try:
             settled = self._executions.settle(group)
-            self._longest_pause = self.HELD
             self._told(settled)
         except Exception as error:
-            self._longest_pause = self.OUTAGE
             discard(self._database)
             return self._after_error(group, error)
-        for settlement in settled.lost:
-            logger.error(
-                "Job %s (attempt %s) was lost to another process; its outcome is dropped.",
-                *settlement.fence,
-                extra=settlement.job.log_fields,
-            )
-        return settled.held
+        self._hold(settled.held)
+        for outcome in settled.lost:
+            logger.error(_TWICE if outcome in settled.twice else _LOST, *outcome.fence[:2], extra=outcome.job.log_fields)
+        return []
 
     def _after_error(self, group: list[Settlement], error: Exception) -> list[Settlement]:
         """An outage is waited for. What the database refuses, though it works, is found by halves: neighbours get through."""
@@ -168,7 +201,8 @@ class Settler:
             try:
                 settled = self._executions.settle([version])
                 self._told(settled)
-                return settled.held
+                self._hold(settled.held)
+                return []
             except Exception as refusal:
                 discard(self._database)
                 error = refusal
@@ -186,9 +220,11 @@ def _said_in_ascii(outcome: Settlement) -> Settlement:
 def _plain(outcome: Settlement, error: Exception) -> Settlement:
     """The outcome with nothing in it that a database could refuse: a result that it does not take is a failure."""
     kind, state, report = outcome.outcome, outcome.state, outcome.error
-    if outcome.result is not None:
+    if outcome.result is not None or outcome.new:
         kind, state, report = Outcome.FAILED, Job.State.FAILED, errors.report(error)
-        report = replace(report, message=f"The database refused what the task returned: {report.message}")
+        next_stage = outcome.then and f"stage {outcome.then.stage} of the pipeline"
+        refused = next_stage or "what the task returned"
+        report = replace(report, message=f"The database refused {refused}: {report.message}")
     return Settlement.of(
         outcome.job, kind, state, started_at=outcome.started_at, wait=outcome.wait, error=report and report.in_ascii()
     )

@@ -64,7 +64,7 @@ class Supervisor:
         self._process.refresh_from_db()
         stop.wakes(self._wake.set)
         self._say_who_runs()
-        self._recover(self._gone(), Death(how="is gone from this host"))
+        self._recover(self._gone(), Death(how="is gone from this host", silent=True))
         try:
             self._start_missing()
             while not self._code and not self._rest(stop):

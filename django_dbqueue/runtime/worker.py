@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 
 from django.db import DatabaseError, InterfaceError
 
@@ -43,8 +43,9 @@ class Worker:
 
     # A job that has run for so long may be one that an operator wants to stop.
     STOPPABLE = 1.0
-    # How long interrupted jobs have for their last words, and outcomes to be written at the end.
+    # How long interrupted jobs have for their last words, in seconds; and outcomes to be written, once the jobs have ended.
     LAST = 0.3
+    LAST_OUTCOMES = 4.0
 
     def __init__(self, backend: DatabaseBackend, options: Options, board: Board) -> None:
         self._backend, self._options, self._board = backend, options, board
@@ -113,7 +114,7 @@ class Worker:
         try:
             if self._in_doubt:
                 self._give_back_unknown()
-            self._jobs.release(self._pool.take_back(late=True))
+            self._give_back(self._pool.take_back(late=True))
             self._look_after_running()
             found, room = self._claim()
             self._trouble.over()
@@ -135,13 +136,18 @@ class Worker:
             self._claimed += len(jobs)
         return self._claimed - before, room
 
+    def _give_back(self, jobs: Sequence[Job]) -> None:
+        self._jobs.release(jobs)
+        for job in jobs:
+            self._board.drop(job.pk)
+
     def _give_back_unknown(self) -> None:
         """A claim that broke may still have been committed: such jobs are this process's, but never came here."""
         owned = list(self._owned())
         # In the order in which a job passes them, so that none slips by.
-        here = {(job.pk, job.attempt) for job in [*self._pool.waiting(), *(call.job for call in self._running())]}
+        here = {job.fence for job in [*self._pool.waiting(), *(call.job for call in self._running())]}
         here.update(outcome.fence for outcome in self._settler.unsettled())
-        self._jobs.release([job for job in owned if (job.pk, job.attempt) not in here])
+        self._give_back([job for job in owned if job.fence not in here])
         self._in_doubt = False
 
     def _look_after_running(self) -> None:
@@ -199,10 +205,12 @@ class Worker:
 
     def _end(self, stop: Stop) -> bool:
         self._board.leave()
+        end = time.monotonic() + self._options.shutdown_timeout
         self._listener.close()
         process = self._heartbeat.process
         logger.info("%s claims no more; jobs still running: %d.", process, len(self._running()), extra=process.log_fields)
-        self._try_to(lambda: self._jobs.release(self._pool.take_back()))
+        waiting = self._pool.take_back()
+        self._try_to(lambda: self._give_back(waiting))
         self._wait_for_running(stop)
         ask_each(self._running(), JobLost if self._heartbeat.declared_dead else Interrupted)
         self._wait(time.monotonic() + self.LAST)
@@ -212,7 +220,8 @@ class Worker:
             logger.warning("Job %s of %s ends with its process.", call.job.pk, call.job.task, extra=call.job.log_fields)
         self._pool.close()
         self._coroutines.close()
-        self._settler.close(timeout=5.0)
+        self._settler.close()
+        self._wait_for_outcomes(end, stop)
         self._heartbeat.stop(sign_off=not left)
         self._ended.ask()
         close_connections()
@@ -236,6 +245,13 @@ class Worker:
             call.should_stop = True
         if not self._heartbeat.declared_dead:
             self._wait(time.monotonic() + self._options.shutdown_timeout, stop)
+
+    def _wait_for_outcomes(self, end: float, stop: Stop) -> None:
+        """Until they are written. While the database is away, or their rows are locked, as long as jobs could have run."""
+        longest, least = end + self.LAST_OUTCOMES, time.monotonic() + self.LAST_OUTCOMES
+        while self._settler.alive and time.monotonic() < (least if stop.now or not self._owns() else max(longest, least)):
+            self._board.turn()
+            self._settler.join(0.02)
 
     def _wait(self, end: float, stop: Stop | None = None) -> None:
         """For all that may still come to an end."""

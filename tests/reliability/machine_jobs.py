@@ -104,7 +104,7 @@ class Jobs(RuleBasedStateMachine):
     def note_progress(self, actor):
         actor = self.actors[actor]
         jobs = [*actor.held[:2], *actor.late[:2]]
-        fences = {(job.pk, job.attempt): (str(job.pk), job.attempt) for job in jobs}
+        fences = {job.fence: (str(job.pk), job.attempt) for job in jobs}
         owned = {fence for fence, given in fences.items() if self.given.get(given) == actor.process.name}
         owned = {(pk, attempt) for pk, attempt in owned if Job.objects.running().filter(pk=pk, attempt=attempt).exists()}
         recorded = actor.call(Progress.objects.record, [(job, Noted.of(job.attempt)) for job in jobs])

@@ -8,7 +8,7 @@ import pytest
 from django.db import connections, transaction
 
 from django_dbqueue import batch, task, testing
-from django_dbqueue.compat import InvalidTask
+from django_dbqueue.compat import InvalidTask, signals
 from django_dbqueue.models import Execution, Job
 from django_dbqueue.runtime import executor
 from django_dbqueue.runtime.calls import ThreadCall
@@ -110,3 +110,30 @@ def test_what_has_waited_for_it_is_told_at_once(runqueue):
     until(lambda: Run.objects.exists())
 
     until(lambda: Run.objects.count() == 2, 20)
+
+
+def test_a_hook_that_raises_after_the_commit_leaves_the_job_successful_and_its_error_kept(backend, claim, caplog, monkeypatch):
+    ended = []
+    monkeypatch.setattr(signals.task_finished, "receivers", [])
+    signals.task_finished.connect(lambda task_result, **_: ended.append(task_result.status), weak=False)
+    tasks.atomic_with_hook.enqueue("once")
+    (job,) = claim()
+
+    settled = executor.run(ThreadCall(job), backend)
+
+    assert [outcome.state for outcome in settled.written] == ["successful"]
+    assert (Run.objects.count(), Job.objects.get().state) == (1, "successful")
+    execution = Execution.objects.get()
+    assert (execution.outcome, execution.error_type) == ("successful", "builtins.RuntimeError")
+    assert execution.message == "An on_commit hook raised after the commit: the mail server is away"
+    assert "the mail server is away" in caplog.text and "lost" not in caplog.text
+    assert ended == ["SUCCESSFUL"]
+
+
+def test_a_hook_of_a_transaction_that_is_rolled_back_does_not_count(backend, claim):
+    tasks.atomic_with_hook.enqueue("once", fail=True)
+    (job,) = claim()
+
+    outcome = executor.run(ThreadCall(job), backend)
+
+    assert (outcome.state, Run.objects.count()) == ("failed", 0)

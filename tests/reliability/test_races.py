@@ -91,7 +91,7 @@ def test_an_outcome_that_comes_while_its_job_is_recovered_is_kept_until_that_is_
 
     with held_open(lambda: recover(Process.objects.filter(pk=process.pk))):
         held = Execution.objects.settle([succeed(job)]).held
-        assert [o.fence for o in held] == [(job.pk, 1)]
+        assert [o.fence for o in held] == [job.fence]
 
     assert Execution.objects.settle(held).lost
     assert Execution.objects.get().outcome == "lost"

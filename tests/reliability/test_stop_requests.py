@@ -1,0 +1,107 @@
+"""An operator's stop belongs to the job: whatever its attempt does meanwhile, nothing of it runs again."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_dbqueue import pipeline
+from django_dbqueue.models import Execution, Job, Settlement
+from django_dbqueue.models.states import Outcome, State
+
+from .. import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def settle(job, outcome, state, **rest):
+    return Execution.objects.settle([Settlement.of(job, outcome, state, **rest)])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "wait"),
+    [
+        (Outcome.FAILED, State.SCHEDULED, 60.0),
+        (Outcome.FAILED, State.READY, 0.0),
+        (Outcome.INTERRUPTED, State.READY, 0.0),
+        (Outcome.SNOOZED, State.SCHEDULED, 60.0),
+        (Outcome.LOST, State.SCHEDULED, 1.0),
+    ],
+)
+def test_a_stopped_job_whose_attempt_would_be_followed_by_another_is_discarded(claim, outcome, state, wait):
+    tasks.nothing.enqueue()
+    (job,) = claim()
+    assert Job.objects.stop() == 1
+
+    settle(job, outcome, state, wait=wait)
+
+    found = Job.objects.get()
+    assert (found.state, found.process_id, found.finished_at is not None) == (State.DISCARDED, None, True)
+    assert Execution.objects.get().outcome == outcome
+
+
+def test_a_stopped_job_that_ends_by_itself_has_ended_so(claim):
+    tasks.nothing.enqueue()
+    (job,) = claim()
+    Job.objects.stop()
+
+    settle(job, Outcome.SUCCESSFUL, State.SUCCESSFUL, result=1)
+
+    assert (Job.objects.get().state, Job.objects.get().result) == (State.SUCCESSFUL, 1)
+
+
+def test_a_stopped_job_that_is_given_back_is_discarded(claim):
+    tasks.nothing.enqueue_many([()] * 2)
+    stopped, other = claim()
+    Job.objects.filter(pk=stopped.pk).stop()
+
+    assert Job.objects.release([stopped, other]) == 2
+
+    stopped.refresh_from_db(), other.refresh_from_db()
+    assert (stopped.state, stopped.finished_at is not None) == (State.DISCARDED, True)
+    assert (other.state, other.finished_at) == (State.READY, None)
+
+
+def test_a_stopped_pipeline_does_not_enter_its_next_stage(claim):
+    pipeline(tasks.grind, tasks.pour).enqueue("beans")
+    (job,) = claim()
+    Job.objects.stop()
+    following = job.copy(job.pk)
+    following.stage, following.task = 1, tasks.pour.module_path
+
+    settled = settle(job, Outcome.SUCCESSFUL, State.READY, then=following)
+
+    assert (Job.objects.get().state, Job.objects.get().stage) == (State.DISCARDED, 0)
+    assert settled.written[0].new == []
+
+
+def test_a_stopped_job_that_an_operator_retries_runs(claim):
+    tasks.nothing.enqueue()
+    (job,) = claim()
+    Job.objects.stop()
+    Job.objects.release([job])
+
+    assert Job.objects.retry() == 1
+    (job,) = claim()
+    settle(job, Outcome.FAILED, State.SCHEDULED, wait=60.0)
+
+    assert Job.objects.get().state == State.SCHEDULED
+
+
+def test_a_stop_calls_off_the_run_that_was_asked_for_before_it_and_not_the_one_after(claim):
+    tasks.index_document.using(key="a").enqueue(1)
+    (job,) = claim()
+    tasks.index_document.using(key="a").enqueue(2)
+    Job.objects.stop()
+    settle(job, Outcome.FAILED, State.READY)
+    assert Job.objects.get().state == State.DISCARDED
+
+    Job.objects.retry()
+    (job,) = claim()
+    Job.objects.stop()
+    tasks.index_document.using(key="a").enqueue(3)
+    settle(job, Outcome.FAILED, State.READY)
+
+    assert (Job.objects.get().state, Job.objects.get().args) == (State.READY, [3])
+    (job,) = claim()
+    settle(job, Outcome.FAILED, State.READY)
+    assert Job.objects.get().state == State.READY

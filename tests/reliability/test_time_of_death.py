@@ -1,0 +1,91 @@
+"""What is known of a process that has died says what becomes of its jobs: time after its last sign of life is not running time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db.models import F
+
+from django_dbqueue.compat import task_backends
+from django_dbqueue.models import Execution, Job, Process, Settlement
+from django_dbqueue.runtime import recovery
+
+from .. import tasks
+from ..conftest import a_process
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def recover(**death):
+    recovery.recover(task_backends["default"], Process.objects.all(), recovery.Death(how="died", **death))
+    return Execution.objects.get().outcome, Job.objects.get().state
+
+
+@pytest.fixture
+def started(claim, process):
+    """A job with a timeout of 5 s, claimed so many seconds ago by a process whose last heartbeat was so many seconds ago."""
+
+    def started(ago, heartbeat_ago):
+        tasks.nothing.enqueue()
+        Job.objects.update(timeout=timedelta(seconds=5))
+        (job,) = claim()
+        Job.objects.update(started_at=F("started_at") - timedelta(seconds=ago))
+        Process.objects.update(heartbeat_at=F("heartbeat_at") - timedelta(seconds=heartbeat_ago))
+        return job
+
+    return started
+
+
+def test_a_job_of_a_silent_host_has_not_run_longer_than_its_timeout_meanwhile(started):
+    started(ago=30.5, heartbeat_ago=30)
+
+    assert recover(silent=True) == ("lost", "scheduled")
+
+
+def test_a_job_of_a_silent_host_that_had_run_longer_than_its_timeout_before_has_timed_out(started):
+    started(ago=60, heartbeat_ago=30)
+
+    assert recover(silent=True) == ("timed_out", "failed")
+
+
+def test_a_job_whose_process_is_gone_without_a_trace_has_not_timed_out(started, process):
+    started(ago=3600, heartbeat_ago=0)
+    process.delete()
+
+    assert recover() == ("lost", "scheduled")
+
+
+def test_a_job_that_was_held_ready_for_a_while_has_not_run_meanwhile(started):
+    started(ago=6, heartbeat_ago=0)
+
+    assert recover() == ("lost", "scheduled")
+
+
+def test_a_job_whose_process_was_ended_for_it_has_timed_out(started):
+    started(ago=5.5, heartbeat_ago=0)
+
+    assert recover(blameless=True) == ("timed_out", "failed")
+
+
+def test_a_claim_that_a_failover_has_lost_does_not_let_two_settle_one_attempt(claim):
+    """An asynchronous standby that is promoted knows nothing of the last claim, nor of the process that made it."""
+    tasks.add.enqueue(1)
+    (first,) = claim()
+    Job.objects.update(state="ready", process=None, attempt=0, started_at=None)
+    Process.objects.all().delete()
+    (second,) = claim(a_process("another"))
+    assert (second.attempt, second.process_id) != (first.attempt, first.process_id)
+
+    early = Execution.objects.settle([Settlement.of(first, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="first")])
+    assert [outcome.fence for outcome in early.lost] == [first.fence] == [outcome.fence for outcome in early.twice]
+    assert not Job.objects.owned(first).exists()
+    settled = Execution.objects.settle(
+        [Settlement.of(second, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="second")]
+    )
+
+    assert [outcome.fence for outcome in settled.written] == [second.fence]
+    assert Job.objects.get().result == "second"
+    late = Execution.objects.settle([Settlement.of(first, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="first")])
+    assert [outcome.fence for outcome in late.twice] == [first.fence]
+    assert Execution.objects.get().process == "another"

@@ -1,0 +1,125 @@
+"""Outcomes whose rows another transaction has locked hold up no others."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+
+import pytest
+from django.db import connections, transaction
+
+from django_dbqueue.compat import task_backends
+from django_dbqueue.models import Execution, Job, Process, Settlement
+from django_dbqueue.options import Options
+from django_dbqueue.runtime import recovery
+from django_dbqueue.runtime.board import Board
+from django_dbqueue.runtime.dispatcher import Dispatcher
+from django_dbqueue.runtime.settler import Settler
+
+from . import tasks
+from .conftest import until
+from .reliability.conftest import Elsewhere
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="SQLite locks as a whole."),
+]
+
+
+@contextmanager
+def locked(jobs):
+    """The rows of these jobs are locked by a transaction elsewhere, inside."""
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with transaction.atomic():
+            list(Job.objects.filter(pk__in=[job.pk for job in jobs]).select_for_update())
+            held.set()
+            assert done.wait(60)
+
+    other = Elsewhere(hold)
+    assert held.wait(30)
+    try:
+        yield
+    finally:
+        done.set()
+        other.result()
+
+
+def success(job):
+    return Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)
+
+
+def settled():
+    return Job.objects.filter(state="successful").count()
+
+
+@pytest.fixture
+def settler():
+    settler = Settler("default", Options(), lambda: True)
+    settler.start()
+    yield settler
+    settler.close()
+    settler.join(30)
+    assert not settler.alive
+    connections.close_all()
+
+
+def test_five_hundred_locked_rows_keep_no_other_outcome_from_being_written(claim, settler):
+    tasks.nothing.enqueue_many([()] * 520)
+    jobs = claim(limit=520)
+    first, others = jobs[:500], jobs[500:]
+
+    with locked(first):
+        for job in jobs:
+            settler.put(success(job))
+        until(lambda: settled() == len(others), 10)
+        assert len(settler.unsettled()) == 500
+
+    until(lambda: settled() == 520)
+
+
+def test_a_closed_settler_still_writes_what_was_locked(claim):
+    tasks.nothing.enqueue()
+    (job,) = claim()
+    settler = Settler("default", Options(), lambda: True)
+    settler.start()
+
+    with locked([job]):
+        settler.put(success(job))
+        until(lambda: settler.unsettled())
+        settler.close()
+        settler.join(0.3)
+        assert settler.alive and settled() == 0
+
+    settler.join(30)
+    assert (settler.alive, settled()) == (False, 1)
+    connections.close_all()
+
+
+def test_orphans_whose_rows_are_locked_keep_no_others_from_being_recovered(claim, process, monkeypatch):
+    monkeypatch.setattr(recovery, "BATCH", 5)
+    tasks.nothing.enqueue_many([()] * 8)
+    jobs = claim()
+    process.delete()
+
+    with locked(jobs[:6]):
+        assert recovery.recover(task_backends["default"], Process.objects.none(), recovery.Death(how="died")) == 2
+
+    assert recovery.recover(task_backends["default"], Process.objects.none(), recovery.Death(how="died")) == 5
+
+
+def test_a_due_job_whose_row_is_locked_lets_the_dispatcher_rest(process):
+    tasks.nothing.enqueue()
+    Job.objects.update(state="scheduled")
+    dispatcher = Dispatcher(task_backends["default"], Options(), Board.private())
+
+    with locked(Job.objects.all()):
+        pauses = [dispatcher._work() for _ in range(10)]
+        assert sum(pauses) > 4.0, pauses
+        tasks.nothing.using(run_after=Job.objects.get().enqueued_at).enqueue()
+        assert dispatcher._work() == 0.0
+        assert Job.objects.filter(state="ready").count() == 1
+
+    assert dispatcher._work() == 0.0
+    assert Job.objects.filter(state="ready").count() == 2
