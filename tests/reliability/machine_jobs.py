@@ -40,6 +40,8 @@ class Jobs(RuleBasedStateMachine):
         self.paused: set[str] = set()
         self.retried: set[str] = set()
         self.called_off: set[str] = set()
+        # Stopped by an operator while they ran, and not asked for or retried since.
+        self.stopped: set[str] = set()
         # How each job is to be called, as it was asked for last; how each attempt was called.
         self.wanted: dict[str, Call] = {}
         self.called: dict[tuple[str, int], Call] = {}
@@ -106,10 +108,11 @@ class Jobs(RuleBasedStateMachine):
         jobs = [*actor.held[:2], *actor.late[:2]]
         fences = {job.fence: (str(job.pk), job.attempt) for job in jobs}
         owned = {fence for fence, given in fences.items() if self.given.get(given) == actor.process.name}
-        owned = {(pk, attempt) for pk, attempt in owned if Job.objects.running().filter(pk=pk, attempt=attempt).exists()}
+        owned = {fence for fence in owned if Job.objects.running().filter(pk=fence[0], attempt=fence[1]).exists()}
         recorded = actor.call(Progress.objects.record, [(job, Noted.of(job.attempt)) for job in jobs])
         assert (recorded.written, recorded.lost) == (owned, set(fences) - owned)
-        assert set(Progress.objects.filter(job__in=[pk for pk, _ in owned]).values_list("job", "done")) == owned
+        noted = set(Progress.objects.filter(job__in=[fence[0] for fence in owned]).values_list("job", "done"))
+        assert noted == {fence[:2] for fence in owned}
 
     @rule(actor=actors, number=st.integers(1, 3))
     def release(self, actor, number):
@@ -182,7 +185,9 @@ class Jobs(RuleBasedStateMachine):
 
     @rule()
     def retry(self):
-        self.retried |= {str(pk) for pk in Job.objects.retriable().values_list("pk", flat=True)}
+        retried = {str(pk) for pk in Job.objects.retriable().values_list("pk", flat=True)}
+        self.retried |= retried
+        self.stopped -= retried
         Job.objects.all().retry()
 
     @rule(queue=queues, priority=st.sampled_from([-1, 0, 1]))
@@ -200,7 +205,9 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(queue=queues)
     def stop(self, queue):
-        Job.objects.filter(queue=queue).stop()
+        jobs = Job.objects.filter(queue=queue)
+        self.stopped |= {str(pk) for pk in jobs.stoppable().values_list("pk", flat=True)}
+        jobs.stop()
 
     @rule(queue=queues)
     def pause_or_resume(self, queue):
@@ -266,6 +273,7 @@ class Jobs(RuleBasedStateMachine):
         for result in results:
             self.enqueued.add(result.id)
             self.called_off.discard(result.id)
+            self.stopped.discard(result.id)
             self.wanted[result.id] = (stage, list(result.args))
 
     def _ask_claim(self, actor, limit):
@@ -319,6 +327,10 @@ class Jobs(RuleBasedStateMachine):
         """That a row is as it was asked for, and that whatever was asked for is done."""
         wanted = self.wanted[fence[0]]
         assert (job.stage, job.args) == wanted
+        if fence[0] in self.stopped:
+            assert job.state in (State.RUNNING, *FINISHED), "it goes on though an operator has stopped it"
+            assert not job.asked_again
+            return
         if job.state == State.RUNNING:
             assert job.asked_again == (wanted != self.called[fence])
         if job.state in FINISHED and not (job.state == State.DISCARDED and fence[0] in self.called_off):
