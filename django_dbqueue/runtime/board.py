@@ -1,15 +1,22 @@
-"""What a role tells its supervisor, in memory that both share and that outlives the role: no message can be lost with it."""
+"""What a role tells its supervisor, in a file that both map into memory: it outlives the role, and the supervisor too."""
 
 from __future__ import annotations
 
+import mmap
+import os
+import re
+import secrets
 import struct
+import tempfile
 import time
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
 _TIME = struct.Struct("d")
 _PULSE, _TURN, _LEAVING, _PLACES = 0, 8, 16, 24
 _ID, _NONE = 16, bytes(16)
+_NAME = re.compile(r"dbqueue-[0-9a-f]{32}\.board")
 
 
 class Board:
@@ -22,6 +29,9 @@ class Board:
     has on its board was never run.
     """
 
+    # Of its file, among the temporary ones of this host; empty if it has none.
+    name = ""
+
     def __init__(self, memory: Any) -> None:
         self._memory = memoryview(memory).cast("B")
         self._free = list(range(_PLACES, len(self._memory), _ID))
@@ -31,6 +41,33 @@ class Board:
     def size(jobs: int) -> int:
         """In bytes, for so many jobs at a time."""
         return _PLACES + _ID * jobs
+
+    @classmethod
+    def create(cls, jobs: int) -> Board:
+        """One in a new file, which only this user reads."""
+        name = f"dbqueue-{secrets.token_hex(16)}.board"
+        with os.fdopen(os.open(_path(name), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b") as file:
+            file.truncate(cls.size(jobs))
+        return cls.open(name)
+
+    @classmethod
+    def open(cls, name: str) -> Board:
+        """The one in that file. Raises OSError if there is none of this user on this host."""
+        if not _NAME.fullmatch(name):
+            raise FileNotFoundError(f"{name!r} is not the name of a board.")
+        with os.fdopen(os.open(_path(name), os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)), "r+b") as file:
+            if hasattr(os, "getuid") and os.fstat(file.fileno()).st_uid != os.getuid():
+                raise PermissionError(f"{name!r} belongs to another user.")
+            board = cls(mmap.mmap(file.fileno(), 0))
+        board.name = name
+        return board
+
+    @staticmethod
+    def remove(name: str) -> None:
+        """Delete the file, if there is one; the memory stays as long as a process has it."""
+        if _NAME.fullmatch(name):
+            with suppress(OSError):
+                os.remove(_path(name))
 
     @classmethod
     def private(cls, jobs: int = 0) -> Board:
@@ -77,3 +114,14 @@ class Board:
     def _since(self, place: int) -> float:
         (then,) = _TIME.unpack_from(self._memory, place)
         return time.monotonic() - then if then else 0.0
+
+
+def unbegun_of(name: Any) -> set[UUID]:
+    """The jobs that a dead process had claimed and not begun, as far as its board is on this host."""
+    with suppress(OSError, ValueError, TypeError):
+        return Board.open(name).unbegun()
+    return set()
+
+
+def _path(name: str) -> str:
+    return os.path.join(tempfile.gettempdir(), name)

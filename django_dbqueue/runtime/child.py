@@ -18,10 +18,10 @@ from .stop import Stop
 STACKS: int | None = getattr(signal, "SIGUSR2", None)
 
 
-def main(role: str, alias: str, changes: dict[str, Any], supervisor: int, memory: Any, stacks: str) -> None:
+def main(role: str, alias: str, changes: dict[str, Any], supervisor: int, board_name: str, stacks: str) -> None:
     """Set Django up, be the role until told to stop, and end the process, whatever threads are still busy.
 
-    ``memory`` is that of its board; asked by a signal, it writes where all its threads are to the file ``stacks``.
+    ``board_name`` is that of its board; asked by a signal, it writes where all its threads are to the file ``stacks``.
     """
     import django
 
@@ -42,7 +42,7 @@ def main(role: str, alias: str, changes: dict[str, Any], supervisor: int, memory
     stop = Stop()
     obey_supervisor(stop)
     threading.Thread(target=_end_with_parent, args=(stop,), daemon=True).start()
-    board = Board(memory)
+    board = Board.open(board_name)
     # What is loaded by now stays to the end: looking through it for garbage again and again cost each job 4 µs.
     gc.freeze()
     code = 0

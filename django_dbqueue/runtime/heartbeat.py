@@ -46,7 +46,7 @@ class Heartbeat:
             kind=kind,
             hostname=hostname,
             pid=os.getpid(),
-            details={**details, "version": __version__, "django": get_version(), **host.identity()},
+            details={**details, "board": board.name, "version": __version__, "django": get_version(), **host.identity()},
         )
         self._thread = threading.Thread(target=self._run, name=f"{kind.value}-heartbeat", daemon=True)
 
@@ -67,6 +67,7 @@ class Heartbeat:
         try:
             with answered_within(self._options.answer_limit):
                 self._processes.filter(pk=self.process.pk).delete()
+            Board.remove(self._board.name)
         except (DatabaseError, InterfaceError) as error:
             logger.warning("%s could not sign off, and will be taken for dead: %s", self.process, error)
 

@@ -35,7 +35,7 @@ class ThreadMember:
         self, role: str, alias: str, options: Options, changes: dict[str, Any], supervisor: int, ended: Callable[[], None]
     ) -> None:
         self.role, self.pid, self.born, self._ended = role, os.getpid(), time.monotonic(), ended
-        self.board = Board.private()
+        self.board = Board.create(options.threads + options.prefetch)
         self.board.turn(ahead=START)
         self._stop = Stop()
         self._thread = threading.Thread(target=self._run, args=(alias, changes, supervisor), name=role, daemon=True)
@@ -73,11 +73,10 @@ class ProcessMember:
     ) -> None:
         self.role, self.born, self._ended = role, time.monotonic(), ended
         context = multiprocessing.get_context("spawn")
-        memory = context.RawArray("B", Board.size(options.threads + options.prefetch))
-        self.board = Board(memory)
+        self.board = Board.create(options.threads + options.prefetch)
         self.board.turn(ahead=START)
         self._stacks = tempfile.NamedTemporaryFile("r", prefix="dbqueue-")  # noqa: SIM115
-        arguments = (role, alias, changes, supervisor, memory, self._stacks.name)
+        arguments = (role, alias, changes, supervisor, self.board.name, self._stacks.name)
         self._process = context.Process(target=child.main, args=arguments, name=role)
         self._process.start()
         threading.Thread(target=self._await_end, name=f"{role}-end", daemon=True).start()

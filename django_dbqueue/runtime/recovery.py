@@ -6,7 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -22,6 +22,7 @@ from ..models.expressions import Now, lock
 from ..models.process import ProcessQuerySet
 from ..models.states import FINISHED, OnLost, Outcome, State
 from ..wakeup import wake_each
+from .board import Board, unbegun_of
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -59,8 +60,12 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: Death) -> in
     if dead.using(database).exists():
         with transaction.atomic(using=database):
             processes = _bury(dead.using(database), death)
+            boards = [process.details.get("board", "") for process in processes.values()]
+            death = replace(death, unbegun=death.unbegun.union(*map(unbegun_of, boards)))
             left, unblocked = _settle(database, _jobs(database).filter(process__in=list(processes)), processes, death)
             wake_each(database, [*unblocked, *_ready(left)])
+        for board in boards:
+            Board.remove(board)
     # Those of others before them, and what was locked at that moment. Locked rows are stepped over: they hold up no others.
     with transaction.atomic(using=database):
         orphans, more = _settle(database, list(lock(_jobs(database).orphaned())[:BATCH]), processes, death)

@@ -103,6 +103,24 @@ def test_a_restart_recovers_at_once_what_was_killed_with_its_supervisor(runqueue
     assert Process.objects.count() == 3
 
 
+def test_what_was_only_claimed_when_all_processes_of_a_host_were_killed_costs_no_attempt(runqueue):
+    tasks.nothing.enqueue_many([()] * 300)
+    killed = runqueue("--threads", "2")
+    until(lambda: not Job.objects.exclude(state="successful").exists())
+    Execution.objects.all().delete()
+    tasks.sleep.enqueue_many([(1,)] * 20)
+    until(lambda: Job.objects.running().count() > 5)
+    os.killpg(killed.pid, signal.SIGKILL)
+    for pid in pids("worker") | pids("dispatcher"):
+        os.kill(pid, signal.SIGKILL)
+    killed.wait()
+
+    runqueue("--threads", "10")
+
+    until(lambda: not Job.objects.exclude(state="successful").exists())
+    assert Execution.objects.filter(outcome="lost").count() <= 2
+
+
 def test_another_host_recovers_what_a_dead_host_ran(runqueue):
     long = tasks.sleep.enqueue(30)
     killed = runqueue("--only", "workers", DBQUEUE_OPTIONS=QUICK)

@@ -96,3 +96,23 @@ def test_the_end_is_bounded_though_the_database_is_away(runqueue, proxy, how, em
 
     child.wait(20)
     assert time.monotonic() - began < 2 + 10.5, log_of(child)
+
+
+def test_a_shutdown_while_the_database_is_away_spends_no_attempt_of_what_was_only_claimed(runqueue, proxy):
+    tasks.nothing.enqueue_many([()] * 300)
+    child = runqueue("--threads", "1", "--shutdown-timeout", "2", DATABASE_URL=proxy.url)
+    until(lambda: not Job.objects.exclude(state="successful").exists())
+    Execution.objects.all().delete()
+    tasks.sleep.enqueue_many([(1.0,)] * 10)
+    until(lambda: Job.objects.running().count() > 3)
+
+    proxy.cut()
+    child.send_signal(signal.SIGTERM)
+    child.wait(20)
+    assert Job.objects.running().count() > 3
+    runqueue("--threads", "10")
+
+    until(lambda: not Job.objects.exclude(state="successful").exists())
+    # The one that ran, and one that had begun by the end.
+    assert Execution.objects.filter(outcome="lost").count() <= 2
+    assert Job.objects.filter(failures__gt=0).count() <= 2
