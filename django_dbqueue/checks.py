@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from django.conf import settings
+from django.core import management
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.db import connections
 
@@ -30,6 +31,7 @@ def check_databases(app_configs: Any = None, **kwargs: Any) -> Iterator[CheckMes
             try:
                 yield from _check_database(backend)
                 yield from _check_queues(backend, served)
+                yield from _check_commands(backend)
             except (InvalidOption, TypeError):
                 continue  # The backend's own check says it.
 
@@ -47,6 +49,16 @@ def _check_queues(backend: DatabaseBackend, served: dict[tuple[str, str], str]) 
                 )
                 return
     served.update({(backend.database, queue): backend.alias for queue in backend.queues or {"*"}})
+
+
+def _check_commands(backend: DatabaseBackend) -> Iterator[CheckMessage]:
+    for name in backend.config.allow_commands:
+        if name not in management.get_commands():
+            yield Error(
+                f"TASKS[{backend.alias!r}]['OPTIONS']['allow_commands']: {name!r} is not a management command.",
+                hint="manage.py help lists those that there are.",
+                id="dbqueue.E007",
+            )
 
 
 def _check_database(backend: DatabaseBackend) -> Iterator[CheckMessage]:
