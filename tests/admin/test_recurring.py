@@ -156,6 +156,13 @@ class TestFromCode:
 
         assert "ann" in text and "hunter2" not in text and "t0p" not in text
 
+    def test_variable_secrets_are_not_shown_to_who_may_only_read(self, viewer: Client) -> None:
+        row = a_recurring_task(task="tests.tasks.sign_in_many", args=["ann", "hunter2", "swordfish"], kwargs={"ftp": "t0p"})
+
+        text = viewer.get(url("change", row.pk)).text
+
+        assert "ann" in text and not [secret for secret in ("hunter2", "swordfish", "t0p") if secret in text]
+
     def test_it_can_be_disabled_enabled_and_run(self, maker: Client) -> None:
         row = a_recurring_task(is_from_code=True)
 
