@@ -72,7 +72,7 @@ class BatchQuerySet(models.QuerySet["Batch"]):
     def prune(self, older_than: float) -> None:
         """Forget those that finished so many seconds ago, and have no job any more."""
         has_jobs = Exists(self._jobs().filter(batch=OuterRef("pk")))
-        self.filter(finished_at__lt=after(-older_than)).exclude(has_jobs).delete()
+        self.filter(finished_at__lt=after(-older_than)).exclude(has_jobs)._raw_delete(self.db)
 
     def _jobs(self) -> Any:
         return Job.objects.using(self._db)  # type: ignore[attr-defined]

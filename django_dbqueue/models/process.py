@@ -11,6 +11,19 @@ from .expressions import Now, after
 
 
 class ProcessQuerySet(models.QuerySet["Process"]):
+    def register(self, process: Process) -> None:
+        """Write the row of a process that begins. Not by save(), so that no receiver of the project's can prevent it."""
+        self.bulk_create([process])
+        if process.pk is None:  # MySQL does not return it.
+            process.pk = self.values_list("pk", flat=True).get(name=process.name)
+
+    def erase(self) -> int:
+        """Delete those that the conditions hold for as they are deleted. Returns how many.
+
+        delete() would read them first and then delete by id, if the project has a receiver of pre_delete or post_delete.
+        """
+        return self._raw_delete(self.db)
+
     def beat(self, dead_after: float) -> bool:
         """Say that they are alive, for that many seconds. False if somebody has declared them dead: they own nothing then."""
         return bool(self.update(heartbeat_at=Now(), expires_at=after(dead_after)))

@@ -117,7 +117,11 @@ class RecurringTaskQuerySet(models.QuerySet["RecurringTask"]):
 
     def forget(self, older_than: float) -> None:
         """Delete those from code that nobody has declared for so many seconds, with their executions."""
-        self.filter(is_from_code=True, declared_at__lt=after(-older_than)).delete()
+        with transaction.atomic(using=self.db):
+            gone = self.filter(is_from_code=True, declared_at__lt=after(-older_than))
+            if ids := list(lock(gone).values_list("pk", flat=True)):
+                RecurringExecution.objects.using(self.db).filter(task__in=ids)._raw_delete(self.db)
+                gone.filter(pk__in=ids)._raw_delete(self.db)
 
     def _declare(self, row: RecurringTask, values: Mapping[str, Any], takes_over: bool) -> None:
         changes = {**values, "declared_at": Now(), "problem": ""}
@@ -152,12 +156,12 @@ class RecurringTaskQuerySet(models.QuerySet["RecurringTask"]):
     def _once(self, row: RecurringTask, time: datetime, enqueue: Enqueue, wait: timedelta) -> UUID | None:
         """The job for a time, unless there has been one."""
         executions = RecurringExecution.objects.using(self.db)
-        execution, is_new = executions.get_or_create(task=row, run_at=time)
-        if not is_new:
+        if executions.filter(task=row, run_at=time).exists():
             return None
-        execution.job = enqueue(row, wait)
-        execution.save(using=self.db, update_fields=["job"])
-        return execution.job
+        job = enqueue(row, wait)
+        # Of two at a time, the constraint refuses one, and its job with it.
+        executions.bulk_create([RecurringExecution(task=row, run_at=time, job=job)])
+        return job
 
     def _at(self, row: RecurringTask) -> RecurringTaskQuerySet:
         return self.model._default_manager.using(self.db).filter(pk=row.pk)

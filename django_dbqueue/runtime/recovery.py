@@ -77,7 +77,7 @@ def _jobs(database: str) -> Any:
 def _bury(dead: ProcessQuerySet, death: Death) -> dict[int, str]:
     names = dict(dead.values_list("pk", "name"))
     # The condition holds once more as they are deleted: one that beat meanwhile lives, and keeps its jobs.
-    dead.filter(pk__in=list(names)).delete()
+    dead.filter(pk__in=list(names)).erase()
     still = set(Process.objects.using(dead.db).filter(pk__in=list(names)).values_list("pk", flat=True))
     buried = {pk: name for pk, name in names.items() if pk not in still}
     if buried:
