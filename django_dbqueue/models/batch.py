@@ -14,10 +14,11 @@ from .counts import LIMIT, count
 from .expressions import Now, after, lock
 from .job import Job
 from .jobs import JobQuerySet
+from .primary import PrimaryQuerySet
 from .states import UNFINISHED, UNSUCCESSFUL, State
 
 
-class BatchQuerySet(models.QuerySet["Batch"]):
+class BatchQuerySet(PrimaryQuerySet["Batch"]):
     def join(self, ids: Iterable[Any]) -> None:
         """Hold batches open while jobs are added to them, until the end of the transaction. Raises BatchFinished."""
         wanted = set(ids)

@@ -10,12 +10,13 @@ from django.utils.translation import gettext_lazy as _
 
 from ..errors import ErrorReport
 from .expressions import Now, after, lock
+from .primary import PrimaryQuerySet
 
 # How many are forgotten in one transaction.
 MOST_PRUNED = 10_000
 
 
-class FailureQuerySet(models.QuerySet["Failure"]):
+class FailureQuerySet(PrimaryQuerySet["Failure"]):
     def open(self) -> FailureQuerySet:
         return self.filter(state=Failure.State.OPEN)
 

@@ -8,9 +8,10 @@ from django.utils.translation import gettext_lazy as _
 
 from ..selector import QueueSelector
 from .expressions import Now, after
+from .primary import PrimaryQuerySet
 
 
-class ProcessQuerySet(models.QuerySet["Process"]):
+class ProcessQuerySet(PrimaryQuerySet["Process"]):
     def register(self, process: Process) -> None:
         """Write the row of a process that begins. Not by save(), so that no receiver of the project's can prevent it."""
         self.bulk_create([process])

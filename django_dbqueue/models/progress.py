@@ -10,6 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from .expressions import Now, lock
 from .job import Job
 from .noted import LONGEST_NOTE, Noted
+from .primary import PrimaryQuerySet
 from .states import State
 
 
@@ -20,7 +21,7 @@ class Recorded(NamedTuple):
     lost: set[tuple[UUID, int]]
 
 
-class ProgressQuerySet(models.QuerySet["Progress"]):
+class ProgressQuerySet(PrimaryQuerySet["Progress"]):
     def record(self, notes: Sequence[tuple[Job, Noted]]) -> Recorded:
         """Keep what running jobs have noted, if they are still whose who claimed them: (id, attempt) is the fence.
 

@@ -7,11 +7,12 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db import models, transaction
+from django.db import transaction
 from django.db.models import Exists, F, OuterRef, Q
 
 from .expressions import Now, after, lock
 from .job import Job
+from .primary import PrimaryQuerySet
 from .recurring_execution import RecurringExecution
 from .states import FINISHED
 
@@ -26,7 +27,7 @@ UNDECLARED = 120.0
 SCHEDULE = ("cron", "timezone", "every", "drift", "starts_at", "ends_at")
 
 
-class RecurringTaskQuerySet(models.QuerySet["RecurringTask"]):
+class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
     def enabled(self) -> RecurringTaskQuerySet:
         return self.filter(is_enabled=True)
 

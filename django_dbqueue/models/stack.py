@@ -8,9 +8,10 @@ from django.utils.translation import gettext_lazy as _
 
 from .expressions import Now
 from .job import Job
+from .primary import PrimaryQuerySet
 
 
-class StackQuerySet(models.QuerySet["Stack"]):
+class StackQuerySet(PrimaryQuerySet["Stack"]):
     def record(self, job: Job, text: str) -> None:
         """Keep the newest of a job's attempt."""
         unique = None if connections[self.db].vendor == "mysql" else ["job"]
