@@ -232,6 +232,7 @@ class Migration(migrations.Migration):
                 ('next_run_at', models.DateTimeField(editable=False, null=True, verbose_name='next run')),
                 ('last_run_at', models.DateTimeField(editable=False, null=True, verbose_name='last run')),
                 ('waits_for', models.UUIDField(editable=False, null=True)),
+                ('is_over', models.BooleanField(default=False, editable=False)),
                 ('problem', models.TextField(blank=True, editable=False, verbose_name='problem')),
             ],
             options={

@@ -25,6 +25,7 @@ Enqueue = Callable[["RecurringTask", timedelta], UUID]
 UNDECLARED = 120.0
 # What a change of makes the next time another.
 SCHEDULE = ("cron", "timezone", "every", "drift", "starts_at", "ends_at")
+TO_BE_PLANNED = {"next_run_at": None, "waits_for": None, "is_over": False}
 
 
 class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
@@ -36,15 +37,15 @@ class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
 
     def enable(self) -> int:
         """They run again, from their next time on. Returns how many were disabled."""
-        return self.disabled().update(is_enabled=True, next_run_at=None, waits_for=None)
+        return self.disabled().update(is_enabled=True, **TO_BE_PLANNED)
 
     def disable(self) -> int:
         """They run no more until they are enabled. Returns how many were enabled."""
-        return self.enabled().update(is_enabled=False, next_run_at=None, waits_for=None)
+        return self.enabled().update(is_enabled=False, **TO_BE_PLANNED)
 
     def replan(self) -> int:
         """Have their next time found anew, as after a change of their schedule."""
-        return self.update(next_run_at=None, waits_for=None)
+        return self.update(**TO_BE_PLANNED)
 
     def undeclared(self) -> RecurringTaskQuerySet:
         """From code that no dispatcher has any more."""
@@ -60,8 +61,7 @@ class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
         Those that drift are left out while the job runs from whose end their next time counts.
         """
         unfinished = Job.objects.using(self.db).filter(pk=OuterRef("waits_for")).exclude(state__in=FINISHED)
-        is_over = Q(next_run_at=None) & Q(ends_at__lte=Now())
-        rows = self.enabled().exclude(is_over).filter(~Exists(unfinished)).annotate(seen_at=Now())
+        rows = self.enabled().filter(is_over=False).filter(~Exists(unfinished)).annotate(seen_at=Now())
         return rows.order_by(F("next_run_at").asc(nulls_first=True), "pk")
 
     def waiting(self) -> RecurringTaskQuerySet:
@@ -127,7 +127,7 @@ class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
     def _declare(self, row: RecurringTask, values: Mapping[str, Any], takes_over: bool) -> None:
         changes = {**values, "declared_at": Now(), "problem": ""}
         if any(getattr(row, name) != values[name] for name in SCHEDULE):
-            changes |= {"next_run_at": None, "waits_for": None}
+            changes |= TO_BE_PLANNED
         rows = self.filter(pk=row.pk, definition=row.definition)
         (rows if takes_over else rows.undeclared()).update(**changes)
 
@@ -140,7 +140,8 @@ class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
             if job and job.state not in FINISHED:
                 return False
             following = row.time_from(job.finished_at if job and job.finished_at else row.seen_at)
-        return bool(following and self._at(row).update(next_run_at=following, waits_for=None, problem=""))
+        changes = {"next_run_at": following, "waits_for": None, "is_over": following is None, "problem": ""}
+        return bool(self._at(row).update(**changes))
 
     def _enqueue(self, row: Any, enqueue: Enqueue) -> list[datetime]:
         plan, recurrence = row.plan(row.seen_at), row.recurrence
@@ -149,6 +150,7 @@ class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
         if row.drift:
             waits = next(filter(None, jobs), None)
             changes |= {"waits_for": waits, "next_run_at": None if waits else row.time_from(row.seen_at)}
+        changes["is_over"] = not changes["next_run_at"] and not changes.get("waits_for")
         if plan.times:
             changes["last_run_at"] = plan.times[-1]
         self._at(row).update(**changes)
