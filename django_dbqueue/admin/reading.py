@@ -83,7 +83,7 @@ class ReadingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """The filters that the page offers, and no other: ``kwargs__password__startswith`` would read hidden values."""
         offered = set()
         for each in self.get_list_filter(request) if request else self.list_filter:
-            field = each[0] if isinstance(each, (list, tuple)) else each
+            field: Any = each[0] if isinstance(each, (list, tuple)) else each
             offered |= {f"{field}__exact", f"{field}__isnull"} if isinstance(field, str) else {field.parameter_name}
         return lookup in offered
 

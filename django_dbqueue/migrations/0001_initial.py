@@ -343,6 +343,10 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='job',
+            constraint=models.CheckConstraint(condition=models.Q(('enqueued_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('expires_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('finished_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('run_after__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('started_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('stop_asked_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('timeout__range', (datetime.timedelta(0), datetime.timedelta(days=11574, seconds=6400)))), name='dbqueue_job_times'),
+        ),
+        migrations.AddConstraint(
+            model_name='job',
             constraint=models.CheckConstraint(condition=models.Q(('failures__lte', models.F('attempt'))), name='dbqueue_job_failures'),
         ),
         migrations.AddConstraint(

@@ -14,4 +14,4 @@ class PrimaryQuerySet(models.QuerySet[M]):
 
     @property
     def db(self) -> str:
-        return self._db or router.db_for_write(self.model, **self._hints)  # type: ignore[attr-defined,no-any-return]
+        return self._db or router.db_for_write(self.model, **self._hints)  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ class ProcessQuerySet(PrimaryQuerySet["Process"]):
     def register(self, process: Process) -> None:
         """Write the row of a process that begins. Not by save(), so that no receiver of the project's can prevent it."""
         self.bulk_create([process])
-        if process.pk is None:  # MySQL does not return it.
+        if not process.pk:  # MySQL does not return it.
             process.pk = self.values_list("pk", flat=True).get(name=process.name)
 
     def erase(self) -> int:
