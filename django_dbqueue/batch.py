@@ -71,7 +71,7 @@ class batch:
 
     def __enter__(self) -> batch:
         if self._batch._state.adding:
-            self._batch.save(using=self._backend.database, force_insert=True)
+            self._backend.batches.bulk_create([self._batch])
         self._tokens.append(current.set(self._batch))
         return self
 

@@ -7,14 +7,15 @@ from importlib import import_module
 from typing import Any
 
 from django.conf import settings
+from django.core import management
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.db import connections
 
 from .backend import DatabaseBackend
 from .compat import task_backends
-from .exceptions import InvalidOption, InvalidSchedule
-from .recurring import declared
-from .tasks import modules_with_tasks
+from .exceptions import InvalidOption, InvalidSchedule, InvalidTaskPath
+from .recurring import Declared, declared
+from .tasks import load, modules_with_tasks
 
 SUPPORTED = ("postgresql", "mysql", "sqlite")
 NOT_IMMEDIATE = "SQLite without immediate transactions fails with 'database is locked' under load."
@@ -30,6 +31,7 @@ def check_databases(app_configs: Any = None, **kwargs: Any) -> Iterator[CheckMes
             try:
                 yield from _check_database(backend)
                 yield from _check_queues(backend, served)
+                yield from _check_commands(backend)
             except (InvalidOption, TypeError):
                 continue  # The backend's own check says it.
 
@@ -47,6 +49,16 @@ def _check_queues(backend: DatabaseBackend, served: dict[tuple[str, str], str]) 
                 )
                 return
     served.update({(backend.database, queue): backend.alias for queue in backend.queues or {"*"}})
+
+
+def _check_commands(backend: DatabaseBackend) -> Iterator[CheckMessage]:
+    for name in backend.config.allow_commands:
+        if name not in management.get_commands():
+            yield Error(
+                f"TASKS[{backend.alias!r}]['OPTIONS']['allow_commands']: {name!r} is not a management command.",
+                hint="manage.py help lists those that there are.",
+                id="dbqueue.E007",
+            )
 
 
 def _check_database(backend: DatabaseBackend) -> Iterator[CheckMessage]:
@@ -87,11 +99,26 @@ def check_recurring_tasks(app_configs: Any = None, **kwargs: Any) -> Iterator[Ch
             yield Error(f"{name}: {error}", id="dbqueue.E006")
         except Exception:
             continue  # Whoever needs the module meets it.
+    any_runs_them = any(isinstance(task_backends[alias], DatabaseBackend) for alias in task_backends)
     for one in declared().values():
         try:
+            alias = _backend_of(one)
+            if alias in task_backends.settings and not isinstance(task_backends[alias], DatabaseBackend):
+                said = f"{one.name!r} never runs: its backend is TASKS[{alias!r}], which is no DatabaseBackend."
+                hint = "Give it a backend that is one: backend= of @task, or of recurring_command()."
+                # Without any, as in tests, nothing is meant to recur.
+                yield Error(said, hint, id="dbqueue.E006") if any_runs_them else Warning(said, hint, id="dbqueue.W004")
+                continue
             one.resolved()
         except InvalidSchedule as error:
             yield Error(str(error), id="dbqueue.E006")
+
+
+def _backend_of(one: Declared) -> str | None:
+    try:
+        return one.backend or load(one.call.task).backend
+    except InvalidTaskPath:
+        return None
 
 
 def _task_modules() -> Iterator[str]:

@@ -35,6 +35,10 @@ class SqlNotAllowed(QueueError):
     """``run_sql`` was given a database that ``OPTIONS["allow_sql"]`` does not name."""
 
 
+class CommandNotAllowed(QueueError):
+    """``call_command`` was given a command that ``OPTIONS["allow_commands"]`` does not name."""
+
+
 class ProcessLost(QueueError):
     """The process that ran a job died. Recorded with the attempt, never raised."""
 

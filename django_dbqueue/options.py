@@ -31,6 +31,7 @@ class Options:
     per_queue: other values for the jobs of some queues: ``{"mail": {"timeout": 30}}``.
     task_modules: modules that hold tasks, beside the module ``tasks`` of each installed app.
     allow_sql: the aliases of the databases on which the ready-made task ``run_sql`` may run.
+    allow_commands: the management commands that the ready-made task ``call_command`` may run.
     queues: what workers serve, in order: names, ``prefix*``, ``*``, ``-name``.
     processes, threads: worker processes of one supervisor, and threads in each.
     coroutines: how many ``async def`` tasks a worker process runs at a time.
@@ -58,6 +59,7 @@ class Options:
     per_queue: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     task_modules: tuple[str, ...] = ()
     allow_sql: tuple[str, ...] = ()
+    allow_commands: tuple[str, ...] = ()
     queues: tuple[str, ...] = ("*",)
     processes: int = 1
     threads: int = 8
@@ -123,7 +125,7 @@ class Options:
 
     def changed(self, **changes: Any) -> Options:
         """These options with some of them changed."""
-        for key in {"queues", "task_modules", "hidden", "allow_sql"} & set(changes):
+        for key in {"queues", "task_modules", "hidden", "allow_sql", "allow_commands"} & set(changes):
             changes[key] = _as_names(changes[key])
         return replace(self, **changes)
 
@@ -175,6 +177,7 @@ def _problems(options: Any) -> Iterator[str]:
         yield "queues names none. Give ['default'], or '*' for all of them."
     yield from _names(options, "task_modules", "['shop.reports']")
     yield from _names(options, "allow_sql", "['default']")
+    yield from _names(options, "allow_commands", "['clearsessions']")
     yield from _names(options, "hidden", "['password', 'token']")
     if not callable(options.backoff):
         yield f"backoff={options.backoff!r} cannot be called. Give a strategy such as Exponential(first=5)."

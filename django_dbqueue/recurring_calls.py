@@ -12,7 +12,7 @@ from django.core.management import get_commands
 
 from . import arguments
 from .compat import InvalidTask
-from .exceptions import InvalidSchedule
+from .exceptions import CommandNotAllowed, InvalidSchedule, SqlNotAllowed
 from .tasks import load
 
 if TYPE_CHECKING:
@@ -53,8 +53,11 @@ class RecurringCall:
         changes = {"queue_name": self.queue or None, "priority": self.priority, "backend": backend}
         try:
             arguments.bind(task.func, task.takes_context, self._arguments, self.kwargs)
-            return task.using(**{name: value for name, value in changes.items() if value is not None})
-        except (TypeError, ValueError, InvalidTask) as error:
+            changed = task.using(**{name: value for name, value in changes.items() if value is not None})
+            if check := getattr(task.func, "check_call", None):
+                check(changed.get_backend(), *self._arguments, **self.kwargs)
+            return changed
+        except (TypeError, ValueError, InvalidTask, CommandNotAllowed, SqlNotAllowed) as error:
             raise InvalidSchedule(str(error)) from None
 
     def check(self) -> None:

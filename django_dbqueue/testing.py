@@ -61,8 +61,8 @@ def _process(database: str) -> Iterator[Process]:
         # It does not beat: nobody else is to take its jobs while a test looks at them.
         expires_at=after(86_400),
     )
-    process.save(using=database, force_insert=True)
+    Process.objects.using(database).register(process)
     try:
         yield process
     finally:
-        process.delete(using=database)
+        Process.objects.using(database).filter(pk=process.pk).erase()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 from functools import partial
@@ -11,6 +12,7 @@ from django.db import Error, connections
 from .transactions import after_commit
 
 CHANNEL = "dbqueue"
+PRIORITY = re.compile("-?[0-9]{1,3}")
 # A worker that was just woken looks again after this time by itself.
 QUIET = 0.05
 
@@ -33,9 +35,9 @@ def wake_each(database: str, queues: Iterable[str]) -> None:
 
 
 def lane_in(payload: str) -> tuple[str, int | None]:
-    """The queue and the priority that are told of."""
+    """The queue and the priority that are told of. A priority that cannot be one is None: anybody may send on the channel."""
     queue, _comma, priority = payload.partition(",")
-    return queue, int(priority) if priority else None
+    return queue, int(priority) if PRIORITY.fullmatch(priority) else None
 
 
 def _notify(database: str, payload: str) -> None:

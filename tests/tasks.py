@@ -30,6 +30,11 @@ def add(a, b=0):
 
 
 @task(takes_context=True)
+def sign_in_many(context, name, /, *passwords, region="", **credentials):
+    pass
+
+
+@task(takes_context=True)
 def sign_in(context, name, password, headers, token=""):
     return {"access_token": token}
 

@@ -6,16 +6,20 @@ import re
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 from django.db import connection
 
+from django_dbqueue import recurring_command
 from django_dbqueue.contrib import output, rows
 from django_dbqueue.contrib.tasks import call_command, run_sql
-from django_dbqueue.exceptions import InvalidOption, SqlNotAllowed
-from django_dbqueue.models import Execution, Job
+from django_dbqueue.exceptions import CommandNotAllowed, InvalidOption, SqlNotAllowed
+from django_dbqueue.models import Execution, Job, RecurringTask
+from django_dbqueue.models.expressions import Now
 from django_dbqueue.options import Options
+from django_dbqueue.runtime.scheduler import Scheduler
 from django_dbqueue.testing import drain
 
 from .conftest import until
@@ -36,16 +40,21 @@ def allowed(backend, monkeypatch):
     monkeypatch.setitem(vars(backend), "config", backend.config.changed(allow_sql=["default"]))
 
 
+@pytest.fixture
+def speak_allowed(backend, monkeypatch):
+    monkeypatch.setitem(vars(backend), "config", backend.config.changed(allow_commands=["speak"]))
+
+
 # call_command
 
 
-def test_a_command_is_run_with_its_arguments_and_what_it_wrote_is_kept():
+def test_a_command_is_run_with_its_arguments_and_what_it_wrote_is_kept(speak_allowed):
     result = outcome(call_command.enqueue("speak", "good", "morning", times=2, name="everybody"))
 
     assert result.return_value == "a warning\ngood morning everybody\ngood morning everybody\n"
 
 
-def test_a_command_that_fails_fails_the_job_with_its_words():
+def test_a_command_that_fails_fails_the_job_with_its_words(speak_allowed):
     result = outcome(call_command.enqueue("speak", fail=True))
 
     assert result.status == "FAILED"
@@ -66,13 +75,13 @@ def test_a_command_that_there_is_not_is_refused_where_it_is_enqueued(name, hint)
     assert not Job.objects.exists()
 
 
-def test_an_option_that_there_is_not_fails_the_job_clearly():
+def test_an_option_that_there_is_not_fails_the_job_clearly(speak_allowed):
     outcome(call_command.enqueue("speak", loudly=True))
 
     assert "Unknown option(s) for speak command: loudly" in Execution.objects.get().message
 
 
-def test_of_a_command_that_writes_much_the_end_is_kept(monkeypatch):
+def test_of_a_command_that_writes_much_the_end_is_kept(monkeypatch, speak_allowed):
     monkeypatch.setattr(output, "LONGEST", 100)
 
     text = outcome(call_command.enqueue("speak", "a" * 9, times=1000)).return_value
@@ -85,6 +94,69 @@ def test_what_a_command_writes_can_be_stored_whatever_it_is():
     written.write("a \x00 and a \ud800")
 
     assert written.text == "a  and a ?"
+
+
+def test_command_is_refused_at_enqueue_unless_named():
+    with pytest.raises(
+        CommandNotAllowed, match=r"call_command may not run 'shell'.*\['default'\]\['OPTIONS'\]\['allow_commands'\]"
+    ):
+        call_command.enqueue("shell", command="print(1)")
+
+    assert not Job.objects.exists()
+
+
+def test_command_of_a_row_inserted_by_hand_is_refused_by_the_worker(speak_allowed):
+    job = Job.objects.create(
+        task=call_command.module_path,
+        queue="default",
+        args=["shell"],
+        kwargs={"command": "from tests.models import Run; Run.objects.create(job='injected')"},
+    )
+
+    drain()
+
+    job.refresh_from_db()
+    assert job.state == Job.State.FAILED
+    assert Execution.objects.get().error_type == "django_dbqueue.exceptions.CommandNotAllowed"
+    assert not Run.objects.exists()
+
+
+def test_declared_recurring_command_is_allowed_with_its_own_arguments_only():
+    recurring_command("speak", "good", every=timedelta(hours=1), options={"name": "everybody"})
+
+    assert outcome(call_command.enqueue("speak", "good", name="everybody")).return_value == "a warning\ngood everybody\n"
+    for args, options in [
+        ((), {}),
+        (("bad",), {"name": "everybody"}),
+        (("good",), {}),
+        (("good",), {"name": "everybody", "times": 2}),
+    ]:
+        with pytest.raises(CommandNotAllowed):
+            call_command.enqueue("speak", *args, **options)
+        by_hand = Job.objects.create(task=call_command.module_path, queue="default", args=["speak", *args], kwargs=options)
+        drain()
+        by_hand.refresh_from_db()
+        assert by_hand.state == Job.State.FAILED
+
+
+def test_recurring_command_declared_for_another_backend_allows_nothing_here():
+    recurring_command("speak", every=timedelta(hours=1), backend="other")
+
+    with pytest.raises(CommandNotAllowed):
+        call_command.enqueue("speak")
+
+
+def test_row_of_a_recurring_command_inserted_by_hand_enqueues_nothing(backend):
+    row = RecurringTask.objects.create(
+        name="evil", command="shell", kwargs={"command": "1"}, every=timedelta(hours=1), is_from_code=False
+    )
+    RecurringTask.objects.update(next_run_at=Now())
+
+    Scheduler(backend).turn(waiting=True)
+
+    row.refresh_from_db()
+    assert "call_command may not run 'shell'" in row.problem
+    assert not Job.objects.exists()
 
 
 # run_sql
@@ -243,10 +315,10 @@ def test_they_can_be_imported_whatever_backends_and_queues_there_are(tasks, queu
     assert (ran.stdout, ran.stderr) == (f"{queue}\n", "")
 
 
-def test_a_worker_knows_them(runqueue):
+def test_a_worker_knows_them(runqueue, speak_allowed):
     result = call_command.enqueue("speak", "hello")
 
-    runqueue("--embedded", "--drain").wait(30)
+    runqueue("--embedded", "--drain", DBQUEUE_OPTIONS='{"allow_commands": ["speak"]}').wait(30)
 
     result.refresh()
     assert result.return_value == "a warning\nhello\n"
@@ -265,6 +337,11 @@ def test_a_statement_that_takes_too_long_is_cancelled(runqueue, backend, monkeyp
 
     assert time.monotonic() - began < 15
     assert Execution.objects.get(job=result.id).outcome == Execution.Outcome.TIMED_OUT
+
+
+def test_command_is_allowed_nowhere_by_a_backend_that_cannot_say_so():
+    with pytest.raises(CommandNotAllowed, match=r"TASKS\['dummy'\]"):
+        call_command.func.check_call(SimpleNamespace(alias="dummy"), "speak")
 
 
 def test_sql_is_allowed_nowhere_by_a_backend_that_cannot_say_so():

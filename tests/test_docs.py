@@ -109,7 +109,9 @@ def test_the_code_of_a_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch, se
     monkeypatch.setitem(sys.modules, "shop.tasks", module)
     for block in filter(with_python, blocks(page)):
         backend = task_backends["default"]
-        monkeypatch.setitem(vars(backend), "config", backend.config.changed(allow_sql=["default"]))
+        monkeypatch.setitem(
+            vars(backend), "config", backend.config.changed(allow_sql=["default"], allow_commands=["clearsessions"])
+        )
         if block.text.startswith(SETTINGS):
             check_settings(block)
         elif block.language == "pycon":

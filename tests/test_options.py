@@ -178,3 +178,16 @@ def test_what_is_no_pattern_is_refused(pattern):
 def test_a_queue_that_the_backend_does_not_have_is_refused():
     with pytest.raises(InvalidOption, match=r"No queue is called .mial."):
         QueueSelector(("mial",), frozenset({"mail", "default"}))
+
+
+def test_check_names_an_allowed_command_that_does_not_exist(settings):
+    settings.TASKS = {
+        "default": {
+            "BACKEND": "django_dbqueue.backend.DatabaseBackend",
+            "OPTIONS": {"allow_commands": ["clearsesions", "clearsessions"]},
+        }
+    }
+
+    (found,) = [message.msg for message in run_checks() if message.id == "dbqueue.E007"]
+
+    assert "'clearsesions' is not a management command" in found

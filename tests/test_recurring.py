@@ -245,6 +245,26 @@ class TestChecked:
     def found(self) -> str:
         return " ".join(message.msg for message in run_checks(tags=["dbqueue_recurring"]) if message.id == "dbqueue.E006")
 
+    @pytest.mark.parametrize("other", ["ImmediateBackend", "DummyBackend"])
+    def test_task_of_a_backend_that_enqueues_nothing_again_is_an_error(self, settings, other):
+        module = FrameworkTask.__module__.removesuffix(".base")
+        path = {"ImmediateBackend": "immediate", "DummyBackend": "dummy"}[other]
+        settings.TASKS = {**settings.TASKS, "quick": {"BACKEND": f"{module}.backends.{path}.{other}"}}
+        recurring(every=HOUR)(tasks.nothing.using(backend="quick"))
+        recurring(every=HOUR, name="below")(tasks.nothing.func)
+        recurring_command("check", every=HOUR, backend="quick")
+
+        assert self.found().count("TASKS['quick'], which is no DatabaseBackend") == 2
+
+    def test_project_without_a_database_backend_is_warned_of_recurring_tasks(self, settings):
+        module = FrameworkTask.__module__.removesuffix(".base")
+        settings.TASKS = {"default": {"BACKEND": f"{module}.backends.dummy.DummyBackend"}}
+        recurring(every=HOUR)(tasks.nothing)
+        recurring_command("check", every=HOUR)
+
+        assert self.found() == ""
+        assert [message.id for message in run_checks(tags=["dbqueue_recurring"])] == ["dbqueue.W004"] * 2
+
     def test_nothing_is_wrong_with_what_can_recur(self):
         recurring(every=HOUR)(tasks.nothing)
         recurring_command("check", every=HOUR)
@@ -411,6 +431,28 @@ class TestTimes:
 
         row.refresh_from_db()
         assert (times(row), row.next_run_at) == ([planned], None)
+
+    def test_tasks_that_have_had_their_last_time_do_not_keep_others_from_being_enqueued(self, scheduler):
+        for number in range(scheduler.BATCH + 1):
+            a_row(name=f"over {number}", starts_at=now_plus(-30 * MINUTE), ends_at=now_plus(5 * MINUTE))
+        row = a_row(name="other")
+        planned = due(row)
+
+        turn(scheduler), turn(scheduler), turn(scheduler)
+
+        assert times(row) == [planned]
+        assert not RecurringTask.objects.exclude(pk=row.pk).waiting().exists()
+
+    def test_task_that_is_over_runs_again_once_its_end_is_later(self, scheduler):
+        row = a_row(starts_at=now_plus(-30 * MINUTE), ends_at=now_plus(5 * MINUTE))
+        turn(scheduler)
+        RecurringTask.objects.update(ends_at=now_plus(2 * HOUR))
+
+        RecurringTask.objects.filter(pk=row.pk).replan()
+        turn(scheduler)
+
+        row.refresh_from_db()
+        assert row.next_run_at
 
     def test_jitter_holds_a_job_back_for_a_part_of_it(self, scheduler):
         row = a_row(jitter=10 * MINUTE)

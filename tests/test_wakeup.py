@@ -225,3 +225,33 @@ def test_an_outcome_that_is_written_at_the_second_try_is_told_of(claim, monkeypa
     assert settler._write([Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)]) == []
 
     assert [settled.written[0].job for settled in told] == [job]
+
+
+@pytest.mark.parametrize(
+    ("payload", "lane"),
+    [
+        ("mail,-100", ("mail", -100)),
+        ("mail", ("mail", None)),
+        ("mail,", ("mail", None)),
+        ("mail,x", ("mail", None)),
+        ("mail,1,2", ("mail", None)),
+        ("mail,99999999999999999999", ("mail", None)),
+        ("mail,\u0663", ("mail", None)),
+        ("", ("", None)),
+    ],
+)
+def test_malformed_priority_in_a_payload_is_none(payload, lane):
+    assert wakeup.lane_in(payload) == lane
+
+
+def test_malformed_payloads_interrupt_neither_listening_nor_claiming(worker, caplog):
+    worker(poll_interval=60)
+    tasks.nothing.enqueue().wait(timeout=20)
+    with connection.cursor() as cursor:
+        for payload in ("default,x", ",", "", "default,99999999999999999999", "default,\u0663", "default,999", "a" * 7000):
+            cursor.execute("SELECT pg_notify(%s, %s)", [wakeup.CHANNEL, payload])
+
+    for _ in range(3):
+        tasks.nothing.enqueue().wait(timeout=5)
+
+    assert "interrupted" not in caplog.text and "unavailable" not in caplog.text

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from ..backend import DatabaseBackend
 from ..compat import task_backends
-from ..models import Queue
+from ..models import Queue, RecurringTask
 from ..options import Options
 
 
 def backend() -> DatabaseBackend | None:
     backends = (task_backends[alias] for alias in task_backends)
     return next((each for each in backends if isinstance(each, DatabaseBackend)), None)
+
+
+def alias_for(row: RecurringTask) -> str | None:
+    """The backend through which a recurring task is enqueued: for a command this queue's, for a task the task's own (None)."""
+    first = backend()
+    return first.alias if first and row.command else None
 
 
 def limit_of(queue: Queue) -> int | None:

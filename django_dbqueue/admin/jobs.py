@@ -18,7 +18,7 @@ from .limited import limits_of
 from .operating import OperatingAdmin
 from .queue_verbs import MOVE
 from .searching import asked
-from .secrets import arguments_without_secrets, without_secrets
+from .secrets import call_without_secrets, without_secrets
 from .stages import children_of, stages_of
 from .verbs import DISCARD, REPRIORITISE, RETRY, STOP
 from .waiting import why_waiting
@@ -116,9 +116,10 @@ class JobAdmin(OperatingAdmin):
 
 def _data(job: Job) -> list[tuple[Any, str]]:
     """What it was given and what it gave, as far as there is anything."""
+    args, kwargs = call_without_secrets(job)
     named = (
-        (_("arguments"), arguments_without_secrets(job)),
-        (_("keyword arguments"), without_secrets(job.kwargs)),
+        (_("arguments"), args),
+        (_("keyword arguments"), kwargs),
         (_("result"), without_secrets(job.result)),
         (_("metadata"), without_secrets(job.metadata)),
     )

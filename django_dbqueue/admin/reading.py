@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.exceptions import DisallowedModelAdminLookup
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
@@ -35,6 +37,12 @@ class Page(ChangeList):
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
         """The page's own, whatever is asked for: a huge table cannot be sorted by any other."""
         return list(self.model_admin.ordering)
+
+    def get_filters(self, request: HttpRequest) -> Any:
+        try:
+            return super().get_filters(request)
+        except DisallowedModelAdminLookup as error:
+            raise IncorrectLookupParameters from error
 
     def get_results(self, request: HttpRequest) -> None:
         self.queryset = self.model_admin.listed(self.queryset)
@@ -70,6 +78,14 @@ class ReadingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return Page
+
+    def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
+        """The filters that the page offers, and no other: ``kwargs__password__startswith`` would read hidden values."""
+        offered = set()
+        for each in self.get_list_filter(request) if request else self.list_filter:
+            field: Any = each[0] if isinstance(each, (list, tuple)) else each
+            offered |= {f"{field}__exact", f"{field}__isnull"} if isinstance(field, str) else {field.parameter_name}
+        return lookup in offered
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         context = {"title": capfirst(self.opts.verbose_name_plural), "hint": self.hint, **(extra_context or {})}

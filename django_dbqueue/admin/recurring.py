@@ -20,7 +20,7 @@ from . import columns, looks
 from .config import options
 from .operating import OperatingAdmin
 from .recurring_form import HOW, WHAT, WHEN, RecurringTaskForm
-from .secrets import arguments_without_secrets, without_secrets
+from .secrets import call_without_secrets
 from .verbs import DISABLE, ENABLE, RUN_NOW, Verb
 from .words import in_words
 
@@ -83,8 +83,7 @@ def _job(job: Job | None) -> str:
 @admin.display(description=gettext_lazy("arguments"))
 def arguments(row: RecurringTask) -> str:
     """For who may only read them."""
-    given = [arguments_without_secrets(row), without_secrets(row.kwargs)]
-    return format_html_join("", "{}", ((looks.pretty(each),) for each in given if each)) or "–"
+    return format_html_join("", "{}", ((looks.pretty(each),) for each in call_without_secrets(row) if each)) or "–"
 
 
 @admin.register(RecurringTask)

@@ -11,7 +11,7 @@ from ..exceptions import InvalidSchedule, InvalidTaskPath
 from ..models import RecurringTask
 from ..recurring_calls import RecurringCall
 from ..tasks import discover
-from .config import options
+from .config import alias_for, options
 
 WHAT = ("name", "task", "command", "args", "kwargs", "queue", "priority")
 WHEN = ("cron", "timezone", "every", "drift", "starts_at", "ends_at")
@@ -49,6 +49,6 @@ class RecurringTaskForm(forms.ModelForm):  # type: ignore[type-arg]
     def _check_call(self, row: RecurringTask) -> None:
         discover(options().task_modules)
         try:
-            RecurringCall.of(row).resolved()
+            RecurringCall.of(row).resolved(alias_for(row))
         except (InvalidSchedule, InvalidTaskPath) as error:
             self.add_error("command" if row.command else "task", str(error))

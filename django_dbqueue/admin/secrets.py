@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from inspect import Parameter
 from itertools import chain, repeat
 from typing import Any
 
@@ -28,22 +29,39 @@ def without_secrets(value: Any) -> Any:
     return value
 
 
-def arguments_without_secrets(job: Job | RecurringTask) -> list[Any]:
-    """The positional arguments of a job, or of what recurs, which have the names that the task's function gives them."""
-    names = chain(_names(job), repeat(""))
-    return [HIDDEN if _is_secret(name) else without_secrets(each) for name, each in zip(names, job.args, strict=False)]
+def call_without_secrets(row: Job | RecurringTask) -> tuple[Any, Any]:
+    """The positional and the keyword arguments of a job, or of what recurs, by the names that the task's function gives them.
+
+    The name of ``*args`` counts for each of them, and that of ``**kwargs`` beside its own for each keyword without a parameter.
+    """
+    parameters = _parameters(row)
+    by_kind: dict[Any, list[str]] = {}
+    for each in parameters:
+        by_kind.setdefault(each.kind, []).append(each.name)
+    (rest,), (extra,) = by_kind.get(Parameter.VAR_POSITIONAL, [""]), by_kind.get(Parameter.VAR_KEYWORD, [""])
+    places = by_kind.get(Parameter.POSITIONAL_ONLY, []) + by_kind.get(Parameter.POSITIONAL_OR_KEYWORD, [])
+    own = {*places, *by_kind.get(Parameter.KEYWORD_ONLY, [])} - {*by_kind.get(Parameter.POSITIONAL_ONLY, [])}
+    args, kwargs = row.args, row.kwargs
+    # A row that was inserted by hand may hold anything.
+    if isinstance(args, list):
+        named = zip(args, chain(places, repeat(rest)), strict=False)
+        args = [HIDDEN if _is_secret(name) else each for each, name in named]
+    if isinstance(kwargs, dict) and _is_secret(extra):
+        kwargs = {name: each if name in own else HIDDEN for name, each in kwargs.items()}
+    return without_secrets(args), without_secrets(kwargs)
 
 
 def _is_secret(name: str) -> bool:
     return any(word.lower() in name.lower() for word in options().hidden)
 
 
-def _names(job: Job | RecurringTask) -> list[str]:
+def _parameters(row: Job | RecurringTask) -> list[Parameter]:
+    """Without the context; none of a task that is not known here."""
     try:
-        task = _load(job.task)
+        task = _load(row.task)
     except InvalidTaskPath:
         return []
-    return list(signature_of(task.func).parameters)[task.takes_context :]
+    return list(signature_of(task.func).parameters.values())[task.takes_context :]
 
 
 def _load(path: str) -> Task[..., Any]:

@@ -13,6 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models.states import HIGHEST_PRIORITY
 from ..recurring_calls import enqueue
+from .config import alias_for
 
 Rows = QuerySet[Any]
 Text = str | Promise
@@ -157,6 +158,6 @@ RUN_NOW = Verb(
     means=_("It is enqueued once more, at once; its next time stays."),
     done=_("Enqueued"),
     eligible=themselves,
-    act=lambda tasks: tasks.run_now(enqueue),
+    act=lambda tasks: tasks.run_now(lambda row, wait: enqueue(row, wait, alias_for(row))),
     asks_from=2,
 )

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from django.core import management
 from django.db import DEFAULT_DB_ALIAS, transaction
 
+from .. import arguments
 from ..compat import DEFAULT_TASK_BACKEND_ALIAS, DEFAULT_TASK_QUEUE_NAME, task_backends
-from ..exceptions import SqlNotAllowed
+from ..exceptions import CommandNotAllowed, SqlNotAllowed
+from ..recurring import declared
 from ..tasks import task
 from . import rows
 from .output import Output
@@ -48,6 +50,22 @@ def _check_command(backend: Any, name: Any, /, *args: Any, **options: Any) -> No
         near = difflib.get_close_matches(str(name), known, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else "manage.py help lists those that there are."
         raise ValueError(f"call_command: {name!r} is not a management command. {hint}")
+    config = getattr(backend, "config", None)
+    if config is None or (name not in config.allow_commands and not _is_declared(backend.alias, name, args, options)):
+        raise CommandNotAllowed(
+            f"call_command may not run {name!r}. To allow it, name it in TASKS[{backend.alias!r}]['OPTIONS']['allow_commands']; "
+            "or declare it with recurring_command(), which allows these arguments alone."
+        )
+
+
+def _is_declared(alias: str, *call: Any) -> bool:
+    """Whether the code declares exactly this call with recurring_command(). Rows of tables cannot add to what it declares."""
+    given = arguments.to_json(call)
+    return any(
+        one.backend == alias and given == arguments.to_json((one.call.command, one.call.args, one.call.kwargs))
+        for one in declared().values()
+        if one.call.command
+    )
 
 
 def _check_sql(backend: Any, sql: Any, parameters: Any = None, database: str = DEFAULT_DB_ALIAS, keep: Any = rows.KEPT) -> None:
@@ -65,13 +83,15 @@ def _check_sql(backend: Any, sql: Any, parameters: Any = None, database: str = D
         raise ValueError(f"run_sql: keep must be a number of rows from 0 to {MOST_ROWS:,}, not {keep!r}.")
 
 
-@task(**_where())
+@task(takes_context=True, **_where())
 @_checked_by(_check_command)
-def call_command(name: str, /, *args: Any, **options: Any) -> str:
+def call_command(context: JobContext, name: str, /, *args: Any, **options: Any) -> str:
     """Run a management command, given as to Django's ``call_command``. Returns what it wrote, or the end of it.
 
-    Raises ValueError where it is enqueued for a command that there is not. A CommandError fails the job.
+    Raises ValueError for a command that there is not, and CommandNotAllowed for one that ``OPTIONS["allow_commands"]`` does not
+    name and that no ``recurring_command`` declares with the same arguments. A CommandError fails the job.
     """
+    _check_command(task_backends[context.task_result.backend], name, *args, **options)
     output = Output()
     management.call_command(name, *args, **{**options, "stdout": output, "stderr": output})
     return output.text

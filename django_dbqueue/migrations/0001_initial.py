@@ -234,6 +234,7 @@ class Migration(migrations.Migration):
                 ('next_run_at', models.DateTimeField(editable=False, null=True, verbose_name='next run')),
                 ('last_run_at', models.DateTimeField(editable=False, null=True, verbose_name='last run')),
                 ('waits_for', models.UUIDField(editable=False, null=True)),
+                ('is_over', models.BooleanField(default=False, editable=False)),
                 ('problem', models.TextField(blank=True, editable=False, verbose_name='problem')),
             ],
             options={
@@ -345,6 +346,10 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name='job',
             constraint=models.CheckConstraint(condition=models.Q(('priority__gte', -100), ('priority__lte', 100)), name='dbqueue_job_priority'),
+        ),
+        migrations.AddConstraint(
+            model_name='job',
+            constraint=models.CheckConstraint(condition=models.Q(('enqueued_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('expires_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('finished_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('run_after__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('started_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('stop_asked_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('timeout__range', (datetime.timedelta(0), datetime.timedelta(days=11574, seconds=6400)))), name='dbqueue_job_times'),
         ),
         migrations.AddConstraint(
             model_name='job',

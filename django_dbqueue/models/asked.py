@@ -13,13 +13,14 @@ from .counts import LIMIT, Many
 from .failure import Failure
 from .job import Job
 from .jobs import JobQuerySet
+from .primary import PrimaryQuerySet
 from .states import State
 
 if TYPE_CHECKING:
     from .execution import Execution
 
 
-class AskedExecutions(models.QuerySet["Execution"]):
+class AskedExecutions(PrimaryQuerySet["Execution"]):
     def failed_jobs(self, failures: Iterable[Any]) -> JobQuerySet:
         """The jobs that are failed now, and were failed by one of these failures the last time."""
         last = self.filter(job=OuterRef("pk"), attempt=OuterRef("attempt"), failure__in=failures)

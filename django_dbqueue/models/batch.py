@@ -14,10 +14,11 @@ from .counts import LIMIT, count
 from .expressions import Now, after, lock
 from .job import Job
 from .jobs import JobQuerySet
+from .primary import PrimaryQuerySet
 from .states import UNFINISHED, UNSUCCESSFUL, State
 
 
-class BatchQuerySet(models.QuerySet["Batch"]):
+class BatchQuerySet(PrimaryQuerySet["Batch"]):
     def join(self, ids: Iterable[Any]) -> None:
         """Hold batches open while jobs are added to them, until the end of the transaction. Raises BatchFinished."""
         wanted = set(ids)
@@ -72,7 +73,7 @@ class BatchQuerySet(models.QuerySet["Batch"]):
     def prune(self, older_than: float) -> None:
         """Forget those that finished so many seconds ago, and have no job any more."""
         has_jobs = Exists(self._jobs().filter(batch=OuterRef("pk")))
-        self.filter(finished_at__lt=after(-older_than)).exclude(has_jobs).delete()
+        self.filter(finished_at__lt=after(-older_than)).exclude(has_jobs)._raw_delete(self.db)
 
     def _jobs(self) -> Any:
         return Job.objects.using(self._db)  # type: ignore[attr-defined]

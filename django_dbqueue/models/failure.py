@@ -3,17 +3,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from django.db import models
+from django.db import models, transaction
 from django.db.models import Case, F, Value, When
 from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 
 from ..errors import ErrorReport
-from .expressions import Now, after
+from .expressions import Now, after, lock
 from .identifier import IdentifierField
+from .primary import PrimaryQuerySet
+
+# How many are forgotten in one transaction.
+MOST_PRUNED = 10_000
 
 
-class FailureQuerySet(models.QuerySet["Failure"]):
+class FailureQuerySet(PrimaryQuerySet["Failure"]):
     def open(self) -> FailureQuerySet:
         return self.filter(state=Failure.State.OPEN)
 
@@ -40,7 +44,12 @@ class FailureQuerySet(models.QuerySet["Failure"]):
 
     def prune(self, older_than: float) -> None:
         """Forget those that were not seen for so many seconds."""
-        self.filter(last_seen__lt=after(-older_than)).delete()
+        with transaction.atomic(using=self.db):
+            old = self.filter(last_seen__lt=after(-older_than))
+            if ids := list(lock(old).values_list("pk", flat=True)[:MOST_PRUNED]):
+                executions = self.model._meta.get_field("executions").related_model._base_manager.using(self.db)
+                executions.filter(failure__in=ids).update(failure=None)
+                old.filter(pk__in=ids)._raw_delete(self.db)
 
     def identify(self, reports: Mapping[str, ErrorReport]) -> dict[str, int]:
         """The group's id for each fingerprint; a group is made for one that was never seen."""

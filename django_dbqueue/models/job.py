@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +18,11 @@ from .jobs import JobQuerySet
 from .noted import Noted
 from .process import Process
 from .states import FINISHED, Fence, OnLost, State
+
+# What Python can read: a row that no claim can read, such as one with PostgreSQL's infinity, would stop its lane.
+SPAN = datetime(1000, 1, 1, tzinfo=timezone.utc), datetime(9999, 12, 31, tzinfo=timezone.utc)
+TIMES_OF_A_JOB = ("enqueued_at", "run_after", "expires_at", "started_at", "finished_at", "stop_asked_at")
+READABLE = Q(**{f"{name}__range": SPAN for name in TIMES_OF_A_JOB}, timeout__range=(timedelta(0), timedelta(seconds=10**9)))
 
 
 class Job(models.Model):
@@ -125,6 +130,7 @@ class Job(models.Model):
             ),
             models.CheckConstraint(name="dbqueue_job_asked_again_runs", condition=Q(state=State.RUNNING) | Q(asked_again=False)),
             models.CheckConstraint(name="dbqueue_job_priority", condition=Q(priority__gte=-100, priority__lte=100)),
+            models.CheckConstraint(name="dbqueue_job_times", condition=READABLE),
             models.CheckConstraint(name="dbqueue_job_failures", condition=Q(failures__lte=F("attempt"))),
             UniqueIfPresent(name="dbqueue_job_key", field="key"),
         ]

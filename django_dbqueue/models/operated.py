@@ -10,13 +10,14 @@ from django.db import models, router
 from ..selector import check_name
 from ..wakeup import wake_each
 from .expressions import Now
+from .primary import PrimaryQuerySet
 from .states import HIGHEST_PRIORITY, UNSUCCESSFUL, WAITING, State
 
 if TYPE_CHECKING:
     from .job import Job
 
 
-class OperatedJobs(models.QuerySet["Job"]):
+class OperatedJobs(PrimaryQuerySet["Job"]):
     def waiting(self) -> models.QuerySet[Job]:
         return self.filter(state__in=WAITING)
 

@@ -14,6 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..moments import LONGEST_WAIT
 from .expressions import Now, after
+from .primary import PrimaryQuerySet
 
 M = TypeVar("M", bound="Pausable")
 
@@ -22,7 +23,7 @@ PAUSED = Q(paused_at__isnull=False) & (Q(resume_at__isnull=True) | Q(resume_at__
 ENDLESS = Q(paused_at__isnull=False) & Q(resume_at__isnull=True)
 
 
-class PausableQuerySet(models.QuerySet[M]):
+class PausableQuerySet(PrimaryQuerySet[M]):
     def named(self, *names: str) -> Any:
         """Those with these names, whether or not anything was seen of them before. Raises ValueError for what is no name."""
         for name in names:

@@ -10,13 +10,25 @@ from django.utils.translation import gettext_lazy as _
 from ..selector import QueueSelector
 from .expressions import Now, after
 from .identifier import IdentifierField
+from .primary import PrimaryQuerySet
 
 
 def _random_id() -> int:
     return secrets.randbits(62) + 1
 
 
-class ProcessQuerySet(models.QuerySet["Process"]):
+class ProcessQuerySet(PrimaryQuerySet["Process"]):
+    def register(self, process: Process) -> None:
+        """Write the row of a process that begins. Not by save(), so that no receiver of the project's can prevent it."""
+        self.bulk_create([process])
+
+    def erase(self) -> int:
+        """Delete those that the conditions hold for as they are deleted. Returns how many.
+
+        delete() would read them first and then delete by id, if the project has a receiver of pre_delete or post_delete.
+        """
+        return self._raw_delete(self.db)
+
     def beat(self, dead_after: float) -> bool:
         """Say that they are alive, for that many seconds. False if somebody has declared them dead: they own nothing then."""
         return bool(self.update(heartbeat_at=Now(), expires_at=after(dead_after)))

@@ -9,6 +9,7 @@ from django.utils.translation import gettext_lazy as _
 from .expressions import Now, lock
 from .job import Job
 from .noted import LONGEST_NOTE, Noted
+from .primary import PrimaryQuerySet
 from .states import Fence, State
 
 
@@ -19,7 +20,7 @@ class Recorded(NamedTuple):
     lost: set[Fence]
 
 
-class ProgressQuerySet(models.QuerySet["Progress"]):
+class ProgressQuerySet(PrimaryQuerySet["Progress"]):
     def record(self, notes: Sequence[tuple[Job, Noted]]) -> Recorded:
         """Keep what running jobs have noted, if they still belong to the process that claimed them: see Fence.
 

@@ -64,6 +64,8 @@ class RecurringTask(models.Model):
     last_run_at = models.DateTimeField(_("last run"), null=True, editable=False)
     # The job from whose end its next time counts.
     waits_for = models.UUIDField(null=True, editable=False)
+    # There is no time left before ends_at.
+    is_over = models.BooleanField(default=False, editable=False)
     problem = models.TextField(_("problem"), blank=True, editable=False)
 
     objects = RecurringTaskQuerySet.as_manager()

@@ -4,9 +4,10 @@ from django.db import models, transaction
 from django.utils.translation import gettext_lazy as _
 
 from .expressions import Now, after, lock
+from .primary import PrimaryQuerySet
 
 
-class RecurringExecutionQuerySet(models.QuerySet["RecurringExecution"]):
+class RecurringExecutionQuerySet(PrimaryQuerySet["RecurringExecution"]):
     def prune(self, older_than: float, limit: int) -> int:
         """Forget those whose time was so many seconds ago. Returns how many."""
         with transaction.atomic(using=self.db):

@@ -7,11 +7,12 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db import models, transaction
+from django.db import transaction
 from django.db.models import Exists, F, OuterRef, Q
 
 from .expressions import Now, after, lock
 from .job import Job
+from .primary import PrimaryQuerySet
 from .recurring_execution import RecurringExecution
 from .states import FINISHED
 
@@ -24,9 +25,10 @@ Enqueue = Callable[["RecurringTask", timedelta], UUID]
 UNDECLARED = 120.0
 # What a change of makes the next time another.
 SCHEDULE = ("cron", "timezone", "every", "drift", "starts_at", "ends_at")
+TO_BE_PLANNED = {"next_run_at": None, "waits_for": None, "is_over": False}
 
 
-class RecurringTaskQuerySet(models.QuerySet["RecurringTask"]):
+class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
     def enabled(self) -> RecurringTaskQuerySet:
         return self.filter(is_enabled=True)
 
@@ -35,15 +37,15 @@ class RecurringTaskQuerySet(models.QuerySet["RecurringTask"]):
 
     def enable(self) -> int:
         """They run again, from their next time on. Returns how many were disabled."""
-        return self.disabled().update(is_enabled=True, next_run_at=None, waits_for=None)
+        return self.disabled().update(is_enabled=True, **TO_BE_PLANNED)
 
     def disable(self) -> int:
         """They run no more until they are enabled. Returns how many were enabled."""
-        return self.enabled().update(is_enabled=False, next_run_at=None, waits_for=None)
+        return self.enabled().update(is_enabled=False, **TO_BE_PLANNED)
 
     def replan(self) -> int:
         """Have their next time found anew, as after a change of their schedule."""
-        return self.update(next_run_at=None, waits_for=None)
+        return self.update(**TO_BE_PLANNED)
 
     def undeclared(self) -> RecurringTaskQuerySet:
         """From code that no dispatcher has any more."""
@@ -59,8 +61,7 @@ class RecurringTaskQuerySet(models.QuerySet["RecurringTask"]):
         Those that drift are left out while the job runs from whose end their next time counts.
         """
         unfinished = Job.objects.using(self.db).filter(pk=OuterRef("waits_for")).exclude(state__in=FINISHED)
-        is_over = Q(next_run_at=None) & Q(ends_at__lte=Now())
-        rows = self.enabled().exclude(is_over).filter(~Exists(unfinished)).annotate(seen_at=Now())
+        rows = self.enabled().filter(is_over=False).filter(~Exists(unfinished)).annotate(seen_at=Now())
         return rows.order_by(F("next_run_at").asc(nulls_first=True), "pk")
 
     def waiting(self) -> RecurringTaskQuerySet:
@@ -117,12 +118,16 @@ class RecurringTaskQuerySet(models.QuerySet["RecurringTask"]):
 
     def forget(self, older_than: float) -> None:
         """Delete those from code that nobody has declared for so many seconds, with their executions."""
-        self.filter(is_from_code=True, declared_at__lt=after(-older_than)).delete()
+        with transaction.atomic(using=self.db):
+            gone = self.filter(is_from_code=True, declared_at__lt=after(-older_than))
+            if ids := list(lock(gone).values_list("pk", flat=True)):
+                RecurringExecution.objects.using(self.db).filter(task__in=ids)._raw_delete(self.db)
+                gone.filter(pk__in=ids)._raw_delete(self.db)
 
     def _declare(self, row: RecurringTask, values: Mapping[str, Any], takes_over: bool) -> None:
         changes = {**values, "declared_at": Now(), "problem": ""}
         if any(getattr(row, name) != values[name] for name in SCHEDULE):
-            changes |= {"next_run_at": None, "waits_for": None}
+            changes |= TO_BE_PLANNED
         rows = self.filter(pk=row.pk, definition=row.definition)
         (rows if takes_over else rows.undeclared()).update(**changes)
 
@@ -135,7 +140,8 @@ class RecurringTaskQuerySet(models.QuerySet["RecurringTask"]):
             if job and job.state not in FINISHED:
                 return False
             following = row.time_from(job.finished_at if job and job.finished_at else row.seen_at)
-        return bool(following and self._at(row).update(next_run_at=following, waits_for=None, problem=""))
+        changes = {"next_run_at": following, "waits_for": None, "is_over": following is None, "problem": ""}
+        return bool(self._at(row).update(**changes))
 
     def _enqueue(self, row: Any, enqueue: Enqueue) -> list[datetime]:
         plan, recurrence = row.plan(row.seen_at), row.recurrence
@@ -144,6 +150,7 @@ class RecurringTaskQuerySet(models.QuerySet["RecurringTask"]):
         if row.drift:
             waits = next(filter(None, jobs), None)
             changes |= {"waits_for": waits, "next_run_at": None if waits else row.time_from(row.seen_at)}
+        changes["is_over"] = not changes["next_run_at"] and not changes.get("waits_for")
         if plan.times:
             changes["last_run_at"] = plan.times[-1]
         self._at(row).update(**changes)
@@ -152,12 +159,12 @@ class RecurringTaskQuerySet(models.QuerySet["RecurringTask"]):
     def _once(self, row: RecurringTask, time: datetime, enqueue: Enqueue, wait: timedelta) -> UUID | None:
         """The job for a time, unless there has been one."""
         executions = RecurringExecution.objects.using(self.db)
-        execution, is_new = executions.get_or_create(task=row, run_at=time)
-        if not is_new:
+        if executions.filter(task=row, run_at=time).exists():
             return None
-        execution.job = enqueue(row, wait)
-        execution.save(using=self.db, update_fields=["job"])
-        return execution.job
+        job = enqueue(row, wait)
+        # Of two at a time, the constraint refuses one, and its job with it.
+        executions.bulk_create([RecurringExecution(task=row, run_at=time, job=job)])
+        return job
 
     def _at(self, row: RecurringTask) -> RecurringTaskQuerySet:
         return self.model._default_manager.using(self.db).filter(pk=row.pk)

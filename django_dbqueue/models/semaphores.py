@@ -6,12 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections, models, transaction
+from django.db import connections, transaction
 from django.db.models import Count, Exists, F, OuterRef, Q, Subquery
 from django.db.models.functions import Coalesce
 
 from ..ids import uuid7
 from .expressions import Now, after, lock
+from .primary import PrimaryQuerySet
 from .series import InARow, alone, next_in_line
 from .slot import Slot
 from .states import State
@@ -25,7 +26,7 @@ FEW = 20
 AHEAD = 5.0
 
 
-class SemaphoreQuerySet(models.QuerySet["Semaphore"]):
+class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
     """Whoever decides who runs holds the locks of the semaphores in question, taken in the order of their keys.
 
     The lock is taken by one statement and the slots are counted by the next: in one statement both would see the same

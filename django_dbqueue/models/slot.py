@@ -9,10 +9,11 @@ from django.db.models import Count, F
 from django.utils.translation import gettext_lazy as _
 
 from ..ids import uuid7
+from .primary import PrimaryQuerySet
 from .states import State
 
 
-class SlotQuerySet(models.QuerySet["Slot"]):
+class SlotQuerySet(PrimaryQuerySet["Slot"]):
     def taken(self) -> SlotQuerySet:
         """Those whose job runs. What is left of others counts for nothing, so no slot can leak."""
         return self.filter(job__state=State.RUNNING, job__attempt=F("attempt"))

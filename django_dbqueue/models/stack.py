@@ -3,17 +3,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from django.db import models
+from django.db import connections, models
 from django.utils.translation import gettext_lazy as _
 
 from .expressions import Now
 from .job import Job
+from .primary import PrimaryQuerySet
 
 
-class StackQuerySet(models.QuerySet["Stack"]):
+class StackQuerySet(PrimaryQuerySet["Stack"]):
     def record(self, job: Job, text: str) -> None:
         """Keep the newest of a job's attempt."""
-        self.update_or_create(job=job, defaults={"attempt": job.attempt, "text": text, "taken_at": Now()})
+        unique = None if connections[self.db].vendor == "mysql" else ["job"]
+        changed = ["attempt", "text", "taken_at"]
+        row = self.model(job=job, attempt=job.attempt, text=text, taken_at=Now())
+        self.bulk_create([row], update_conflicts=True, update_fields=changed, unique_fields=unique)
 
     def of(self, jobs: Iterable[Job]) -> dict[Any, str]:
         """The stacks of the attempts that jobs are in, by job."""

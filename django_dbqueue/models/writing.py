@@ -21,11 +21,12 @@ def create(rows: models.QuerySet[Any], new: Any, given: Sequence[str]) -> None:
     """
     connection, meta = connections[rows.db], rows.model._meta
     if connection.vendor != "postgresql":
-        new.save(using=rows.db, force_insert=True)
+        # Not save(), which calls the project's receivers of pre_save and post_save.
+        rows.bulk_create([new])
         if not connection.features.can_return_columns_from_insert or any(
             hasattr(getattr(new, name), "resolve_expression") for name in given
         ):
-            new.refresh_from_db(fields=given)
+            new.refresh_from_db(using=rows.db, fields=given)
         return
     columns, places, values = [], [], []
     for name, column, is_document in _columns(meta):

@@ -66,7 +66,7 @@ class Heartbeat:
         discard(self._processes.db)  # It may have been lost since this thread used it.
         try:
             with answered_within(self._options.answer_limit):
-                self._processes.filter(pk=self.process.pk).delete()
+                self._processes.filter(pk=self.process.pk).erase()
             Board.remove(self._board.name)
         except (DatabaseError, InterfaceError) as error:
             logger.warning("%s could not sign off, and will be taken for dead: %s", self.process, error)
@@ -83,7 +83,7 @@ class Heartbeat:
 
     def _sign_on(self) -> None:
         self.process.heartbeat_at, self.process.expires_at = Now(), after(self._options.dead_after)
-        self.process.save(using=self._processes.db, force_insert=True)
+        self._processes.register(self.process)
 
     def _signs_on_again(self) -> bool:
         """A supervisor owns no jobs: taken for dead by mistake, it has lost nothing."""

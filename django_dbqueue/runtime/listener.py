@@ -91,7 +91,7 @@ class Listener:
         try:
             self._line.consume_input()
             while notice := self._line.notifies():
-                is_reason |= self._heard(notice.extra.decode())
+                is_reason |= self._heard(notice.extra.decode(errors="replace"))
         except Exception as error:
             self._ready.unregister(number)
             self.patience = 1

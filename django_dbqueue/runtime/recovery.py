@@ -88,7 +88,7 @@ def _jobs(database: str) -> Any:
 def _bury(dead: ProcessQuerySet, death: Death) -> dict[int, Process]:
     names = {process.pk: process for process in dead}
     # The condition holds once more as they are deleted: one that beat meanwhile lives, and keeps its jobs.
-    dead.filter(pk__in=list(names)).delete()
+    dead.filter(pk__in=list(names)).erase()
     still = set(Process.objects.using(dead.db).filter(pk__in=list(names)).values_list("pk", flat=True))
     buried = {pk: process for pk, process in names.items() if pk not in still}
     if buried:

@@ -61,7 +61,7 @@ class Supervisor:
         """
         prepare(self._backend.database, self.options.statement_limit)
         self._process = self._heartbeat.start()
-        self._process.refresh_from_db()
+        self._process.refresh_from_db(using=self._backend.database)
         stop.wakes(self._wake.set)
         self._say_who_runs()
         self._recover(self._gone(), Death(how="is gone from this host", silent=True))

@@ -275,6 +275,26 @@ def test_secrets_are_hidden_by_their_names(viewer: Client) -> None:
     assert all(shown in text for shown in ("ada", "shown", "two", "••••••"))
 
 
+def test_variable_arguments_are_hidden_by_the_name_of_their_parameter(viewer: Client) -> None:
+    job = a_job(
+        task="tests.tasks.sign_in_many",
+        args=["ada", "s3cret", "hunter2", {"plain": "swordfish"}],
+        kwargs={"region": "north", "ftp": "k3y", "name": "t0ken"},
+    )
+
+    text = viewer.get(page(job)).text
+
+    assert not [secret for secret in ("s3cret", "hunter2", "swordfish", "k3y", "t0ken") if secret in text]
+    assert "ada" in text and "north" in text
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [({"password": "s3cret"}, ["k3y"]), ("s3cret"[:0], "k"), (7, None)])
+def test_page_shows_a_job_whose_arguments_were_inserted_by_hand(viewer: Client, args: Any, kwargs: Any) -> None:
+    answer = viewer.get(page(a_job(task="tests.tasks.sign_in_many", args=args, kwargs=kwargs if kwargs is not None else {})))
+
+    assert answer.status_code == 200 and "s3cret" not in answer.text
+
+
 def test_a_job_of_an_unknown_task_hides_what_has_a_name(viewer: Client) -> None:
     job = a_job(task="shop.gone.sign_in", args=["ada"], kwargs={"password": "s3cret"})
 

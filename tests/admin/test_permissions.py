@@ -102,6 +102,59 @@ def test_an_object_is_shown_to_who_may_view_it(everything: dict[str, Any], viewe
     assert a_client("customer", VIEW, is_staff=False).get(address).status_code == 302
 
 
+LOOKUPS = [
+    ("job", "kwargs__password__startswith"),
+    ("job", "kwargs"),
+    ("job", "args__0__startswith"),
+    ("job", "metadata__token__gt"),
+    ("job", "result__token__regex"),
+    ("job", "state__in"),
+    ("job", "batch__on_finish__kwargs__password__startswith"),
+    ("job", "executions__log__contains"),
+    ("job", "process__details__startswith"),
+    ("hangedjob", "kwargs__password__startswith"),
+    ("failure", "message__startswith"),
+    ("failure", "execution__job__kwargs__password__startswith"),
+    ("queue", "limit__gt"),
+    ("knowntask", "name__startswith"),
+    ("process", "details__startswith"),
+    ("process", "job__kwargs__password__startswith"),
+    ("process", "kind__startswith"),
+    ("recurringtask", "kwargs__password__startswith"),
+    ("recurringtask", "is_enabled__in"),
+    ("batch", "on_finish__kwargs__password__startswith"),
+    ("batch", "job__kwargs__password__startswith"),
+    ("semaphore", "slots__job__kwargs__password__startswith"),
+]
+
+
+def test_lookups_are_tried_on_every_page() -> None:
+    assert {page for page, _lookup in LOOKUPS} == set(PAGES)
+
+
+@pytest.mark.parametrize(("page", "lookup"), LOOKUPS)
+def test_lookup_that_the_page_does_not_offer_is_refused(
+    everything: dict[str, Any], superuser: Client, page: str, lookup: str
+) -> None:
+    for value in ("a", "1"):
+        assert superuser.get(url(page), {lookup: value}).headers.get("Location") == f"{url(page)}?e=1"
+
+
+@pytest.mark.parametrize(
+    ("page", "query"),
+    [
+        ("job", "state=failed&queue=default&task=x&failure=1&process=1&batch=0190a6c0-0000-7000-8000-000000000000&waits_for=a"),
+        ("failure", "state=open&seen=1h"),
+        ("process", "kind__exact=worker"),
+        ("recurringtask", "is_enabled__exact=1&is_from_code__exact=0"),
+        ("batch", "finished=no"),
+        ("semaphore", "which=all&q=a&p=1"),
+    ],
+)
+def test_filters_that_the_page_offers_are_taken(everything: dict[str, Any], viewer: Client, page: str, query: str) -> None:
+    assert viewer.get(f"{url(page)}?{query}").status_code == 200
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "recurringtask"])
 def test_nobody_writes_a_row_by_hand(everything: dict[str, Any], superuser: Client, page: str) -> None:
     pk = everything["job" if page == "hangedjob" else page].pk

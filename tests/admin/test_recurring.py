@@ -60,6 +60,9 @@ class TestMade:
             ({"task": ""}, "either a task or a command"),
             ({"command": "check"}, "either a task or a command"),
             ({"task": "", "command": "clearsesions"}, "there is no command"),
+            ({"task": "", "command": "check", "args": "[]"}, "call_command may not run &#x27;check&#x27;"),
+            ({"task": "django_dbqueue.contrib.tasks.call_command", "args": '["check"]'}, "name it in TASKS"),
+            ({"task": "django_dbqueue.contrib.tasks.run_sql", "args": '["SELECT 1"]'}, "run_sql may not run"),
             ({"task": "shop.tasks.report"}, "is not known here"),
             ({"task": "os.system"}, "not a task"),
             ({"args": "[]"}, "missing a required argument"),
@@ -78,6 +81,21 @@ class TestMade:
 
         assert why in errors(answer)
         assert RecurringTask.objects.count() == 1
+
+    def test_allowed_command_is_made_and_run_now(self, maker: Client, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(vars(backend), "config", backend.config.changed(allow_commands=["check"]))
+        make(maker, task="", command="check", args="[]")
+
+        press(maker, "recurringtask", "run", RecurringTask.objects.get().pk)
+
+        assert Job.objects.get().args == ["check"]
+
+    def test_command_that_is_not_allowed_is_not_run_now(self, maker: Client) -> None:
+        row = a_recurring_task(task="", command="check")
+
+        answer = press(maker, "recurringtask", "run", row.pk)
+
+        assert "all_command may not run &#x27;check" in answer.text and not Job.objects.exists()
 
     def test_another_schedule_is_planned_anew_and_a_problem_is_over(self, maker: Client) -> None:
         row = a_recurring_task(next_run_at=timezone.now(), problem="It was wrong.")
@@ -137,6 +155,13 @@ class TestFromCode:
         text = viewer.get(url("change", row.pk)).text
 
         assert "ann" in text and "hunter2" not in text and "t0p" not in text
+
+    def test_variable_secrets_are_not_shown_to_who_may_only_read(self, viewer: Client) -> None:
+        row = a_recurring_task(task="tests.tasks.sign_in_many", args=["ann", "hunter2", "swordfish"], kwargs={"ftp": "t0p"})
+
+        text = viewer.get(url("change", row.pk)).text
+
+        assert "ann" in text and not [secret for secret in ("hunter2", "swordfish", "t0p") if secret in text]
 
     def test_it_can_be_disabled_enabled_and_run(self, maker: Client) -> None:
         row = a_recurring_task(is_from_code=True)
