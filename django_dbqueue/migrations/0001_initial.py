@@ -79,7 +79,7 @@ class Migration(migrations.Migration):
                 ('has_begun', models.BooleanField(default=False, verbose_name='has begun')),
                 ('asked_again', models.BooleanField(default=False, help_text='It runs once more when it has ended.', verbose_name='asked for again')),
                 ('attempts_before', models.PositiveIntegerField(default=0, verbose_name='attempts of earlier runs')),
-                ('blocked_by', models.CharField(blank=True, max_length=460, null=True, verbose_name='waits for')),
+                ('blocked_by', django_dbqueue.models.expressions.ExactCharField(blank=True, max_length=460, null=True, verbose_name='waits for')),
                 ('stop_asked_at', models.DateTimeField(blank=True, null=True, verbose_name='asked to stop at')),
                 ('started_at', models.DateTimeField(blank=True, null=True, verbose_name='started at')),
                 ('finished_at', models.DateTimeField(blank=True, null=True, verbose_name='finished at')),
@@ -123,7 +123,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Semaphore',
             fields=[
-                ('key', models.CharField(max_length=460, primary_key=True, serialize=False, verbose_name='key')),
+                ('key', django_dbqueue.models.expressions.ExactCharField(max_length=460, primary_key=True, serialize=False, verbose_name='key')),
                 ('most', models.PositiveIntegerField(null=True, verbose_name='most at a time')),
                 ('every', models.DurationField(null=True, verbose_name='one every')),
                 ('burst', models.PositiveIntegerField(default=1, verbose_name='burst')),
@@ -262,6 +262,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('attempt', models.PositiveIntegerField(verbose_name='attempt')),
                 ('series', models.UUIDField(default=django_dbqueue.ids.uuid7, verbose_name='series')),
+                ('most', models.PositiveIntegerField(help_text='As its job has it.', null=True, verbose_name='most at a time')),
                 ('job', models.ForeignKey(db_constraint=False, on_delete=django.db.models.deletion.CASCADE, related_name='slots', to='dbqueue.job', verbose_name='job')),
                 ('semaphore', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='slots', to='dbqueue.semaphore', verbose_name='semaphore')),
             ],

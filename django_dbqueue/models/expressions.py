@@ -80,6 +80,16 @@ def lock(rows: QS, **options: Any) -> QS:
     return rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked, **options)
 
 
+class ExactCharField(models.CharField):  # type: ignore[type-arg]
+    """Text that is equal only if it is the same: on MySQL and MariaDB not "a" and "A", nor "a" and "a "."""
+
+    def db_parameters(self, connection: Any) -> Any:
+        parameters: Any = super().db_parameters(connection)
+        if connection.vendor == "mysql":
+            parameters["collation"] = "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
+        return parameters
+
+
 class PartialIndex(models.Index):
     """An index of the rows in which ``state`` has one of ``states`` and ``present`` is not null, as far as these are given.
 
