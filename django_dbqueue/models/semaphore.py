@@ -70,7 +70,7 @@ class Semaphore(models.Model):
         now: datetime = self.db_now  # type: ignore[attr-defined]
         earliest = self.earliest + max(timedelta(), every - self.every)
         slack = every * (min(limit.get("burst", 1), self.burst) - 1)
-        return earliest - now <= slack + timedelta(seconds=EARLY)
+        return bool(earliest - now <= slack + timedelta(seconds=EARLY))
 
     def use(self, limit: dict[str, Any]) -> None:
         if "most" in limit:

@@ -33,6 +33,10 @@ ROUNDS = 20
 AT_ONCE = 50
 
 
+class Pruned(Exception):
+    """A semaphore was deleted before it was locked. To make it anew now would break the order of locks: begin again."""
+
+
 class SemaphoreQuerySet(models.QuerySet["Semaphore"]):
     """Whoever decides who runs holds the locks of the semaphores in question, taken in the order of their keys.
 
@@ -164,11 +168,13 @@ class SemaphoreQuerySet(models.QuerySet["Semaphore"]):
         """The locked rows of the keys; made where there is none, before any is locked: so two do not wait in a circle."""
         mysql = connections[self.db].vendor == "mysql"
         how: Any = {"update_conflicts": True, "update_fields": ["most"]} if mysql else {"ignore_conflicts": True}
-        held: dict[str, Semaphore] = {}
-        while len(held) < len(limits):
-            missing = limits.keys() - set(self.filter(pk__in=list(limits)).values_list("pk", flat=True))
-            self.bulk_create([self.model(pk=key) for key in sorted(missing)], **how)
-            held = {row.pk: row for row in self._locked(limits)}
+        if missing := limits.keys() - set(self.filter(pk__in=list(limits)).values_list("pk", flat=True)):
+            # On MySQL, others wait for a new row that is not committed, so the rows that exist are locked in the same pass.
+            # This takes their numbers away, and adopt() gives them back.
+            self.bulk_create([self.model(pk=key) for key in sorted(limits if mysql else missing)], **how)
+        held = {row.pk: row for row in self._locked(limits)}
+        if len(held) < len(limits):
+            raise Pruned
         for key, row in held.items():
             row.adopt(limits[key])
         return held
