@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any, Literal
 
 from . import keys
 
 LONGEST_GROUP = 100
-# What the key of a rate begins with, so that it is not that of a number at a time.
+# What a column holds.
+LONGEST_KEY = 460
+# What the key of a rate begins with. No limit's key does: it begins with a quoted group, or a task's path, which has no space.
 RATE = "rate "
 # Of a rate, in seconds.
 LONGEST_PER = 10.0**8
@@ -40,7 +43,7 @@ class Limit:
         _must_be_group(self.group, "limit()")
 
     def of_call(self, key: str) -> dict[str, Any]:
-        return {"key": key, "most": self.most, "discard": self.on_conflict == "discard"}
+        return {"key": _fitting(key), "most": self.most, "discard": self.on_conflict == "discard"}
 
 
 def limit(
@@ -76,7 +79,7 @@ class Rate:
         return self.per.total_seconds() if isinstance(self.per, timedelta) else self.per
 
     def of_call(self, key: str) -> dict[str, Any]:
-        return {"key": f"{RATE}{key}", "every": self.seconds / self.number, "burst": self.burst}
+        return {"key": _fitting(f"{RATE}{key}"), "every": self.seconds / self.number, "burst": self.burst}
 
 
 def check(task: Any) -> None:
@@ -96,13 +99,20 @@ def of_call(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[d
 
 
 def _key(each: Limit | Rate, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    name = each.group or task.module_path
+    """``path``, ``path argument+argument=value``, ``"group"`` or ``"group" value``: no two limits share one by chance."""
+    name = str(task.module_path) if each.group is None else '"{}"'.format(each.group.replace('"', '""'))
     if each.key is None:
-        return str(name)
+        return name
     value = keys.compute(each.key, task, args, kwargs, f"{task.module_path}: what a limit's key returned")
     # Two limits of one task, by different arguments, are two.
     by = "" if each.group else "+".join(keys.wanted(each.key)) + "="
     return None if value is None else f"{name} {by}{value}"
+
+
+def _fitting(key: str) -> str:
+    """The key, or of one that is too long the beginning and a digest of all of it."""
+    digest = "" if len(key) <= LONGEST_KEY else f"…{sha256(key.encode()).hexdigest()[:32]}"
+    return f"{key[: LONGEST_KEY - len(digest)]}{digest}" if digest else key
 
 
 def _as_tuple(given: Any) -> tuple[Any, ...]:

@@ -24,6 +24,7 @@ FLOORS = [
         "models.process",
         "models.failure",
         "models.slot",
+        "models.served",
         "models.series",
         "models.semaphores",
         "models.semaphore",

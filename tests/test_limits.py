@@ -204,7 +204,7 @@ def test_what_is_discarded_for_want_of_a_slot_says_so(claim, backend):
 
     (execution,) = Execution.objects.filter(job=second.id)
     assert (execution.outcome, Job.objects.get(pk=second.id).state) == (Outcome.DISCARDED, State.DISCARDED)
-    assert "There was no slot free of 'scanner', of which there are 1." in execution.message
+    assert 'There was no slot free of "scanner", of which there are 1.' in execution.message
 
 
 def test_no_key_is_no_limit(claim):
@@ -214,9 +214,10 @@ def test_no_key_is_no_limit(claim):
 
 
 def test_a_lower_limit_holds_for_what_comes_after_it(claim):
-    enqueue_ready(charge, (1,), (1,))
+    wider = task(concurrency=limit(2, group="account"))(add.func)
+    enqueue_ready(wider, (1,), (1,))
     claim()
-    narrower = task(concurrency=limit(1, group="tests.tasks.charge account=1"))(add.func)
+    narrower = task(concurrency=limit(1, group="account"))(add.func)
     narrower.enqueue(1)
 
     assert claim() == []

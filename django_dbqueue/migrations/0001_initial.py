@@ -265,6 +265,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('attempt', models.PositiveIntegerField(verbose_name='attempt')),
                 ('series', models.UUIDField(default=django_dbqueue.ids.uuid7, verbose_name='series')),
+                ('most', models.PositiveIntegerField(help_text='As its job has it.', null=True, verbose_name='most at a time')),
                 ('job', models.ForeignKey(db_constraint=False, on_delete=django.db.models.deletion.CASCADE, related_name='slots', to='dbqueue.job', verbose_name='job')),
                 ('semaphore', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='slots', to='dbqueue.semaphore', verbose_name='semaphore')),
             ],

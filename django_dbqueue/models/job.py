@@ -12,6 +12,7 @@ from django.db.models.base import ModelState
 from django.utils.translation import gettext_lazy as _
 
 from ..ids import uuid7
+from ..limits import LONGEST_KEY
 from .expressions import Now, PartialIndex, UniqueIfPresent
 from .identifier import IdentifierField
 from .jobs import JobQuerySet
@@ -80,7 +81,7 @@ class Job(models.Model):
     asked_again = models.BooleanField(_("asked for again"), default=False, help_text=_("It runs once more when it has ended."))
     attempts_before = models.PositiveIntegerField(_("attempts of earlier runs"), default=0)
     # Of a limited job: the semaphore that it waits for.
-    blocked_by = IdentifierField(_("waits for"), max_length=460, null=True, blank=True)
+    blocked_by = IdentifierField(_("waits for"), max_length=LONGEST_KEY, null=True, blank=True)
     stop_asked_at = models.DateTimeField(_("asked to stop at"), null=True, blank=True)
     started_at = models.DateTimeField(_("started at"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from .lanes import lanes
 from .operated import OperatedJobs
 from .process import Process
 from .semaphore import Semaphore
+from .semaphores import Pruned
 from .series import InARow, alone
 from .states import FINISHED, Fate, Lane, Place, State
 from .writing import create, insert, set_json
@@ -135,25 +136,41 @@ class JobQuerySet(OperatedJobs):
             yield queue
             queue = rows.filter(queue__gt=queue).first()
 
-    def claim(self, lane: Lane, process: Process, limit: int, in_a_row: InARow = alone, since: Place | None = None) -> list[Job]:
+    def claim(
+        self,
+        lane: Lane,
+        process: Process,
+        limit: int,
+        in_a_row: InARow = alone,
+        since: Place | None = None,
+        room: Callable[[], int] | None = None,
+    ) -> list[Job]:
         """Make up to ``limit`` of the lane's jobs the process's own, oldest first. Those that find no slot are BLOCKED.
 
-        ``since`` is where in the lane to begin.
+        ``since`` is where in the lane to begin. ``room`` says in each of the claim's transactions how many more may run.
 
         Behind a limited one follow those that are next in line: of one series, the process runs one at a time.
         """
         claimed: list[Job] = []
         for _ in range(ROUNDS):
             wanted = limit - len(claimed)
-            found, jobs = self._claim(lane, process, wanted, in_a_row, since)
+            # Each in a transaction of its own: it locks semaphores in the order of their keys, and only once.
+            try:
+                more, jobs = self._claim(lane, process, wanted, in_a_row, since, room)
+            except Pruned:
+                continue
             claimed += jobs
-            if found < wanted or len(claimed) >= limit:
+            if not more or len(claimed) >= limit:
                 break
         return claimed
 
-    def _claim(self, lane: Lane, process: Process, limit: int, in_a_row: InARow, since: Place | None) -> tuple[int, list[Job]]:
-        """Returns how many were found, and those that are the process's own now."""
+    def _claim(
+        self, lane: Lane, process: Process, limit: int, in_a_row: InARow, since: Place | None, room: Callable[[], int] | None
+    ) -> tuple[bool, list[Job]]:
+        """Returns whether there may be more, and those that are the process's own now."""
         with transaction.atomic(using=self.db, savepoint=False):
+            if room and (limit := min(limit, room())) <= 0:
+                return False, []
             waiting = self.of_lane(lane).filter(NotBefore(*since)) if since else self.of_lane(lane)
             jobs = found = list(lock(waiting).annotate(db_now=Now())[:limit])
             if any(job.limits for job in found):
@@ -171,7 +188,7 @@ class JobQuerySet(OperatedJobs):
         for job in jobs:
             job.attempt += 1
             job.belong_to(process, now, clock)
-        return len(found), jobs
+        return len(found) == limit, jobs
 
     def release(self, jobs: Sequence[Job]) -> int:
         """Give back claimed jobs that were not started: they count no attempt, and nothing is recorded of them.

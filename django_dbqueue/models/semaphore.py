@@ -6,7 +6,7 @@ from typing import Any
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ..limits import RATE
+from ..limits import LONGEST_KEY, RATE
 from .identifier import IdentifierField
 from .semaphores import AHEAD, SemaphoreQuerySet
 
@@ -17,10 +17,11 @@ EARLY = 0.1
 class Semaphore(models.Model):
     """What limits jobs that share a key: how many run at a time (``most``), or how often one starts (``every``).
 
+    Each job carries its own numbers. ``most`` is that of the job claimed last, ``every`` and ``burst`` of the one started last.
     earliest: when the next one may start, by the rate. booked: from when on times are still free.
     """
 
-    key = IdentifierField(_("key"), max_length=460, primary_key=True)
+    key = IdentifierField(_("key"), max_length=LONGEST_KEY, primary_key=True)
     most = models.PositiveIntegerField(_("most at a time"), null=True)
     every = models.DurationField(_("one every"), null=True)
     burst = models.PositiveIntegerField(_("burst"), default=1)
@@ -29,7 +30,10 @@ class Semaphore(models.Model):
 
     objects = SemaphoreQuerySet.as_manager()
 
-    # Of a locked row: whether it is to be stored.
+    # Of a locked row: how many slots are taken, and the smallest ``most`` of the jobs that have them.
+    taken = 0
+    smallest: int | None = None
+    # Whether it is to be stored.
     is_changed = False
 
     class Meta:
@@ -39,25 +43,42 @@ class Semaphore(models.Model):
         default_permissions = ("view",)
 
     def __str__(self) -> str:
-        return str(self.key.removeprefix(RATE))
+        return str(self.key).removeprefix(RATE)
 
     def adopt(self, limit: dict[str, Any]) -> None:
-        """What the newest job says of it holds."""
-        every = timedelta(seconds=limit["every"]) if "every" in limit else None
-        said = limit.get("most"), every, limit.get("burst", 1)
-        if (self.most, self.every, self.burst) != said:
-            self.most, self.every, self.burst = said
-            self.is_changed = True
+        """What a job that is claimed says of it holds: of a rate, once one has started."""
+        if "most" in limit and self.most != limit["most"]:
+            self.most, self.is_changed = limit["most"], True
 
-    def is_free(self, taken: int) -> bool:
-        if self.most is not None:
-            return taken < self.most
-        now = self.db_now  # type: ignore[attr-defined]
-        return self.earliest is None or self.earliest - now <= self._slack + timedelta(seconds=EARLY)
+    @property
+    def free(self) -> int:
+        """How many more jobs may run that allow as many as the one claimed last."""
+        return self.free_for({"most": self.most or 0})
 
-    def use(self) -> None:
-        if self.every:
+    def free_for(self, limit: dict[str, Any]) -> int:
+        """How many more jobs with this limit may run."""
+        most: int = limit["most"]
+        return min(most, self.smallest or most) - self.taken
+
+    def is_free(self, limit: dict[str, Any]) -> bool:
+        """Whether a job with this limit may start: by its own numbers, and by those of the jobs before it."""
+        if "most" in limit:
+            return self.free_for(limit) > 0
+        if self.earliest is None or self.every is None:
+            return True
+        every = timedelta(seconds=limit["every"])
+        now: datetime = self.db_now  # type: ignore[attr-defined]
+        earliest = self.earliest + max(timedelta(), every - self.every)
+        slack = every * (min(limit.get("burst", 1), self.burst) - 1)
+        return bool(earliest - now <= slack + timedelta(seconds=EARLY))
+
+    def use(self, limit: dict[str, Any]) -> None:
+        if "most" in limit:
+            self.taken += 1
+            self.smallest = min(limit["most"], self.smallest or limit["most"])
+        else:
             now = self.db_now  # type: ignore[attr-defined]
+            self.every, self.burst = timedelta(seconds=limit["every"]), limit.get("burst", 1)
             self.earliest = max(self.earliest or now, now) + self.every
             self.booked = max(self.booked or self.earliest, self.earliest - self._slack)
             self.is_changed = True

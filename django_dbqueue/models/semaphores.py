@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections, transaction
@@ -11,9 +12,11 @@ from django.db.models import Count, Exists, F, OuterRef, Q, Subquery
 from django.db.models.functions import Coalesce
 
 from ..ids import uuid7
+from ..wakeup import wake_each
 from .expressions import Now, after, lock
 from .primary import PrimaryQuerySet
 from .series import InARow, alone, next_in_line
+from .served import Served
 from .slot import Slot
 from .states import State
 
@@ -24,6 +27,15 @@ if TYPE_CHECKING:
 FEW = 20
 # So far ahead, in seconds, jobs get their times. Until then, priority decides who is next.
 AHEAD = 5.0
+# So many jobs of a line are looked at together, and so often.
+LOOK = 1000
+ROUNDS = 20
+# So many semaphores are locked together by a sweep.
+AT_ONCE = 50
+
+
+class Pruned(Exception):
+    """A semaphore was deleted before it was locked. To make it anew now would break the order of locks: begin again."""
 
 
 class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
@@ -39,20 +51,24 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
         Up to the limit, those follow that are next in line, and run one after the other with one of them.
         """
         limited = [job for job in jobs if job.limits]
-        semaphores = self._hold({limit["key"]: limit for job in limited for limit in job.limits})
-        taken = Slot.objects.using(self.db).count_by_key(semaphores)
-        admitted = [job for job in limited if _admit(job, semaphores, taken)]
+        # Of two numbers for one key, the smaller.
+        wanted = sorted((limit for job in limited for limit in job.limits), key=_breadth, reverse=True)
+        semaphores = self._hold({limit["key"]: limit for limit in wanted})
+        Slot.objects.using(self.db).look(semaphores)
+        admitted = [job for job in limited if _admit(job, semaphores)]
         self._store([each for each in semaphores.values() if each.is_changed])
         blocked = defaultdict(list)
         for job in limited:
             if job.blocked_by:
                 blocked[job.blocked_by].append(job.pk)
         for key, ids in blocked.items():
-            self._jobs().filter(pk__in=ids, state=State.READY).update(state=State.BLOCKED, blocked_by=key)
+            self._jobs().filter(pk__in=ids).update(state=State.BLOCKED, blocked_by=key)
         if rates := [key for key in blocked if semaphores[key].every]:
             self.book(rates)
         behind = next_in_line(self._jobs(), admitted, limit - len(jobs), in_a_row)
         Slot.objects.using(self.db).take([*admitted, *behind])
+        passed = sorted({key for job in limited for key in _not_used(job)})
+        wake_each(self.db, [queue for key in passed for queue in self._unblock(key, semaphores[key].free, semaphores)])
         return [*(job for job in jobs if not job.blocked_by), *behind]
 
     def line_up(self, jobs: Sequence[Any]) -> None:
@@ -65,7 +81,7 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
         lines = {key for key in keys if self._blocked().filter(blocked_by=key).exists()} if len(keys) <= FEW else set()
         ahead: Counter[str] = Counter()
         for job in waiting:
-            for limit in job.limits:
+            for limit in sorted(job.limits, key=_breadth):
                 ahead[limit["key"]] += 1
                 is_full = limit["key"] in lines or ahead[limit["key"]] > limit.get("most", limit.get("burst"))
                 if is_full and not limit.get("discard"):
@@ -78,28 +94,37 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
         first = self._blocked().filter(blocked_by=OuterRef("pk")).order_by("-priority", "id").values("pk")[:1]
         return self.alias(first=Subquery(first)).filter(first__isnull=False)
 
-    def signal(self, keys: Iterable[str]) -> list[str]:
-        """Have as many of the jobs that wait for them become ready as there are free slots. Returns the queue of each."""
+    def signal(self, keys: Iterable[str], of_each_kind: bool = False) -> list[str]:
+        """Have as many of the jobs that wait for them become ready as there are free slots. Returns the queue of each.
+
+        of_each_kind: as many of each queue, task and set of limits, in the order of the line. The workers of one queue may
+            have no room, and those of another some.
+        """
         with transaction.atomic(using=self.db, savepoint=False):
-            held = {row.pk: row.most for row in self._locked(keys) if row.most}
-            lines = list(self.filter(pk__in=list(held)).waiting().values_list("pk", flat=True))
-            taken = Slot.objects.using(self.db).count_by_key(lines) if lines else {}
-            return [queue for key in lines for queue in self._unblock(key, held[key] - taken[key])]
+            held = {row.pk: row for row in self._locked(keys) if row.most}
+            keys = list(self.filter(pk__in=list(held)).waiting().values_list("pk", flat=True))
+            lines = {key: held[key] for key in keys}
+            if lines:
+                Slot.objects.using(self.db).look(lines)
+            return [queue for key in lines for queue in self._unblock(key, lines[key].free, lines, of_each_kind)]
 
     def sweep(self, limit: int) -> list[str]:
-        """As signal, for all that have free slots and jobs that wait."""
-        found = self.waiting().annotate(free=_free()).filter(free__gt=0)
-        return self.signal(keys) if (keys := list(found.values_list("pk", flat=True)[:limit])) else []
+        """As signal, for all that have free slots and jobs that wait, and for jobs of each kind."""
+        # In no order: where there are more than the limit, each has its turn.
+        found = self.waiting().annotate(free_slots=_free()).filter(free_slots__gt=0).order_by("?")
+        keys = list(found.values_list("pk", flat=True)[:limit])
+        parts = [keys[start : start + AT_ONCE] for start in range(0, len(keys), AT_ONCE)]
+        return [queue for part in parts for queue in self.signal(part, of_each_kind=True)]
 
     def revive(self, limit: int) -> list[str]:
         """Begin lines anew that have no semaphore: whoever was to be claimed first, and to make it, was called off before.
 
-        As signal. It reads all jobs that wait, so it is for now and then.
+        As signal. It reads all jobs that wait, so it is not for every sweep where they are very many.
         """
         lost = self._blocked().exclude(Exists(self.filter(pk=OuterRef("blocked_by")))).order_by("blocked_by")
         keys = list(lost.values_list("blocked_by", flat=True).distinct()[:limit])
         with transaction.atomic(using=self.db):
-            return [queue for key in keys for queue in self._unblock(key, 1)]
+            return [queue for key in keys for queue in self._unblock(key, 1, {}, of_each_kind=True)]
 
     def book(self, keys: Iterable[str] | None = None) -> None:
         """Give those that wait for a rate the times of the next seconds."""
@@ -111,7 +136,7 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
 
     def _give_times(self, row: Any) -> None:
         times = row.free_times()
-        jobs = list(lock(self._jobs().waiting_for(row.pk))[: len(times)])
+        jobs = self._first(row.pk, len(times), {})
         for job, time in zip(jobs, times, strict=False):
             job.state, job.blocked_by, job.run_after = State.SCHEDULED, None, time
             row.booked = time + row.every
@@ -144,11 +169,13 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
         """The locked rows of the keys; made where there is none, before any is locked: so two do not wait in a circle."""
         mysql = connections[self.db].vendor == "mysql"
         how: Any = {"update_conflicts": True, "update_fields": ["most"]} if mysql else {"ignore_conflicts": True}
-        held: dict[str, Semaphore] = {}
-        while len(held) < len(limits):
-            missing = limits.keys() - set(self.filter(pk__in=list(limits)).values_list("pk", flat=True))
-            self.bulk_create([self.model(pk=key) for key in sorted(missing)], **how)
-            held = {row.pk: row for row in self._locked(limits)}
+        if missing := limits.keys() - set(self.filter(pk__in=list(limits)).values_list("pk", flat=True)):
+            # On MySQL, others wait for a new row that is not committed, so the rows that exist are locked in the same pass.
+            # This takes their numbers away, and adopt() gives them back.
+            self.bulk_create([self.model(pk=key) for key in sorted(limits if mysql else missing)], **how)
+        held = {row.pk: row for row in self._locked(limits)}
+        if len(held) < len(limits):
+            raise Pruned
         for key, row in held.items():
             row.adopt(limits[key])
         return held
@@ -157,11 +184,68 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
         rows: Any = self.filter(pk__in=list(keys)).order_by("pk").annotate(db_now=Now())
         return list(rows.select_for_update() if connections[self.db].features.has_select_for_update else rows)
 
-    def _unblock(self, key: str, number: int) -> list[str]:
-        waiting = lock(self._jobs().waiting_for(key)).values_list("pk", "queue")
-        found = dict(waiting[: max(0, number)])
-        self._jobs().filter(pk__in=list(found), state=State.BLOCKED).update(state=State.READY, blocked_by=None)
-        return list(found.values())
+    def _unblock(self, key: str, number: int, known: dict[str, Semaphore], of_each_kind: bool = False) -> list[str]:
+        found = self._first(key, number, known, of_each_kind)
+        self._jobs().filter(pk__in=[job.pk for job in found]).update(state=State.READY, blocked_by=None)
+        return [job.queue for job in found]
+
+    def _first(self, key: str, number: int, known: dict[str, Semaphore], of_each_kind: bool = False) -> list[Any]:
+        """The first in a line that can run, locked. Those before them that cannot leave it, a thousand at a time.
+
+        They are ready where no worker takes them: they hold nothing, and have their turn once one does. Or they wait for
+        the narrower limit that has no slot either. ``known`` are counted semaphores, of which these jobs take slots in memory.
+        """
+        known = dict(known)
+        served, found, passed = Served(self.db), list[Any](), set[Any]()
+        size = LOOK if of_each_kind else number
+        for _ in range(ROUNDS if number > 0 else 0):
+            rows = self._jobs().waiting_for(key).exclude(pk__in=passed).only("queue", "task", "limits", "priority")
+            line = list(rows[:size])
+            self._look(known, line)
+            kinds = Counter(map(_kind, found))
+            fate: dict[Any, str | None] = {}
+            for job in line:
+                kind, own = _kind(job), {each["key"]: each for each in job.limits or ()}
+                others = [each for each in own.values() if "most" in each and each["key"] != key]
+                full = [each for each in others if not known[each["key"]].is_free(each)]
+                narrower = [each for each in full if _breadth(each) < _breadth(own.get(key, {}))]
+                # Of one kind, no more than each of its limits has slots for.
+                so_many = min([number, *(known[each["key"]].free_for(each) for each in others)]) if of_each_kind else number
+                if not served.takes(job):
+                    fate[job.pk] = None
+                elif narrower:
+                    fate[job.pk] = min(narrower, key=_breadth)["key"]
+                elif (kinds[kind] if of_each_kind else kinds.total()) < so_many:
+                    fate[job.pk] = key
+                    kinds[kind] += 1
+                    for each in () if of_each_kind else others:
+                        known[each["key"]].use(each)
+            # Found by key alone, and read once more: what has changed meanwhile is another's.
+            locked = lock(self._jobs().filter(pk__in=list(fate)).order_by("pk")).values_list("pk", "blocked_by")
+            held = {pk for pk, blocked_by in locked if blocked_by == key}
+            found += [job for job in line if job.pk in held and fate[job.pk] == key]
+            leaving = self._leave({pk: to for pk, to in fate.items() if pk in held and to != key})
+            passed |= {pk for pk in fate if pk not in held or fate[pk] == key}
+            if len(line) < size or (not leaving and len(held) == len(fate)) or (not of_each_kind and len(found) >= number):
+                break
+            size = LOOK
+        return found
+
+    def _leave(self, fate: dict[Any, str | None]) -> int:
+        """Jobs leave a line: for that of another semaphore, or to be ready."""
+        by_key = defaultdict(list)
+        for pk, to in fate.items():
+            by_key[to].append(pk)
+        for to, ids in by_key.items():
+            self._jobs().filter(pk__in=ids).update(state=State.BLOCKED if to else State.READY, blocked_by=to)
+        return len(fate)
+
+    def _look(self, known: dict[str, Semaphore], jobs: Sequence[Any]) -> None:
+        """Count the slots of these jobs' other limits, without a lock: one that this errs about is found by a sweep."""
+        keys = {each["key"] for job in jobs if len(job.limits or ()) > 1 for each in job.limits if "most" in each}
+        if rows := {key: self.model(pk=key) for key in keys - known.keys()}:
+            Slot.objects.using(self.db).look(rows)
+            known |= rows
 
     def _store(self, rows: list[Semaphore]) -> None:
         self.bulk_update(rows, ["most", "every", "burst", "earliest", "booked"])
@@ -184,19 +268,35 @@ def _free() -> Any:
     return F("most") - Coalesce(Subquery(taken.values("number")), 0)
 
 
-def _admit(job: Any, semaphores: dict[str, Semaphore], taken: Counter[str]) -> bool:
+def _breadth(limit: dict[str, Any]) -> float:
+    """A job waits for its narrowest limit that has no slot: those of a busy account, and not of all accounts' bank."""
+    return float(limit.get("most", inf))
+
+
+def _kind(job: Any) -> Any:
+    return job.queue, job.task, tuple(sorted(each["key"] for each in job.limits or ()))
+
+
+def _not_used(job: Any) -> list[str]:
+    """Of a job that was refused: the semaphores behind the one that refused it, whose slots others may have."""
+    if not (job.blocked_by or job.called_off):
+        return []
+    keys = [limit["key"] for limit in sorted(job.limits, key=_breadth) if "most" in limit]
+    return keys if job.called_off else keys[keys.index(job.blocked_by) + 1 :] if job.blocked_by in keys else []
+
+
+def _admit(job: Any, semaphores: dict[str, Semaphore]) -> bool:
     """Whether the job may run now. It takes from all of its semaphores, or from none."""
-    for limit in job.limits:
+    for limit in sorted(job.limits, key=_breadth):
         row = semaphores[limit["key"]]
-        if row.is_free(taken[row.pk]):
+        if row.is_free(limit):
             continue
         if limit.get("discard"):
-            job.called_off = f"There was no slot free of {row.pk!r}, of which there are {row.most}."
+            job.called_off = f"There was no slot free of {row}, of which there are {limit['most']}."
         else:
             job.blocked_by = row.pk
         return False
     job.series = uuid7()
     for limit in job.limits:
-        taken[limit["key"]] += 1
-        semaphores[limit["key"]].use()
+        semaphores[limit["key"]].use(limit)
     return True

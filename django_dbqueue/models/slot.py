@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.db import connections, models
-from django.db.models import Count, F
+from django.db.models import Count, F, Min
 from django.utils.translation import gettext_lazy as _
 
 from ..ids import uuid7
@@ -19,15 +19,26 @@ class SlotQuerySet(PrimaryQuerySet["Slot"]):
         return self.filter(job__state=State.RUNNING, job__attempt=F("attempt"))
 
     def count_by_key(self, keys: Iterable[str]) -> Counter[str]:
-        rows = self.taken().filter(semaphore__in=list(keys)).order_by().values_list("semaphore")
-        return Counter(dict(rows.annotate(number=Count("series", distinct=True))))
+        return Counter({key: number for key, number, _smallest in self._by_key(keys)})
+
+    def look(self, semaphores: Mapping[str, Any]) -> None:
+        """Have the semaphores of these keys know their ``taken`` and ``smallest``."""
+        for key, number, smallest in self._by_key(semaphores):
+            semaphores[key].taken, semaphores[key].smallest = number, smallest
+
+    def _by_key(self, keys: Iterable[str]) -> Iterable[tuple[str, int, int | None]]:
+        rows: Any = self.taken().filter(semaphore__in=list(keys)).order_by().values_list("semaphore")
+        return rows.annotate(number=Count("series", distinct=True), smallest=Min("most"))  # type: ignore[no-any-return]
 
     def take(self, jobs: Iterable[Any]) -> None:
         """One slot of each of its semaphores for each job, for the attempt that begins now."""
-        keys = [(job, limit["key"]) for job in jobs for limit in job.limits if "most" in limit]
-        rows = [Slot(semaphore_id=key, job=job, attempt=job.attempt + 1, series=job.series) for job, key in keys]
+        wanted = [(job, limit) for job in jobs for limit in job.limits if "most" in limit]
+        rows = [
+            Slot(semaphore_id=limit["key"], job=job, attempt=job.attempt + 1, series=job.series, most=limit["most"])
+            for job, limit in wanted
+        ]
         unique = None if connections[self.db].vendor == "mysql" else ["semaphore", "job"]
-        self.bulk_create(rows, update_conflicts=True, update_fields=["attempt", "series"], unique_fields=unique)
+        self.bulk_create(rows, update_conflicts=True, update_fields=["attempt", "series", "most"], unique_fields=unique)
 
 
 class Slot(models.Model):
@@ -49,6 +60,7 @@ class Slot(models.Model):
     )
     attempt = models.PositiveIntegerField(_("attempt"))
     series = models.UUIDField(_("series"), default=uuid7)
+    most = models.PositiveIntegerField(_("most at a time"), null=True, help_text=_("As its job has it."))
 
     objects = SlotQuerySet.as_manager()
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-from django.db import transaction
 from django.db.models import Exists, Q
 
 from ..compat import DEFAULT_TASK_QUEUE_NAME
@@ -147,9 +146,8 @@ class Claimer:
     def _claim_limited(
         self, wanted: JobQuerySet, lane: Lane, process: Process, limit: int, in_a_row: InARow, since: Place | None
     ) -> list[Job]:
-        with transaction.atomic(using=wanted.db):
-            room = self._queues.room(lane.queue, self.limits[lane.queue])
-            return wanted.claim(lane, process, min(limit, room), in_a_row, since) if room > 0 else []
+        room = partial(self._queues.room, lane.queue, self.limits[lane.queue])
+        return wanted.claim(lane, process, limit, in_a_row, since, room)
 
     def _read_lanes(self) -> bool:
         """Returns whether it has looked for them; else they are as they were, with those that it has heard of."""

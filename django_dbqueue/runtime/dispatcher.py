@@ -11,6 +11,7 @@ from django.db import DatabaseError, InterfaceError
 from ..backend import DatabaseBackend
 from ..models import Failure, Job, Process, Semaphore
 from ..models.chores import Chores, look
+from ..models.semaphores import SemaphoreQuerySet
 from ..models.states import State
 from ..options import Options
 from ..tasks import discover
@@ -40,6 +41,8 @@ class Dispatcher:
     SWEEP = 2.0
     # The first pause after which a due job whose row is locked is tried again, in seconds.
     LOCKED = 0.01
+    # What reads all blocked jobs rests for so many times as long as it takes.
+    REST = 50.0
 
     def __init__(self, backend: DatabaseBackend, options: Options, board: Board) -> None:
         self._backend, self._database, self._options, self._board = backend, backend.database, options, board
@@ -47,7 +50,7 @@ class Dispatcher:
         self._heartbeat = Heartbeat(Process.Kind.DISPATCHER, backend.database, options, board, {})
         self._witness = Witness(options.patience, options.statement_limit)
         self._scheduler = Scheduler(backend)
-        self._prune_at = self._sweep_at = time.monotonic()
+        self._prune_at = self._sweep_at = self._revive_at = time.monotonic()
         self._locked_pause = self.LOCKED
         self._trouble = Trouble("Due jobs could not be made ready")
 
@@ -107,8 +110,15 @@ class Dispatcher:
         if chores.blocked:
             semaphores.book()
             wake_each(self._database, semaphores.sweep(self.BATCH))
+            self._revive(semaphores)
         if chores.batches:
             wake_each(self._database, self._backend.batches.finish())
+
+    def _revive(self, semaphores: SemaphoreQuerySet) -> None:
+        began = time.monotonic()
+        if began >= self._revive_at:
+            wake_each(self._database, semaphores.revive(self.BATCH))
+            self._revive_at = time.monotonic() + min(self.PRUNE, self.REST * (time.monotonic() - began))
 
     def _recover(self, chores: Chores) -> None:
         self._witness.look(chores.now)
@@ -124,7 +134,6 @@ class Dispatcher:
         semaphores = Semaphore.objects.using(self._database)
         if self._prune_some() or self.BATCH in (self._scheduler.prune(self.BATCH), semaphores.prune(self.BATCH)):
             return True
-        wake_each(self._database, semaphores.revive(self.BATCH))
         if self._options.keep_failed is not None:
             Failure.objects.using(self._database).prune(self._options.keep_failed)
             self._backend.batches.prune(self._options.keep_failed)

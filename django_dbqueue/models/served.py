@@ -1,0 +1,38 @@
+"""Which jobs some worker would take, if it had room."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from django.apps import apps
+
+from .process import Process
+
+
+class Served:
+    """As the database says now: what is paused, and which queues the workers serve that are alive."""
+
+    def __init__(self, database: str) -> None:
+        self._database = database
+        self._queues: dict[str, bool] = {}
+
+    def takes(self, job: Any) -> bool:
+        """Whether the job's queue is served, and neither it nor the job's task is paused."""
+        if job.queue not in self._queues:
+            # Without any worker, none is known not to serve it.
+            is_served = not self._workers or any(worker.serves(job.queue) for worker in self._workers)
+            self._queues[job.queue] = is_served and job.queue not in self._paused("Queue")
+        return self._queues[job.queue] and job.task not in self._paused_tasks
+
+    @cached_property
+    def _workers(self) -> list[Process]:
+        return list(Process.objects.using(self._database).alive().filter(kind=Process.Kind.WORKER).only("details"))
+
+    @cached_property
+    def _paused_tasks(self) -> set[str]:
+        return self._paused("KnownTask")
+
+    def _paused(self, model: str) -> set[str]:
+        rows: Any = apps.get_model("dbqueue", model)._default_manager.using(self._database)
+        return set(rows.paused().values_list("name", flat=True))
