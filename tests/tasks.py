@@ -469,3 +469,12 @@ def spread(context, depth):
     if depth:
         with context.batch:
             spread.enqueue_many([(depth - 1,), (depth - 1,)])
+
+
+@task(takes_context=True, max_attempts=2)
+def add_and_fail_once(context):
+    """Adds a member to its batch, then fails at its first attempt, inside the block."""
+    with context.batch:
+        add.enqueue(1)
+        if context.attempt == 1:
+            raise ZeroDivisionError

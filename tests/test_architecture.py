@@ -26,6 +26,7 @@ FLOORS = [
         "models.series",
         "models.semaphores",
         "models.semaphore",
+        "models.batch_share",
         "models.keyed",
         "models.alike",
         "models.walking",

@@ -15,13 +15,14 @@ from django.db.models import Exists, F, OuterRef, Q
 from ..wakeup import wake_each
 from . import keyed, walking
 from .alike import COLUMNS, Alike, rows_behind
+from .batch_share import BatchShare, EndedRun
 from .expressions import Among, NotBefore, Now, after, lock
 from .lanes import lanes
 from .operated import OperatedJobs
 from .process import Process
 from .semaphore import Semaphore
 from .series import InARow, alone
-from .states import FINISHED, Fate, Lane, Place, State
+from .states import FINISHED, UNSUCCESSFUL, Fate, Lane, Place, State
 from .writing import create, insert, set_json
 
 if TYPE_CHECKING:
@@ -170,6 +171,8 @@ class JobQuerySet(OperatedJobs):
         # One that is tried again anyway does so with what it was asked for last.
         ends = {outcome.fence[0] for outcome in outcomes if outcome.state in FINISHED or outcome.then}
         if anew := ends & again:
+            runs = [EndedRun(*outcome.fence[:1], outcome.state, attempt=outcome.fence[1]) for outcome in outcomes]
+            BatchShare.objects.using(self.db).let_go([run for run in runs if run.job in anew])
             keyed.begin_anew(self.filter(pk__in=anew))
         if moves := [(outcome.fence[0], outcome.then) for outcome in outcomes if outcome.then and outcome.fence[0] not in anew]:
             walking.walk(self, moves)
@@ -225,7 +228,10 @@ class JobQuerySet(OperatedJobs):
         """Delete finished jobs that ended so many seconds ago, with all that is kept of them. Returns how many."""
         with transaction.atomic(using=self.db):
             old = self.filter(state__in=states, finished_at__lt=after(-older_than)).order_by("finished_at")
-            return self.erase(list(lock(old).values_list("pk", flat=True)[:limit]))
+            found = list(lock(old).values_list("pk", "state", "batch")[:limit])
+            if failed := [EndedRun(*row) for row in found if row[1] in UNSUCCESSFUL]:
+                BatchShare.objects.using(self.db).let_go(failed)
+            return self.erase([row[0] for row in found])
 
     def erase(self, ids: list[Any]) -> int:
         """Delete jobs with their attempts. One statement for each table: nothing is loaded to be deleted."""
