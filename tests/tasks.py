@@ -478,3 +478,20 @@ def add_and_fail_once(context):
         add.enqueue(1)
         if context.attempt == 1:
             raise ZeroDivisionError
+
+
+@task
+async def cancel_for_ever(value, after_end):
+    """Has its asyncio task cancelled at each turn of the loop: from now on, or from its end on."""
+    loop, own = asyncio.get_running_loop(), asyncio.current_task()
+
+    def cancel():
+        if not own.done():
+            own.cancel()
+            loop.call_soon(cancel)
+
+    if after_end:
+        cancel()
+        return value
+    loop.call_soon(cancel)
+    await asyncio.sleep(3600)
