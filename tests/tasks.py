@@ -495,3 +495,8 @@ async def cancel_for_ever(value, after_end):
         return value
     loop.call_soon(cancel)
     await asyncio.sleep(3600)
+
+
+@task
+def echo_text(text, wait=0.0):
+    time.sleep(wait)

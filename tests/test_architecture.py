@@ -27,6 +27,7 @@ FLOORS = [
         "models.semaphores",
         "models.semaphore",
         "models.batch_share",
+        "models.claim_size",
         "models.keyed",
         "models.alike",
         "models.walking",

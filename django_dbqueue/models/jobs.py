@@ -16,6 +16,7 @@ from ..wakeup import wake_each
 from . import keyed, walking
 from .alike import COLUMNS, Alike, rows_behind
 from .batch_share import BatchShare, EndedRun
+from .claim_size import Budget
 from .expressions import Among, NotBefore, Now, after, lock
 from .lanes import lanes
 from .operated import OperatedJobs
@@ -115,27 +116,39 @@ class JobQuerySet(OperatedJobs):
             yield queue
             queue = rows.filter(queue__gt=queue).first()
 
-    def claim(self, lane: Lane, process: Process, limit: int, in_a_row: InARow = alone, since: Place | None = None) -> list[Job]:
+    def claim(
+        self,
+        lane: Lane,
+        process: Process,
+        limit: int,
+        in_a_row: InARow = alone,
+        since: Place | None = None,
+        budget: Budget | None = None,
+    ) -> list[Job]:
         """Make up to ``limit`` of the lane's jobs the process's own, oldest first. Those that find no slot are BLOCKED.
 
-        ``since`` is where in the lane to begin.
+        ``since`` is where in the lane to begin; ``budget`` are the bytes of arguments that may be loaded, None any number.
 
         Behind a limited one follow those that are next in line: of one series, the process runs one at a time.
         """
         claimed: list[Job] = []
         for _ in range(ROUNDS):
             wanted = limit - len(claimed)
-            found, jobs = self._claim(lane, process, wanted, in_a_row, since)
+            found, jobs = self._claim(lane, process, wanted, in_a_row, since, budget)
             claimed += jobs
             if found < wanted or len(claimed) >= limit:
                 break
         return claimed
 
-    def _claim(self, lane: Lane, process: Process, limit: int, in_a_row: InARow, since: Place | None) -> tuple[int, list[Job]]:
+    def _claim(
+        self, lane: Lane, process: Process, limit: int, in_a_row: InARow, since: Place | None, budget: Budget | None
+    ) -> tuple[int, list[Job]]:
         """Returns how many were found, and those that are the process's own now."""
         with transaction.atomic(using=self.db, savepoint=False):
             waiting = self.of_lane(lane).filter(NotBefore(*since)) if since else self.of_lane(lane)
-            jobs = found = list(lock(waiting).annotate(db_now=Now())[:limit])
+            rows = lock(waiting).annotate(db_now=Now())
+            found: list[Any] = budget.take(rows, self.model.objects.using(self.db), limit) if budget else list(rows[:limit])
+            jobs = found
             if any(job.limits for job in found):
                 jobs = Semaphore.objects.using(self.db).acquire(found, limit, in_a_row)
             if anew := [job for job in jobs if job.asked_again]:
