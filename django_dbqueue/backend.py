@@ -15,7 +15,8 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections, router, transaction
 
 from . import arguments, keys, limits
-from .batch import current as current_batch
+from .batch import Entry
+from .batch import current as current_entry
 from .compat import BaseTaskBackend, InvalidTask, TaskResultDoesNotExist, is_heard, signals, task_backends
 from .exceptions import InvalidOption
 from .ids import uuid7
@@ -158,14 +159,20 @@ class DatabaseBackend(BaseTaskBackend):
             job.timeout = timedelta(seconds=seconds)
         if metadata := getattr(task, "metadata", None):
             job.metadata = arguments.to_json(metadata, of=f"metadata of {task.module_path}")
-        if (batch := current_batch.get()) and batch._state.db == self.database:
-            job.batch_id = batch.pk
+        if entry := self._entry:
+            job.batch_id = entry.id
         if task.run_after:
             job.state = Job.State.SCHEDULED
             job.run_after = after(task.run_after)
         expires = getattr(task, "expires", None)
         job.expires_at = after_start(task.run_after, expires) if isinstance(expires, timedelta) else expires
         return job
+
+    @property
+    def _entry(self) -> Entry | None:
+        """The block of a batch of this backend's database, that calls are made in now."""
+        entry = current_entry.get()
+        return entry if entry and entry.database == self.database else None
 
     def _called(self, job: Job, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Job:
         """The job with what depends on its arguments."""
@@ -192,29 +199,32 @@ class DatabaseBackend(BaseTaskBackend):
 
     def _enqueue(self, task: Any, jobs: Sequence[Job]) -> Enqueued:
         results = Enqueued(jobs, partial(result_of, alias=self.alias, task=task))
-        insert = partial(self._insert, task, jobs, results)
+        insert = partial(self._insert, task, jobs, results, self._entry)
         if jobs and connections[self.database].in_atomic_block:
             insert()
         elif jobs:
             after_commit(insert)
         return results
 
-    def _insert(self, task: Any, jobs: Sequence[Job], results: Enqueued) -> None:
+    def _insert(self, task: Any, jobs: Sequence[Job], results: Enqueued, entry: Entry | None) -> None:
         keyed = [] if isinstance(jobs, Alike) else [job for job in jobs if job.key]
         new = [job for job in jobs if not job.key] if keyed else jobs
-        with self._held_open(batch) if (batch := jobs[0].batch_id) else nullcontext():
+        with self._held_open(entry) if entry else nullcontext():
             if new:
                 Job.objects.using(self.database).write(new)
             results.written(self._merge(task, keyed) if keyed else {})
+        if entry and not entry.opens:
+            # Without those that have keys: others may ask for them too, and a call that is made again meets them.
+            entry.added.append(new)
         wake(self.database, jobs[0].queue, jobs[0].priority)
         for result in results.created() if is_heard(signals.task_enqueued, logging.DEBUG) else ():
             signals.task_enqueued.send(type(self), task_result=result)
 
     @contextmanager
-    def _held_open(self, batch: UUID) -> Iterator[None]:
+    def _held_open(self, entry: Entry) -> Iterator[None]:
         """The batch does not finish before its new jobs are written. Raises BatchFinished."""
         with transaction.atomic(using=self.database, savepoint=False):
-            self.batches.join({batch})
+            self.batches.join(entry.id, opens=entry.opens)
             yield
 
     def _merge(self, task: Any, jobs: list[Job]) -> dict[UUID, tuple[Job, Fate]]:

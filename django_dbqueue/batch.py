@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar, Token
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
+
+from django.db import connections
 
 from .compat import DEFAULT_TASK_BACKEND_ALIAS, InvalidTask, task_backends
 from .tasks import Task
@@ -14,10 +18,21 @@ from .transactions import after_commit
 from .wakeup import wake_each
 
 if TYPE_CHECKING:
-    from .models import Batch
+    from .models import Batch, Job
+
+
+@dataclass(kw_only=True, eq=False)
+class Entry:
+    """A ``with`` block of a batch. added: what was enqueued in it, if it is not its opener's."""
+
+    id: UUID
+    database: str
+    opens: bool
+    added: list[Sequence[Job]] = field(default_factory=list)
+
 
 # What is enqueued now belongs to it.
-current: ContextVar[Batch | None] = ContextVar("dbqueue_batch", default=None)
+current: ContextVar[Entry | None] = ContextVar("dbqueue_batch", default=None)
 
 
 class batch:
@@ -28,6 +43,7 @@ class batch:
     description: for people.
 
     Entered once more, by a member or by anybody, it takes more jobs until it has finished; then BatchFinished is raised.
+    It does not finish before the first block, its opener's, has ended.
     """
 
     _backend: Any
@@ -41,7 +57,8 @@ class batch:
         backend: str = DEFAULT_TASK_BACKEND_ALIAS,
     ) -> None:
         self._backend = task_backends[backend]
-        self._tokens: list[Token[Batch | None]] = []
+        self._entries: list[tuple[Entry, Token[Entry | None]]] = []
+        self._is_new = True
         if not hasattr(self._backend, "columns_of"):
             raise TypeError(f"A batch needs a DatabaseBackend; TASKS[{backend!r}] is a {type(self._backend).__qualname__}.")
         self._batch: Batch = self._backend.batches.model(description=description[:200])
@@ -53,7 +70,7 @@ class batch:
     def of(cls, pk: UUID | str, backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> batch:
         """The batch with that id. Raises Batch.DoesNotExist."""
         found = object.__new__(cls)
-        found._backend, found._tokens = task_backends[backend], []
+        found._backend, found._entries, found._is_new = task_backends[backend], [], False
         found._batch = found._backend.batches.get(pk=pk)
         return found
 
@@ -70,19 +87,35 @@ class batch:
         return self._batch.discard()
 
     def __enter__(self) -> batch:
-        if self._batch._state.adding:
-            self._backend.batches.bulk_create([self._batch])
-        self._tokens.append(current.set(self._batch))
+        entry = Entry(id=self.id, database=self._backend.database, opens=self._is_new)
+        if self._is_new:
+            self._is_new = False
+            self._with_its_jobs(partial(self._backend.batches.create_open, self._batch))
+        self._entries.append((entry, current.set(entry)))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        current.reset(self._tokens.pop())
+        entry, token = self._entries.pop()
+        current.reset(token)
+        self._with_its_jobs(partial(self._leave, entry, has_failed=error is not None))
+
+    def _with_its_jobs(self, action: Callable[[], object]) -> None:
+        """When jobs that are enqueued now are written: in a transaction of another database, after its end."""
+        if connections[self._backend.database].in_atomic_block:
+            action()
+        else:
+            after_commit(action)
+
+    def _leave(self, entry: Entry, has_failed: bool) -> None:
         rows = self._backend.batches.filter(pk=self.id)
-        if error is not None and self._batch.sealed_at is None:
+        if has_failed and entry.opens:
             # What was enqueued before the error is not the whole: none of it is to run, and nothing is to follow.
             self.discard()
-            rows.update(on_finish=None, on_success=None)
-        rows.seal()
+            rows.filter(finished_at=None).update(on_finish=None, on_success=None)
+        elif has_failed:
+            self._batch.withdraw([job.pk for jobs in entry.added for job in jobs])
+        if entry.opens:
+            rows.seal()
         after_commit(partial(self._finish, rows))
 
     def _finish(self, rows: Any) -> None:

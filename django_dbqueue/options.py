@@ -36,6 +36,7 @@ class Options:
     processes, threads: worker processes of one supervisor, and threads in each.
     coroutines: how many ``async def`` tasks a worker process runs at a time.
     prefetch: the most jobs that a worker holds claimed and not yet started.
+    prefetch_bytes: the most bytes of large arguments that these jobs have together; a single job may have more.
     max_jobs: a worker process is replaced after that many jobs; None never.
     poll_interval: the longest an idle process waits before it looks again.
     timeout_grace: how long a job whose time is over has for its end before its worker process is replaced and ended.
@@ -65,6 +66,7 @@ class Options:
     threads: int = 8
     coroutines: int = 1000
     prefetch: int = 1000
+    prefetch_bytes: int = 64 * 1024 * 1024
     max_jobs: int | None = None
     poll_interval: float = 1.0
     timeout_grace: float = 5.0
@@ -155,7 +157,7 @@ def _as_names(given: Any) -> Any:
 def _problems(options: Any) -> Iterator[str]:
     for name in ("max_attempts", "processes", "threads", "coroutines"):
         yield from _whole(options, name, least=1)
-    for name in ("prefetch", "keep_log"):
+    for name in ("prefetch", "prefetch_bytes", "keep_log"):
         yield from _whole(options, name, least=0)
     if isinstance(options.max_attempts, int) and options.max_attempts > MOST_ATTEMPTS:
         yield f"max_attempts={options.max_attempts!r} is over {MOST_ATTEMPTS}. Lower it."

@@ -486,3 +486,34 @@ def spread(context, depth):
     if depth:
         with context.batch:
             spread.enqueue_many([(depth - 1,), (depth - 1,)])
+
+
+@task(takes_context=True, max_attempts=2)
+def add_and_fail_once(context):
+    """Adds a member to its batch, then fails at its first attempt, inside the block."""
+    with context.batch:
+        add.enqueue(1)
+        if context.attempt == 1:
+            raise ZeroDivisionError
+
+
+@task
+async def cancel_for_ever(value, after_end):
+    """Has its asyncio task cancelled at each turn of the loop: from now on, or from its end on."""
+    loop, own = asyncio.get_running_loop(), asyncio.current_task()
+
+    def cancel():
+        if not own.done():
+            own.cancel()
+            loop.call_soon(cancel)
+
+    if after_end:
+        cancel()
+        return value
+    loop.call_soon(cancel)
+    await asyncio.sleep(3600)
+
+
+@task
+def echo_text(text, wait=0.0):
+    time.sleep(wait)

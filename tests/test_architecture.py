@@ -28,6 +28,8 @@ FLOORS = [
         "models.series",
         "models.semaphores",
         "models.semaphore",
+        "models.batch_share",
+        "models.claim_size",
         "models.keyed",
         "models.alike",
         "models.walking",

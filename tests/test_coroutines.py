@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 
 import pytest
@@ -149,3 +150,39 @@ def test_receivers_of_signals_run_where_they_may_use_the_database(worker):
         signals.task_finished.disconnect(receiver)
 
     assert seen == [(1, "RUNNING"), (1, "SUCCESSFUL")]
+
+
+@pytest.mark.parametrize(("after_end", "state"), [(False, "failed"), (True, "successful")])
+def test_coroutine_cancelled_again_while_its_end_is_noted_is_settled(worker, after_end, state):
+    def receiver(**kwargs):
+        """With one, the end is noted on another thread, for which the loop waits."""
+
+    signals.task_finished.connect(receiver)
+    try:
+        worker()
+        result = tasks.cancel_for_ever.enqueue(3, after_end)
+        until(lambda: Job.objects.get().state == state, seconds=10)
+        assert Execution.objects.get().outcome == state
+        assert tasks.echo.enqueue(4).wait(timeout=20).return_value == 4
+    finally:
+        signals.task_finished.disconnect(receiver)
+    result.refresh()
+    assert result.is_finished
+
+
+def test_receiver_of_a_failed_coroutine_sees_the_exception_being_handled(worker):
+    seen = []
+
+    def receiver(**kwargs):
+        seen.append(sys.exc_info()[0])
+
+    signals.task_finished.connect(receiver)
+    try:
+        worker()
+        tasks.fail_async.enqueue()
+        until(lambda: Job.objects.get().state == "failed")
+    finally:
+        signals.task_finished.disconnect(receiver)
+
+    assert seen == [ValueError]
+    assert Execution.objects.get().traceback.count("File ") == 1

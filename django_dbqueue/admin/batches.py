@@ -46,6 +46,9 @@ def identity(batch: Batch) -> str:
 
 @admin.display(description=_("state"))
 def state(batch: Any) -> str:
+    if batch.is_abandoned:
+        what = _("Finished, abandoned by its opener") if batch.finished_at else _("Abandoned by its opener")
+        return looks.badge(what, "✕", "bad")
     if batch.finished_at and any(unsuccessful(batch).values()):
         return looks.badge(_("Finished, not all well"), "✕", "bad")
     if batch.finished_at:

@@ -25,6 +25,7 @@ class Migration(migrations.Migration):
                 ('on_finish', models.JSONField(blank=True, null=True, verbose_name='on finish')),
                 ('on_success', models.JSONField(blank=True, null=True, verbose_name='on success')),
                 ('created_at', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now(), verbose_name='created at')),
+                ('opened_until', models.DateTimeField(blank=True, null=True, verbose_name='opened until')),
                 ('sealed_at', models.DateTimeField(blank=True, null=True, verbose_name='sealed at')),
                 ('finished_at', models.DateTimeField(blank=True, db_index=True, null=True, verbose_name='finished at')),
             ],
@@ -32,6 +33,19 @@ class Migration(migrations.Migration):
                 'verbose_name': 'batch',
                 'verbose_name_plural': 'batches',
                 'default_permissions': ('view',),
+            },
+        ),
+        migrations.CreateModel(
+            name='BatchShare',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('job', models.UUIDField(db_index=True)),
+                ('attempt', models.PositiveIntegerField(default=0)),
+                ('has_failed', models.BooleanField(default=False)),
+                ('batch', models.ForeignKey(db_constraint=False, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='dbqueue.batch')),
+            ],
+            options={
+                'default_permissions': (),
             },
         ),
         migrations.CreateModel(

@@ -1,6 +1,7 @@
 """The nouns of the queue, one to a file, and every statement that changes a job's state."""
 
 from .batch import Batch
+from .batch_share import BatchShare
 from .execution import Execution
 from .failure import Failure
 from .hanged import HangedJob
@@ -18,6 +19,7 @@ from .stack import Stack
 
 __all__ = [
     "Batch",
+    "BatchShare",
     "Execution",
     "Failure",
     "HangedJob",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections, models
 from django.db.backends.utils import CursorWrapper
 
+from .claim_size import is_small
 from .expressions import composed
 from .process import Process
 from .states import State
@@ -27,7 +28,7 @@ UP_TO = "LIMIT %s FOR UPDATE SKIP LOCKED)) RETURNING {columns}"
 class ClaimAtOnce:
     """Makes jobs that are wanted and ready the process's own, up to a limit, oldest first.
 
-    Those with limits are left to the claim that can do all.
+    Those with limits or large arguments are left to the claim that can do all.
     """
 
     def __init__(self, wanted: JobQuerySet, process: Process) -> None:
@@ -35,7 +36,7 @@ class ClaimAtOnce:
         fields = wanted.model._meta.concrete_fields
         self._names = [field.attname for field in fields]
         self._documents = [field.attname for field in fields if isinstance(field, models.JSONField)]
-        plain = wanted.ready().filter(limits__isnull=True).order_by("run_after", "id")
+        plain = wanted.ready().filter(is_small("args"), is_small("kwargs"), limits__isnull=True).order_by("run_after", "id")
         # Not select_for_update(), which Django refuses outside of a transaction: this statement is one.
         sql, values = composed(plain.values("pk"))
         columns = ", ".join(f'"{field.column}"' for field in fields)

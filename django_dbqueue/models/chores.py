@@ -64,6 +64,6 @@ def _facts(database: str) -> models.QuerySet[Process, Any]:
         Exists(processes.silent()),
         Exists(jobs.orphaned()),
         Exists(jobs.filter(state=State.BLOCKED)),
-        Exists(Batch.objects.using(database).open()),
+        Exists(Batch.objects.using(database).swept()),
         Exists(RecurringTask.objects.using(database).waiting()),
     )

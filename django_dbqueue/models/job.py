@@ -107,6 +107,8 @@ class Job(models.Model):
     called_off = ""
     # Of a limited job: all with one series run one after the other, and share its slots.
     series: UUID | None = None
+    # Bytes of its arguments as JSON, as far as they were counted at its claim: those of small ones are not.
+    size = 0
     # How far its task has said that it is, as long as that is not written.
     noted: Noted | None = None
 

@@ -15,6 +15,8 @@ from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
 from ..wakeup import wake_each
 from . import keyed, walking
 from .alike import COLUMNS, Alike, rows_behind
+from .batch_share import BatchShare, EndedRun
+from .claim_size import Budget
 from .expressions import Among, NotBefore, Now, after, lock
 from .lanes import lanes
 from .operated import OperatedJobs
@@ -22,7 +24,7 @@ from .process import Process
 from .semaphore import Semaphore
 from .semaphores import Pruned
 from .series import InARow, alone
-from .states import FINISHED, Fate, Lane, Place, State
+from .states import FINISHED, UNSUCCESSFUL, Fate, Lane, Place, State
 from .writing import create, insert, set_json
 
 if TYPE_CHECKING:
@@ -143,11 +145,13 @@ class JobQuerySet(OperatedJobs):
         limit: int,
         in_a_row: InARow = alone,
         since: Place | None = None,
+        budget: Budget | None = None,
         room: Callable[[], int] | None = None,
     ) -> list[Job]:
         """Make up to ``limit`` of the lane's jobs the process's own, oldest first. Those that find no slot are BLOCKED.
 
-        ``since`` is where in the lane to begin. ``room`` says in each of the claim's transactions how many more may run.
+        ``since`` is where in the lane to begin; ``budget`` are the bytes of arguments that may be loaded, None any number.
+        ``room`` says in each of the claim's transactions how many more may run.
 
         Behind a limited one follow those that are next in line: of one series, the process runs one at a time.
         """
@@ -156,7 +160,7 @@ class JobQuerySet(OperatedJobs):
             wanted = limit - len(claimed)
             # Each in a transaction of its own: it locks semaphores in the order of their keys, and only once.
             try:
-                more, jobs = self._claim(lane, process, wanted, in_a_row, since, room)
+                more, jobs = self._claim(lane, process, wanted, in_a_row, since, budget, room)
             except Pruned:
                 continue
             claimed += jobs
@@ -165,14 +169,23 @@ class JobQuerySet(OperatedJobs):
         return claimed
 
     def _claim(
-        self, lane: Lane, process: Process, limit: int, in_a_row: InARow, since: Place | None, room: Callable[[], int] | None
+        self,
+        lane: Lane,
+        process: Process,
+        limit: int,
+        in_a_row: InARow,
+        since: Place | None,
+        budget: Budget | None,
+        room: Callable[[], int] | None,
     ) -> tuple[bool, list[Job]]:
         """Returns whether there may be more, and those that are the process's own now."""
         with transaction.atomic(using=self.db, savepoint=False):
             if room and (limit := min(limit, room())) <= 0:
                 return False, []
             waiting = self.of_lane(lane).filter(NotBefore(*since)) if since else self.of_lane(lane)
-            jobs = found = list(lock(waiting).annotate(db_now=Now())[:limit])
+            rows = lock(waiting).annotate(db_now=Now())
+            found: list[Any] = budget.take(rows, self.model.objects.using(self.db), limit) if budget else list(rows[:limit])
+            jobs = found
             if any(job.limits for job in found):
                 jobs = Semaphore.objects.using(self.db).acquire(found, limit, in_a_row)
             if jobs:
@@ -209,6 +222,9 @@ class JobQuerySet(OperatedJobs):
         for outcome in outcomes:
             if outcome.fence[0] in again:
                 anew[outcome.wait].append(outcome.fence[0])
+        ended = [o for o in outcomes if o.fence[0] in again and (o.state in FINISHED or o.then)]
+        if runs := [EndedRun(o.fence[0], o.state, attempt=o.fence[1]) for o in ended]:
+            BatchShare.objects.using(self.db).let_go(runs)
         for wait, ids in anew.items():
             keyed.begin_anew(self.filter(pk__in=ids), wait)
         outcomes = [outcome for outcome in outcomes if outcome.fence[0] not in again]
@@ -271,7 +287,10 @@ class JobQuerySet(OperatedJobs):
         """Delete finished jobs that ended so many seconds ago, with all that is kept of them. Returns how many."""
         with transaction.atomic(using=self.db):
             old = self.filter(state__in=states, finished_at__lt=after(-older_than)).order_by("finished_at")
-            return self.erase(list(lock(old).values_list("pk", flat=True)[:limit]))
+            found = list(lock(old).values_list("pk", "state", "batch")[:limit])
+            if failed := [EndedRun(*row) for row in found if row[1] in UNSUCCESSFUL]:
+                BatchShare.objects.using(self.db).let_go(failed)
+            return self.erase([row[0] for row in found])
 
     def erase(self, ids: list[Any]) -> int:
         """Delete jobs with their attempts. One statement for each table: nothing is loaded to be deleted."""

@@ -12,6 +12,7 @@ from django.db.models import Case, F, Value, When
 from django.db.models.functions import Greatest
 
 from ..moments import LONGEST_WAIT
+from .batch_share import BatchShare, EndedRun
 from .expressions import Now, after
 from .states import FINISHED, Conflict, Fate, State
 
@@ -25,13 +26,13 @@ TRIES = 5
 # What a job has from the call that asked for it last.
 OF_THE_CALL = [
     *("task", "queue", "priority", "args", "kwargs", "metadata", "max_attempts", "on_lost", "timeout", "limits"),
-    *("pipeline", "stage", "batch_id"),
+    *("pipeline", "stage"),
 ]
 _OF_A_RUN = ["state", "blocked_by", "run_after", "expires_at", "asked_again", "failures", "attempts_before"]
 _OF_A_NEW_RUN = ["enqueued_at", "started_at", "finished_at", "result", "stop_asked_at"]
 TIMES = ["run_after", "expires_at", "enqueued_at"]
-OF_A_NEW_JOB = ["id", *OF_THE_CALL, *_OF_A_RUN, "enqueued_at", "version", "attempt", "has_begun"]
-_WRITTEN = [*OF_THE_CALL, *_OF_A_RUN, *_OF_A_NEW_RUN, "version"]
+OF_A_NEW_JOB = ["id", *OF_THE_CALL, "batch_id", *_OF_A_RUN, "enqueued_at", "version", "attempt", "has_begun"]
+_WRITTEN = [*OF_THE_CALL, "batch_id", *_OF_A_RUN, *_OF_A_NEW_RUN, "version"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,7 @@ def _merge(rows: models.QuerySet[Job], jobs: Sequence[Job], how: Merge) -> list[
         standing = _stand(rows, jobs)
         met = [(standing[job.key or ""], _meet(standing[job.key or ""], job, how)) for job in jobs]
         changed = {row.pk: row for row, _fate in met if vars(row).pop("is_changed", False)}
+        _let_batches_wait(rows, list(changed.values()))
         _write(rows, list(changed.values()))
     return met
 
@@ -140,6 +142,7 @@ def _meet(row: Any, job: Job, how: Merge) -> Fate:
     ends = row.state in FINISHED
     if how.on_conflict == Conflict.SKIP and not ends:
         return Fate.IGNORED
+    _pass_on(row, job.batch_id)
     for name in OF_THE_CALL:
         setattr(row, name, getattr(job, name))
     row.version = row.version if job.version is None else job.version
@@ -152,6 +155,27 @@ def _meet(row: Any, job: Job, how: Merge) -> Fate:
         _set_out(row, State.SCHEDULED if row.run_after > row.db_now else State.READY)
     row.is_changed = True
     return Fate.CREATED if ends else Fate.MERGED
+
+
+def _pass_on(row: Any, batch: Any) -> None:
+    """Have the run that the call asks for belong to the call's batch. The one that it belonged to waits for it too."""
+    if row.state in FINISHED:
+        row.ended_run = EndedRun(row.pk, row.state, row.batch_id if row.batch_id != batch else None)
+        row.batch_id = batch
+        return
+    is_to_come = row.state != State.RUNNING or row.asked_again
+    if row.batch_id == batch or (batch is None and is_to_come):
+        return
+    if row.batch_id:
+        row.share = BatchShare(batch_id=row.batch_id, job=row.pk, attempt=row.attempt + is_to_come)
+    row.batch_id = batch
+
+
+def _let_batches_wait(rows: models.QuerySet[Job], changed: list[Job]) -> None:
+    shares = BatchShare.objects.using(rows.db)
+    if runs := [run for row in changed if (run := vars(row).pop("ended_run", None))]:
+        shares.let_go(runs)
+    shares.bulk_create([share for row in changed if (share := vars(row).pop("share", None))])
 
 
 def _set_out(row: Any, state: State) -> None:

@@ -12,6 +12,7 @@ from django.db.models import Exists, Q
 from ..compat import DEFAULT_TASK_QUEUE_NAME
 from ..models import Job, KnownTask, Process, Queue
 from ..models.at_once import ClaimAtOnce
+from ..models.claim_size import Budget
 from ..models.jobs import JobQuerySet
 from ..models.pausing import PAUSED
 from ..models.series import InARow, alone
@@ -79,9 +80,10 @@ class Claimer:
             self._heard.add(Lane(queue, priority))
         return True
 
-    def claim(self, limit: int) -> Iterator[list[Job]]:
+    def claim(self, limit: int, held_bytes: int = 0) -> Iterator[list[Job]]:
         """Up to ``limit`` jobs, now owned by the process; fewer only if no lane has more, if it was told of some, or while
-        looks take long (see Marks). Those of a lane can begin while the next one is asked.
+        looks take long (see Marks), or if more would be over ``prefetch_bytes``, of which ``held_bytes`` are taken. Those of a
+        lane can begin while the next one is asked.
         """
         heard, self._heard = self._heard, set()
         if self._marks.slow:
@@ -90,15 +92,16 @@ class Claimer:
             yield jobs
             self._know({job.queue for job in jobs})
             return
+        budget = Budget(self._options.prefetch_bytes, held_bytes)
         known = self._lanes if time.monotonic() - self._read_at < self.FRESH else []
         to_the_end = {lane for lane in known if not self._marks.of(lane)}
         room = limit
-        for jobs in self._claim(known, limit):
+        for jobs in self._claim(known, limit, budget):
             room -= len(jobs)
             yield jobs
-        if room > 0:
+        if room > 0 and not budget.is_spent:
             done = to_the_end if self._read_lanes() else set(known)
-            yield from self._claim([lane for lane in self._lanes if lane not in done], room)
+            yield from self._claim([lane for lane in self._lanes if lane not in done], room, budget)
         # Lanes of the same rank take turns: a full one must not starve its neighbours.
         following = [lane for lane in [*self._lanes[1:], *self._lanes[:1]] if lane not in self._empty]
         self._lanes = sorted(following, key=self._order.__getitem__)
@@ -129,25 +132,33 @@ class Claimer:
         self._left = {task: end for task, end in self._left.items() if end > now}
         return self._jobs.exclude(task__in=[*self._left, *self._paused_tasks])
 
-    def _claim(self, lanes: list[Lane], room: int) -> Iterator[list[Job]]:
+    def _claim(self, lanes: list[Lane], room: int, budget: Budget) -> Iterator[list[Job]]:
         wanted = self._wanted() if lanes else self._jobs
         for lane in lanes:
-            if room <= 0:
+            if room <= 0 or budget.is_spent:
                 return
             claim = self._claim_limited if lane.queue in self.limits else JobQuerySet.claim
-            jobs = claim(wanted, lane, self._process, room, self._in_a_row, self._marks.of(lane))
-            self._marks.move(lane, jobs, full=len(jobs) == room)
-            if len(jobs) < room:
+            jobs = claim(wanted, lane, self._process, room, self._in_a_row, self._marks.of(lane), budget)
+            is_full = len(jobs) == room or budget.is_spent
+            self._marks.move(lane, jobs, full=is_full)
+            if not is_full:
                 self._empty.add(lane)
             room -= len(jobs)
             if jobs:
                 yield jobs
 
     def _claim_limited(
-        self, wanted: JobQuerySet, lane: Lane, process: Process, limit: int, in_a_row: InARow, since: Place | None
+        self,
+        wanted: JobQuerySet,
+        lane: Lane,
+        process: Process,
+        limit: int,
+        in_a_row: InARow,
+        since: Place | None,
+        budget: Budget,
     ) -> list[Job]:
         room = partial(self._queues.room, lane.queue, self.limits[lane.queue])
-        return wanted.claim(lane, process, limit, in_a_row, since, room)
+        return wanted.claim(lane, process, limit, in_a_row, since, budget, room)
 
     def _read_lanes(self) -> bool:
         """Returns whether it has looked for them; else they are as they were, with those that it has heard of."""

@@ -10,6 +10,7 @@ from django.db import DatabaseError, InterfaceError
 
 from ..backend import DatabaseBackend
 from ..models import Failure, Job, Process, Semaphore
+from ..models.batch import OPEN_SECONDS
 from ..models.chores import Chores, look
 from ..models.semaphores import SemaphoreQuerySet
 from ..models.states import State
@@ -112,6 +113,8 @@ class Dispatcher:
             wake_each(self._database, semaphores.sweep(self.BATCH))
             self._revive(semaphores)
         if chores.batches:
+            for batch in self._backend.batches.seal_abandoned():
+                logger.warning("Batch %s is abandoned: its opener added no job for %g s, and did not end.", batch, OPEN_SECONDS)
             wake_each(self._database, self._backend.batches.finish())
 
     def _revive(self, semaphores: SemaphoreQuerySet) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable
@@ -68,11 +69,35 @@ async def run_async(call: CoroutineCall, backend: DatabaseBackend) -> Settlement
     try:
         if attempt.uses_no_database and not of_coroutines.is_set():
             return attempt.announce(attempt.succeed(await call.run(attempt.begin())))
-        function = await sync_to_async(_with_ready_connections)(attempt.begin)
+        function = await _uncancelled(attempt.begin)
         value = await call.run(function)
-        return await sync_to_async(_with_ready_connections)(lambda: attempt.announce(attempt.succeed(value)))
+        return await _uncancelled(lambda: attempt.announce(attempt.succeed(value)))
     except BaseException as error:
-        return await sync_to_async(_with_ready_connections)(attempt.fail, error)
+        return await _uncancelled(partial(_handle, error, attempt.fail))
+
+
+async def _uncancelled(step: Callable[[], R]) -> R:
+    """Run a step on the thread for the database to its end, however often the job's asyncio task is cancelled meanwhile.
+
+    The task's own code, or an interruption that comes late, may cancel it: without an outcome, the job would stay RUNNING.
+    """
+    running = asyncio.ensure_future(sync_to_async(_with_ready_connections)(step))
+    while not running.done():
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            continue
+        except BaseException:
+            break
+    return running.result() if not running.cancelled() else await _uncancelled(step)
+
+
+def _handle(error: BaseException, step: Callable[[BaseException], R]) -> R:
+    """Have a step see, on its own thread, that an error is being handled."""
+    try:
+        raise error
+    except BaseException:
+        return step(error)
 
 
 def _with_ready_connections(step: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

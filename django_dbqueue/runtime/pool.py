@@ -105,6 +105,10 @@ class Pool:
         with self._changed:
             return [*self._waiting.values(), *chain.from_iterable(self._behind.values())]
 
+    def held_bytes(self) -> int:
+        """Of the large arguments of those that wait."""
+        return sum(job.size for job in self.waiting())
+
     def running(self) -> list[ThreadCall]:
         return list(self._running.values())
 

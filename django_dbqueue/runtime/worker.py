@@ -129,7 +129,7 @@ class Worker:
         fit = self._heartbeat.healthy and not self._coroutines.full() and not self._settler.full
         room = (self._coroutines.room() or self._pool.room()) if fit else 0
         before = self._claimed
-        for jobs in self._claimer.claim(room) if room > 0 else ():
+        for jobs in self._claimer.claim(room, self._pool.held_bytes()) if room > 0 else ():
             others, too_many = self._coroutines.take(jobs, self._claimer.leave)
             self._pool.put(others)
             self._jobs.release(too_many)

@@ -59,6 +59,8 @@ def test_each_has_a_state_in_words(viewer: Client, db: Any) -> None:
     assert "✓ Finished" in said(one, sealed_at=one.sealed_at, **ended)
     assert "✕ Finished, not all well" in said(a_batch(*some(discarded=1)), **ended)
     assert "no jobs" in said(a_batch(), **ended)
+    assert "✕ Abandoned by its opener" in said(a_batch(), opened_until=one.sealed_at)
+    assert "✕ Finished, abandoned by its opener" in said(a_batch(), opened_until=one.sealed_at, **ended)
 
 
 def test_very_large_ones_are_counted_up_to_the_limit(viewer: Client, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:

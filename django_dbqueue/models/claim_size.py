@@ -1,0 +1,78 @@
+"""How much a claim loads: a process is to hold jobs with large arguments only up to a number of bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.db import models
+from django.db.models import Case, F, When, lookups
+
+if TYPE_CHECKING:
+    from .job import Job
+
+# Arguments that take no more bytes in their row are loaded with it, and not counted. (PostgreSQL may have compressed them, and
+# then they are some 90 times as large.) What is larger is loaded by its id, once it is known that there is room for it.
+SMALL = 1000
+_LARGE = ("args", "kwargs")
+
+
+class StoredSize(models.Func):
+    """Bytes of a column in its row. On PostgreSQL it reads nothing of what is stored apart, and takes no time."""
+
+    function, output_field = "LENGTH", models.IntegerField()
+
+    def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        return self.as_sql(compiler, connection, function="pg_column_size", **context)
+
+
+class TextSize(models.Func):
+    """Bytes of a column as text: about what it takes in Python, before it is decoded."""
+
+    function, output_field = "LENGTH", models.IntegerField()
+
+    def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        return self.as_sql(compiler, connection, template="octet_length((%(expressions)s)::text)", **context)
+
+
+def is_small(name: str) -> lookups.LessThanOrEqual:
+    return lookups.LessThanOrEqual(StoredSize(F(name)), SMALL)
+
+
+class Budget:
+    """The bytes of large arguments that one claim may still take; ``of`` bytes, less those of the jobs that are held.
+
+    A process that holds none takes one job of any size. ``is_spent`` once a job was left for want of bytes.
+    """
+
+    def __init__(self, of: int, held: int = 0) -> None:
+        self._left, self._may_exceed = of - held, not held
+        self.is_spent = False
+
+    def take(self, rows: models.QuerySet[Job], jobs: models.QuerySet[Job], limit: int) -> list[Job]:
+        """The first of these rows, locked and loaded, for which there is room. ``jobs`` finds large ones again."""
+        small = {f"small_{name}": Case(When(is_small(name), then=F(name)), output_field=models.JSONField()) for name in _LARGE}
+        found = list(rows.defer(*_LARGE).annotate(**small)[:limit])
+        large = []
+        for job in found:
+            values = job.__dict__
+            args, kwargs = values["args"], values["kwargs"] = values.pop("small_args"), values.pop("small_kwargs")
+            if args is None or kwargs is None:
+                large.append(job.id)
+        return self._without_too_large(found, jobs.filter(pk__in=large)) if large else found
+
+    def _without_too_large(self, found: list[Job], large: models.QuerySet[Job]) -> list[Job]:
+        sizes: dict[Any, int] = dict(large.values_list("pk", TextSize(F("args")) + TextSize(F("kwargs"))))
+        taken: list[Job] = []
+        for job in found:
+            job.size = sizes.get(job.id, 0)
+            if job.size > self._left and job.size and not self._may_exceed:
+                self.is_spent = True
+                break
+            self._left, self._may_exceed = self._left - job.size, self._may_exceed and not job.size
+            taken.append(job)
+        ids = [job.id for job in taken if job.size]
+        loaded = {pk: values for pk, *values in large.filter(pk__in=ids).values_list("pk", *_LARGE)}
+        for job in taken:
+            if job.size:
+                job.args, job.kwargs = loaded[job.id]
+        return taken
