@@ -110,6 +110,14 @@ class DatabaseBackend(BaseTaskBackend):
         there.pipeline, there.stage, there.key, there.version = pipeline, place, None, None
         return there
 
+    def set_policy(self, job: Job, task: Any) -> None:
+        """Set what the task says of retries and time on the job; what it does not say is as OPTIONS have it for the queue."""
+        options = self.options_of(job.queue)
+        job.max_attempts = getattr(task, "max_attempts", None) or options.max_attempts
+        job.on_lost = getattr(task, "on_lost", job.on_lost)
+        if seconds := getattr(task, "timeout", None) or options.timeout:
+            job.timeout = timedelta(seconds=seconds)
+
     def columns_of(self, task: Any, args: Sequence[Any]) -> dict[str, Any]:
         """A call that is to be enqueued later, as JSON. Raises TypeError or ValueError as ``enqueue`` does."""
         self.validate_task(task)
@@ -147,11 +155,7 @@ class DatabaseBackend(BaseTaskBackend):
         """A job of the task, with all that does not depend on its arguments."""
         job = _blank_job().copy(uuid7())
         job.task, job.queue, job.priority = task.module_path, task.queue_name, task.priority
-        options = self.options_of(task.queue_name)
-        job.max_attempts = getattr(task, "max_attempts", None) or options.max_attempts
-        job.on_lost = getattr(task, "on_lost", job.on_lost)
-        if seconds := getattr(task, "timeout", None) or options.timeout:
-            job.timeout = timedelta(seconds=seconds)
+        self.set_policy(job, task)
         if metadata := getattr(task, "metadata", None):
             job.metadata = arguments.to_json(metadata, of=f"metadata of {task.module_path}")
         if (batch := current_batch.get()) and batch._state.db == self.database:

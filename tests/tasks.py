@@ -122,6 +122,11 @@ def tell_and_sleep(seconds):
     time.sleep(seconds)
 
 
+@task(max_attempts=2, timeout=9, on_lost="fail")
+def fail_at_its_own_pace():
+    raise ValueError
+
+
 @task
 def fail(message="it failed"):
     raise ValueError(message)
