@@ -143,6 +143,7 @@ class DatabaseBackend(BaseTaskBackend):
             return [Error(f"TASKS[{self.alias!r}]['QUEUES']: {queues!r} is not a list of names of queues.", id="dbqueue.E005")]
         try:
             QueueSelector(self.config.queues, frozenset(self.queues))
+            self.config.check_queues(self.queues)
         except (InvalidOption, TypeError) as error:
             return [Error(f"TASKS[{self.alias!r}]['OPTIONS']: {error}", id="dbqueue.E001")]
         unread = [key for key in given if key not in ("BACKEND", "QUEUES", "OPTIONS")]

@@ -127,6 +127,18 @@ def fail_at_its_own_pace():
     raise ValueError
 
 
+@task(timeout=0.1)
+def spin_for_a_second():
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        pass
+
+
+@task(timeout=0.1)
+async def sleep_for_a_minute_async():
+    await asyncio.sleep(60)
+
+
 @task
 def fail(message="it failed"):
     raise ValueError(message)

@@ -328,3 +328,20 @@ def test_a_receiver_hears_even_if_it_is_the_only_one():
         signals.task_enqueued.connect(signals.log_task_enqueued)
 
     assert heard == [result.id]
+
+
+class Shop:
+    @staticmethod
+    def report():
+        pass
+
+
+def test_a_function_that_no_worker_could_find_is_refused():
+    def nested():
+        pass
+
+    for function in (Shop.report, nested, lambda: None):
+        with pytest.raises(InvalidTask, match="module"):
+            task(function)
+    with pytest.raises(InvalidTask, match=r"Shop\.report is not at the top level of its module"):
+        task(Shop.report)
