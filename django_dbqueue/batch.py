@@ -8,6 +8,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from asgiref.sync import sync_to_async
+
 from .compat import DEFAULT_TASK_BACKEND_ALIAS, InvalidTask, task_backends
 from .tasks import Task
 from .transactions import after_commit
@@ -70,13 +72,28 @@ class batch:
         return self._batch.discard()
 
     def __enter__(self) -> batch:
-        if self._batch._state.adding:
-            self._batch.save(using=self._backend.database, force_insert=True)
+        self._open()
         self._tokens.append(current.set(self._batch))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         current.reset(self._tokens.pop())
+        self._close(error)
+
+    async def __aenter__(self) -> batch:
+        await sync_to_async(self._open)()
+        self._tokens.append(current.set(self._batch))
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        current.reset(self._tokens.pop())
+        await sync_to_async(self._close)(error)
+
+    def _open(self) -> None:
+        if self._batch._state.adding:
+            self._batch.save(using=self._backend.database, force_insert=True)
+
+    def _close(self, error: BaseException | None) -> None:
         rows = self._backend.batches.filter(pk=self.id)
         if error is not None and self._batch.sealed_at is None:
             # What was enqueued before the error is not the whole: none of it is to run, and nothing is to follow.
