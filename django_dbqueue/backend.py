@@ -76,6 +76,11 @@ class DatabaseBackend(BaseTaskBackend):
             raise InvalidTask(f"run_after must be an aware datetime, or a timedelta from now, not {task.run_after!r}.")
         if not isinstance(metadata := getattr(task, "metadata", None) or {}, Mapping):
             raise InvalidTask(f"metadata must be a dict, not {metadata!r}.")
+        if self.queues and task.queue_name not in self.queues:
+            raise InvalidTask(
+                f"Queue {task.queue_name!r} is not valid for backend: TASKS[{self.alias!r}]['QUEUES'] has "
+                f"{', '.join(map(repr, sorted(self.queues)))}. Add it there, or give [] there for queues of any name."
+            )
         if isinstance(task.run_after, timedelta):
             if abs(task.run_after) > LONGEST_WAIT:
                 raise InvalidTask(f"run_after must be within {LONGEST_WAIT.days:,} days from now, not {task.run_after.days:,}.")

@@ -345,3 +345,10 @@ def test_a_function_that_no_worker_could_find_is_refused():
             task(function)
     with pytest.raises(InvalidTask, match=r"Shop\.report is not at the top level of its module"):
         task(Shop.report)
+
+
+def test_a_queue_that_the_backend_does_not_have_is_refused_with_the_remedy():
+    ours = {"BACKEND": "django_dbqueue.backend.DatabaseBackend"}
+    said = r"Queue 'mail' .* has 'default'. Add it there, or give \[\] there"
+    with override_settings(TASKS={"default": ours}), pytest.raises(InvalidTask, match=said):
+        tasks.add.using(queue_name="mail")
