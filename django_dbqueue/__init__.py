@@ -1,5 +1,7 @@
 """Background jobs in the database that your Django project already has."""
 
+from typing import TYPE_CHECKING, Any
+
 from .backoff import Constant, Exponential, Linear
 from .batch import batch
 from .exceptions import Interrupted, Retried, Snoozed, Stopped, TimedOut
@@ -7,6 +9,9 @@ from .limits import Rate, limit
 from .pipeline import FanOut, Finish, GoTo, pipeline
 from .recurring import recurring, recurring_command
 from .tasks import Task, task
+
+if TYPE_CHECKING:
+    from .context import JobContext
 
 __version__ = "0.1.0"
 __all__ = [
@@ -16,6 +21,7 @@ __all__ = [
     "Finish",
     "GoTo",
     "Interrupted",
+    "JobContext",
     "Linear",
     "Rate",
     "Retried",
@@ -30,3 +36,12 @@ __all__ = [
     "recurring_command",
     "task",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # It uses the models, which cannot be imported before the apps are ready; this package is one of them.
+    if name == "JobContext":
+        from .context import JobContext
+
+        return JobContext
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -77,6 +77,11 @@ class DatabaseBackend(BaseTaskBackend):
             raise InvalidTask(f"run_after must be an aware datetime, or a timedelta from now, not {task.run_after!r}.")
         if not isinstance(metadata := getattr(task, "metadata", None) or {}, Mapping):
             raise InvalidTask(f"metadata must be a dict, not {metadata!r}.")
+        if self.queues and task.queue_name not in self.queues:
+            raise InvalidTask(
+                f"Queue {task.queue_name!r} is not valid for backend: TASKS[{self.alias!r}]['QUEUES'] has "
+                f"{', '.join(map(repr, sorted(self.queues)))}. Add it there, or give [] there for queues of any name."
+            )
         if isinstance(task.run_after, timedelta):
             if abs(task.run_after) > LONGEST_WAIT:
                 raise InvalidTask(f"run_after must be within {LONGEST_WAIT.days:,} days from now, not {task.run_after.days:,}.")
@@ -115,6 +120,14 @@ class DatabaseBackend(BaseTaskBackend):
         there.pipeline, there.stage, there.key, there.version = pipeline, place, None, None
         return there
 
+    def set_policy(self, job: Job, task: Any) -> None:
+        """Set what the task says of retries and time on the job; what it does not say is as OPTIONS have it for the queue."""
+        options = self.options_of(job.queue)
+        job.max_attempts = getattr(task, "max_attempts", None) or options.max_attempts
+        job.on_lost = getattr(task, "on_lost", job.on_lost)
+        if seconds := getattr(task, "timeout", None) or options.timeout:
+            job.timeout = timedelta(seconds=seconds)
+
     def columns_of(self, task: Any, args: Sequence[Any]) -> dict[str, Any]:
         """A call that is to be enqueued later, as JSON. Raises TypeError or ValueError as ``enqueue`` does."""
         self.validate_task(task)
@@ -140,6 +153,7 @@ class DatabaseBackend(BaseTaskBackend):
             return [Error(f"TASKS[{self.alias!r}]['QUEUES']: {queues!r} is not a list of names of queues.", id="dbqueue.E005")]
         try:
             QueueSelector(self.config.queues, frozenset(self.queues))
+            self.config.check_queues(self.queues)
         except (InvalidOption, TypeError) as error:
             return [Error(f"TASKS[{self.alias!r}]['OPTIONS']: {error}", id="dbqueue.E001")]
         unread = [key for key in given if key not in ("BACKEND", "QUEUES", "OPTIONS")]
@@ -152,11 +166,7 @@ class DatabaseBackend(BaseTaskBackend):
         """A job of the task, with all that does not depend on its arguments."""
         job = _blank_job().copy(uuid7())
         job.task, job.queue, job.priority = task.module_path, task.queue_name, task.priority
-        options = self.options_of(task.queue_name)
-        job.max_attempts = getattr(task, "max_attempts", None) or options.max_attempts
-        job.on_lost = getattr(task, "on_lost", job.on_lost)
-        if seconds := getattr(task, "timeout", None) or options.timeout:
-            job.timeout = timedelta(seconds=seconds)
+        self.set_policy(job, task)
         if metadata := getattr(task, "metadata", None):
             job.metadata = arguments.to_json(metadata, of=f"metadata of {task.module_path}")
         if entry := self._entry:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from asgiref.sync import sync_to_async
 from django.db import connections
 
 from .compat import DEFAULT_TASK_BACKEND_ALIAS, InvalidTask, task_backends
@@ -87,16 +88,35 @@ class batch:
         return self._batch.discard()
 
     def __enter__(self) -> batch:
-        entry = Entry(id=self.id, database=self._backend.database, opens=self._is_new)
-        if self._is_new:
-            self._is_new = False
-            self._with_its_jobs(partial(self._backend.batches.create_open, self._batch))
+        entry = self._open()
         self._entries.append((entry, current.set(entry)))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._close(self._pop(), error)
+
+    async def __aenter__(self) -> batch:
+        # The context variable is set in the caller's own context, not in that of the thread.
+        entry = await sync_to_async(self._open)()
+        self._entries.append((entry, current.set(entry)))
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await sync_to_async(self._close)(self._pop(), error)
+
+    def _open(self) -> Entry:
+        entry = Entry(id=self.id, database=self._backend.database, opens=self._is_new)
+        if self._is_new:
+            self._is_new = False
+            self._with_its_jobs(partial(self._backend.batches.create_open, self._batch))
+        return entry
+
+    def _pop(self) -> Entry:
         entry, token = self._entries.pop()
         current.reset(token)
+        return entry
+
+    def _close(self, entry: Entry, error: BaseException | None) -> None:
         self._with_its_jobs(partial(self._leave, entry, has_failed=error is not None))
 
     def _with_its_jobs(self, action: Callable[[], object]) -> None:

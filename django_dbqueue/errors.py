@@ -7,8 +7,9 @@ import os
 import re
 import sysconfig
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from types import TracebackType
+from types import CodeType, TracebackType
 
 LONGEST_MESSAGE = 1_000
 LONGEST_TRACEBACK = 20_000
@@ -19,28 +20,33 @@ _NOT_OURS = tuple(
     | {_PACKAGE, "<"}
 )
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`")
+_ADDRESS = re.compile(
+    r"\b[a-z][a-z0-9+.-]*://\S+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+|(?<![\w.])(?:~|\.{1,2}|[a-z]:)?[/\\][^\s,;)]+", re.I
+)
 _UUID_OR_HEX = re.compile(r"\b(?:0x[0-9a-f]+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[0-9a-f]*\d)[0-9a-f]{12,})\b", re.I)
-_NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
+_WORD_WITH_NUMBER = re.compile(r"\w*\d\w*(?:[.,:]\d+)*")
+# Where the values go in text that code formats: "%(name)s", "{name}".
+_PLACEHOLDER = re.compile(r"%(?:\(\w*\))?[-+ #0-9.*]*[a-zA-Z]|\{[^{}]*\}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorReport:
-    """An exception as it is stored. ``location`` is the top frame of the project's own code, as file:function."""
+    """An exception as it is stored.
+
+    location: the top frame of the project's own code, as file:function.
+    pattern: the message without its values.
+    """
 
     type: str
     message: str
     traceback: str
     location: str
+    pattern: str
 
     @property
     def headline(self) -> str:
         """Type and message in one line."""
         return f"{self.type.rpartition('.')[2]}: {' '.join(self.message.split())[:200]}".removesuffix(": ")
-
-    @property
-    def pattern(self) -> str:
-        """The message with quoted text, ids and numbers taken out."""
-        return _NUMBER.sub("#", _UUID_OR_HEX.sub("#", _QUOTED.sub("…", self.message)))
 
     def in_ascii(self) -> ErrorReport:
         """The same, for a database that cannot store all characters."""
@@ -49,8 +55,8 @@ class ErrorReport:
 
     def caused_by(self, cause: BaseException | None, reason: str) -> ErrorReport:
         """The same traceback, under the name and at the place of what caused it; in other words, if there are any."""
-        of = report(cause, cause.__traceback__) if cause else self
-        return replace(of, message=clip(clean(reason), LONGEST_MESSAGE) or of.message, traceback=self.traceback)
+        of = replace(report(cause, cause.__traceback__) if cause else self, traceback=self.traceback)
+        return replace(of, message=self.message, pattern=self.pattern) if reason else of
 
     @property
     def fingerprint(self) -> str:
@@ -69,12 +75,41 @@ def report(exception: BaseException, frames: TracebackType | None = None) -> Err
         text = "".join(traceback.format_exception(kind, exception, frames))
     except BaseException as error:
         text = f"{kind.__qualname__}: <its traceback could not be formatted: {type(error).__qualname__}>\n"
+    message = clip(clean(message), LONGEST_MESSAGE)
     return ErrorReport(
         type=f"{kind.__module__}.{kind.__qualname__}",
-        message=clip(clean(message), LONGEST_MESSAGE),
+        message=message,
         traceback=clip(clean(text), LONGEST_TRACEBACK),
         location=_location(frames),
+        pattern=_pattern(message, frames),
     )
+
+
+def _pattern(message: str, frames: TracebackType | None) -> str:
+    """The message without its values: those of its words that are text in the code that was run.
+
+    A message that has no phrase of that code, such as a server's: without quoted text, addresses, paths, ids and numbers.
+    """
+    codes = []
+    while frames is not None:
+        codes.append(frames.tb_frame.f_code)
+        frames = frames.tb_next
+    for code in reversed(codes):
+        # The longest first: another may be a part of it.
+        known = sorted({phrase for phrase in _phrases(code) if phrase in message}, key=len, reverse=True)
+        if known:
+            return "#".join(re.findall("|".join(map(re.escape, known)), message))
+    for values in (_QUOTED, _ADDRESS, _UUID_OR_HEX, _WORD_WITH_NUMBER):
+        message = values.sub("#", message)
+    return message
+
+
+def _phrases(code: CodeType) -> Iterator[str]:
+    """Its text, without placeholders. A lone word is no phrase: it may be the name of a key, which a message has by chance."""
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            parts = _PLACEHOLDER.split(constant)
+            yield from (part for part in parts if " " in part and re.search(r"\w\w", part))
 
 
 def _location(frames: TracebackType | None) -> str:

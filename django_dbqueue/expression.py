@@ -26,6 +26,8 @@ ALIASES = {
 }
 # An H, alone or of a range, is not taken apart.
 HASHED = re.compile(r"h(\(\d+-\d+\))?")
+# As some crons have it in front of an expression, or behind it.
+TIME_ZONE = re.compile(r"(?:^\s*(?:cron_)?tz=|(?=\b[a-z]+/[a-z]))(\S+)", re.I)
 
 
 def checked(expression: str) -> str:
@@ -37,6 +39,8 @@ def checked(expression: str) -> str:
 
 @lru_cache(maxsize=256)
 def _checked(expression: str) -> str:
+    if zone := TIME_ZONE.search(expression):
+        raise _refused(expression, f"a time zone: give it as timezone={zone[1]!r}")
     fields = ALIASES.get(expression.strip().lower(), expression.lower()).split()
     if len(fields) == 7:
         raise _refused(expression, "seven fields: some read the year last, others first. Use starts_at and ends_at instead")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -130,6 +130,14 @@ class Options:
         for key in {"queues", "task_modules", "hidden", "allow_sql", "allow_commands"} & set(changes):
             changes[key] = _as_names(changes[key])
         return replace(self, **changes)
+
+    def check_queues(self, names: Collection[str]) -> None:
+        """Raises InvalidOption for options of a queue that is none of these; without names, there can be any queue."""
+        for queue in self.per_queue:
+            if names and queue not in names:
+                near = difflib.get_close_matches(queue, names, n=1)
+                hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(sorted(names))}."
+                raise InvalidOption(f"per_queue: {queue!r} is not in QUEUES. {hint}")
 
     def of(self, queue: str) -> Options:
         """As they are for the jobs of a queue."""

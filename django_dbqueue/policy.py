@@ -18,6 +18,7 @@ CONFLICTS = ("rerun", "skip", "replace")
 
 def check(task: Any) -> None:
     """Raises InvalidTask, with the value, for a policy that cannot be followed."""
+    _check_place(task.func)
     _check_retries(task)
     _check_run(task)
     check_expires(task.expires, task.run_after)
@@ -26,6 +27,14 @@ def check(task: Any) -> None:
         limits.check(task)
     except ValueError as error:
         raise InvalidTask(str(error)) from None
+
+
+def _check_place(function: Any) -> None:
+    name = getattr(function, "__qualname__", "")
+    if name and not name.isidentifier():
+        raise InvalidTask(
+            f"{function.__module__}.{name} is not at the top level of its module, where a worker looks for it. Move it there."
+        )
 
 
 def _check_retries(task: Any) -> None:

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from django.db import connections
 
-from .compat import TaskError, TaskResult, TaskResultStatus
+from .compat import TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
 from .exceptions import InvalidTaskPath, NotYetVisible
 from .models import Execution, Job, Progress
 from .models.noted import Noted
@@ -41,6 +41,9 @@ class JobResult(TaskResult):  # type: ignore[misc, type-arg]
     metadata: dict[str, Any] = field(default_factory=dict)
     progress: Noted | None = None
 
+    def __repr__(self) -> str:
+        return f"<JobResult {self.id} {self.status} {self.task.module_path}>"
+
     def refresh(self) -> None:
         self._be_like(self.task.get_backend().get_result(self.id))
 
@@ -58,7 +61,13 @@ class JobResult(TaskResult):  # type: ignore[misc, type-arg]
         Raises TimeoutError, and NotYetVisible inside the transaction that enqueued the job.
         """
         for pause in self._pauses(timeout):
-            self.refresh()
+            try:
+                self.refresh()
+            except TaskResultDoesNotExist:
+                # Of a queue in another database, the job is written after the commit.
+                if self.enqueued_at is None and any(each.in_atomic_block for each in connections.all(initialized_only=True)):
+                    raise self._not_yet_visible() from None
+                raise
             if self.is_finished:
                 break
             if not pause:
@@ -87,7 +96,10 @@ class JobResult(TaskResult):  # type: ignore[misc, type-arg]
     def _must_be_visible(self) -> None:
         backend: Any = self.task.get_backend()
         if connections[backend.database].in_atomic_block and not _is_committed(self.id, backend.database):
-            raise NotYetVisible(f"No worker sees job {self.id} before this transaction commits. Wait for it after that.")
+            raise self._not_yet_visible()
+
+    def _not_yet_visible(self) -> NotYetVisible:
+        return NotYetVisible(f"No worker sees job {self.id} before this transaction commits. Wait for it after that.")
 
 
 class Enqueued(Sequence[JobResult]):

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
+from asgiref.sync import sync_to_async
 from django.apps import apps as django_apps
 from django.utils.module_loading import module_has_submodule
 
@@ -30,8 +31,34 @@ from .limits import Limit, Rate
 from .transactions import after_commit
 
 if TYPE_CHECKING:
+    from typing_extensions import TypedDict, Unpack
+
     from .context import JobContext
     from .results import JobResult
+
+    class TaskOptions(TypedDict, total=False):
+        """What ``@task`` takes: see Task."""
+
+        priority: int
+        queue_name: str
+        backend: str
+        max_attempts: int | None
+        backoff: Backoff | None
+        retry_on: tuple[type[BaseException], ...]
+        discard_on: tuple[type[BaseException], ...]
+        timeout: float | None
+        on_lost: Literal["retry", "fail"]
+        atomic: bool
+        delete_on_success: bool | None
+        key: str | Callable[..., Any] | None
+        version: int | Callable[..., int | None] | None
+        on_conflict: Literal["rerun", "skip", "replace"]
+        max_wait: timedelta | None
+        concurrency: Limit | tuple[Limit, ...]
+        rate: Rate | tuple[Rate, ...]
+        expires: timedelta | None
+        metadata: Mapping[str, Any]
+
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -41,7 +68,7 @@ Exceptions = tuple[type[BaseException], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task(BaseTask[P, R]):
+class Task(BaseTask[P, R], Generic[P, R]):
     """A task with this queue's options; what is None is as the backend's ``OPTIONS`` have it.
 
     max_attempts: how often a job is tried before it is FAILED.
@@ -143,13 +170,18 @@ class Task(BaseTask[P, R]):
             return [backend.enqueue(self, args, kwargs) for args, kwargs in pairs]
         return backend.enqueue_many(self, pairs)  # type: ignore[no-any-return]
 
+    async def aenqueue_many(self, calls: Iterable[tuple[Any, ...] | dict[str, Any]]) -> Sequence[JobResult]:
+        return await sync_to_async(self.enqueue_many)(calls)
+
 
 @overload
 def task(function: Callable[P, R], /) -> Task[P, R]: ...
 @overload
-def task(*, takes_context: Literal[True], **options: Any) -> Callable[[Callable[Concatenate[JobContext, P], R]], Task[P, R]]: ...
+def task(
+    *, takes_context: Literal[True], **options: Unpack[TaskOptions]
+) -> Callable[[Callable[Concatenate[JobContext, P], R]], Task[P, R]]: ...
 @overload
-def task(*, takes_context: Literal[False] = False, **options: Any) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+def task(*, takes_context: Literal[False] = False, **options: Unpack[TaskOptions]) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 def task(
     function: Callable[..., Any] | None = None,
     *,

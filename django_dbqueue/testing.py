@@ -12,6 +12,9 @@ from .models import Execution, Job, Process, Settlement
 from .models.expressions import after
 from .runtime import executor
 from .runtime.calls import ThreadCall
+from .runtime.durations import Durations
+from .runtime.stop import Stop
+from .runtime.watch import Watch
 from .selector import QueueSelector
 from .tasks import discover
 
@@ -20,7 +23,8 @@ def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
     """Run all due jobs of a backend on this thread, one after the other, and those that they enqueue.
 
     Returns how many attempts were made. It works inside ``TestCase``, as no other process or connection takes part. What
-    waits for its time, or for a retry, stays where it is. KeyboardInterrupt ends it, and gives back the job at hand.
+    waits for its time, or for a retry, stays where it is. KeyboardInterrupt ends it, and gives back the job at hand. A task's
+    timeout is raised in it as in a worker: between two of its own instructions, not while it waits in C code.
     """
     queue = task_backends[backend]
     if not isinstance(queue, DatabaseBackend):
@@ -28,20 +32,24 @@ def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
     discover(queue.config.task_modules)
     jobs, attempts = Job.objects.using(queue.database), 0
     selector = QueueSelector(("*",), frozenset(queue.queues))
-    with _process(queue.database) as process:
+    call: list[ThreadCall] = []
+    with _process(queue.database) as process, _watched(queue, call):
         while True:
             jobs.dispatch()
             lanes = [lane for lane in jobs.lanes() if selector.rank(lane.queue) is not None]
             if not lanes:
                 return attempts
             for job in jobs.claim(max(lanes, key=lambda lane: lane.priority), process, limit=1):
-                _run(job, queue)
+                call[:] = [ThreadCall(job)]
+                _run(call[0], queue)
+                call.clear()
                 attempts += 1
 
 
-def _run(job: Job, queue: DatabaseBackend) -> None:
+def _run(call: ThreadCall, queue: DatabaseBackend) -> None:
+    job = call.job
     try:
-        outcome = executor.run(ThreadCall(job), queue)
+        outcome = executor.run(call, queue)
         if isinstance(outcome, Settlement):
             Execution.objects.using(queue.database).settle([outcome])
         if job.batch_id:
@@ -49,6 +57,17 @@ def _run(job: Job, queue: DatabaseBackend) -> None:
     except BaseException:
         Job.objects.using(queue.database).release([job])
         raise
+
+
+@contextmanager
+def _watched(queue: DatabaseBackend, call: list[ThreadCall]) -> Iterator[None]:
+    """End the call at hand when its time is over."""
+    ended = Stop()
+    Watch(queue, float("inf"), Durations(), lambda: tuple(call), lambda: None).start(ended)
+    try:
+        yield
+    finally:
+        ended.ask()
 
 
 @contextmanager

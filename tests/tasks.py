@@ -127,6 +127,23 @@ def tell_and_sleep(seconds):
     time.sleep(seconds)
 
 
+@task(max_attempts=2, timeout=9, on_lost="fail")
+def fail_at_its_own_pace():
+    raise ValueError
+
+
+@task(timeout=0.1)
+def spin_for_a_second():
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        pass
+
+
+@task(timeout=0.1)
+async def sleep_for_a_minute_async():
+    await asyncio.sleep(60)
+
+
 @task
 def fail(message="it failed"):
     raise ValueError(message)

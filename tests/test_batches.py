@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import connection, connections, transaction
 
 from django_dbqueue import batch, pipeline
@@ -42,6 +43,34 @@ def test_a_job_follows_when_all_have_ended():
     assert sorted(Run.objects.values_list("job", flat=True)) == sorted([str(import_.id), f"{import_.id} well"])
     assert import_.progress() == {"successful": 3}
     assert Batch.objects.get().finished_at is not None
+
+
+def test_a_coroutine_fills_a_batch():
+    async def fill():
+        async with batch(on_finish=sum_up) as filled:
+            await add.aenqueue_many([(1,), (2,)])
+            await add.aenqueue(3)
+        await add.aenqueue(4)
+        return filled
+
+    filled = async_to_sync(fill)()
+
+    assert filled.progress() == {"ready": 3}
+    drain()
+    assert callbacks() == ["tests.tasks.sum_up"]
+
+
+def test_an_error_in_a_coroutine_calls_off_what_is_in_its_batch():
+    async def fail_halfway():
+        async with batch(on_finish=sum_up):
+            await add.aenqueue_many([(1,), (2,)])
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        async_to_sync(fail_halfway)()
+
+    assert {job.state for job in Job.objects.all()} == {State.DISCARDED}
+    assert callbacks() == []
 
 
 def test_what_follows_success_does_not_follow_a_failure():

@@ -238,6 +238,27 @@ def test_a_statement_that_fails_leaves_nothing_and_fails_the_job(allowed):
     assert not Run.objects.exists()
 
 
+def test_two_columns_of_one_name_are_refused(allowed):
+    result = outcome(run_sql.enqueue("SELECT 1 AS id, 2 AS name, 3 AS id"))
+
+    assert result.status == "FAILED"
+    assert "Several columns are called 'id'" in result.errors[0].traceback
+
+
+@pytest.mark.parametrize("second", ["SELECT 2 AS b", "DELETE FROM tests_run WHERE id = 0"])
+@pytest.mark.parametrize("first", ["SELECT 1 AS a", "INSERT INTO tests_run (job) VALUES ('x')"])
+def test_several_statements_are_refused_and_leave_nothing(allowed, first, second):
+    result = outcome(run_sql.enqueue(f"{first}; {second}"))
+
+    assert result.status == "FAILED"
+    assert "one statement" in result.errors[0].traceback
+    assert not Run.objects.exists()
+
+
+def test_a_semicolon_may_end_a_statement(allowed):
+    assert outcome(run_sql.enqueue("SELECT 1 AS a;")).return_value == [{"a": 1}]
+
+
 def test_values_that_json_has_not_are_text():
     from datetime import date, datetime, timedelta, timezone
     from decimal import Decimal

@@ -328,3 +328,27 @@ def test_a_receiver_hears_even_if_it_is_the_only_one():
         signals.task_enqueued.connect(signals.log_task_enqueued)
 
     assert heard == [result.id]
+
+
+class Shop:
+    @staticmethod
+    def report():
+        pass
+
+
+def test_a_function_that_no_worker_could_find_is_refused():
+    def nested():
+        pass
+
+    for function in (Shop.report, nested, lambda: None):
+        with pytest.raises(InvalidTask, match="module"):
+            task(function)
+    with pytest.raises(InvalidTask, match=r"Shop\.report is not at the top level of its module"):
+        task(Shop.report)
+
+
+def test_a_queue_that_the_backend_does_not_have_is_refused_with_the_remedy():
+    ours = {"BACKEND": "django_dbqueue.backend.DatabaseBackend"}
+    said = r"Queue 'mail' .* has 'default'. Add it there, or give \[\] there"
+    with override_settings(TASKS={"default": ours}), pytest.raises(InvalidTask, match=said):
+        tasks.add.using(queue_name="mail")

@@ -59,7 +59,7 @@ def test_a_job_is_as_python_would_have_written_it(enqueue):
     differing = {
         field.name for field in Job._meta.concrete_fields if getattr(by_sql, field.name) != getattr(by_python, field.name)
     }
-    assert differing == {"id", "run_after", "enqueued_at"}
+    assert differing == {"id", "run_after", "enqueued_at", "max_attempts"}
     assert by_sql.run_after == by_sql.enqueued_at
 
 
@@ -71,7 +71,7 @@ def test_a_keyed_job_is_as_python_would_have_written_it(enqueue):
     differing = {
         field.name for field in Job._meta.concrete_fields if getattr(by_sql, field.name) != getattr(by_python, field.name)
     }
-    assert differing == {"id", "run_after", "enqueued_at"}
+    assert differing == {"id", "run_after", "enqueued_at", "max_attempts"}
 
 
 def test_a_task_alone_is_enough(enqueue, stranger):
@@ -88,6 +88,57 @@ def test_a_worker_runs_it(enqueue):
     drain()
 
     assert Job.objects.get(pk=pk).result == 3
+
+
+@pytest.fixture
+def options_of_mail(backend, monkeypatch):
+    """The queue "mail" has a policy of its own."""
+    config = backend.config.changed(per_queue={"mail": {"max_attempts": 4, "timeout": 30.0}})
+    monkeypatch.setitem(vars(backend), "config", config)
+    monkeypatch.delitem(vars(backend), "options_of", raising=False)
+    yield
+    vars(backend).pop("options_of", None)
+
+
+POLICIES = [
+    ("tests.tasks.fail", "mail", (4, timedelta(seconds=30), "retry")),
+    ("tests.tasks.fail", "default", (1, None, "retry")),
+    ("tests.tasks.fail_at_its_own_pace", "mail", (2, timedelta(seconds=9), "fail")),
+]
+
+
+@pytest.mark.parametrize(("task", "queue", "policy"), POLICIES)
+def test_a_job_runs_by_the_policy_of_its_task_and_its_queue(enqueue, options_of_mail, task, queue, policy):
+    pk = enqueue(task, queue=queue)
+
+    drain()
+
+    job = Job.objects.get(pk=pk)
+    assert (job.max_attempts, job.timeout, job.on_lost) == policy
+    assert job.state == (State.FAILED if job.max_attempts == 1 else State.SCHEDULED)
+
+
+def test_a_call_that_comes_while_the_job_starts_keeps_its_own_policy(enqueue, options_of_mail, claim):
+    enqueue("tests.tasks.fail", key="a")
+    (job,) = claim()
+    tasks.fail.using(key="a", queue_name="mail").enqueue()
+    job.max_attempts, job.timeout = 1, None
+
+    Job.objects.save_policy(job)
+
+    row = Job.objects.get()
+    assert (row.max_attempts, row.timeout) == (4, timedelta(seconds=30))
+
+
+def test_the_expiry_of_an_earlier_call_is_forgotten(enqueue):
+    tasks.add.using(key="a", expires=timedelta(minutes=1)).enqueue(1)
+    drain()
+    Job.objects.update(expires_at=after(-60))
+
+    enqueue(args=[2], key="a")
+    drain()
+
+    assert (Job.objects.get().state, Job.objects.get().result) == (State.SUCCESSFUL, 2)
 
 
 def test_ids_are_of_version_7_and_in_the_order_of_time(enqueue):
@@ -227,7 +278,8 @@ def test_what_becomes_of_a_row_is_what_python_makes_of_it(enqueue, process, stat
     """Two rows that are alike, but for their keys: one is met by Python, one by SQL."""
     values = {**ROWS[state], "process": process} if state == State.RUNNING else ROWS[state]
     for key in ("python", "sql"):
-        given = {"run_after": after(-60), "enqueued_at": after(-600), "queue": "old", "args": [0], "version": 5, **values}
+        given = {"run_after": after(-60), "enqueued_at": after(-600), "queue": "old", "args": [0], "version": 5}
+        given |= {"expires_at": after(600), **values}
         Job.objects.create(task=ADD, key=f"{ADD} {key}", state=state, **given)
     due = wait and datetime.now(timezone.utc) + wait
 
@@ -240,7 +292,7 @@ def test_what_becomes_of_a_row_is_what_python_makes_of_it(enqueue, process, stat
         one, other = getattr(python, field.name), getattr(sql, field.name)
         if isinstance(one, datetime) and isinstance(other, datetime):
             assert abs(one - other) < timedelta(seconds=5), field.name
-        elif field.name not in ("id", "key"):
+        elif field.name not in ("id", "key", "max_attempts"):
             assert one == other, field.name
 
 

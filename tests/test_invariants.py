@@ -11,8 +11,9 @@ from django.db.models import F
 from django.utils import timezone
 
 from django_dbqueue.compat import task_backends
-from django_dbqueue.models import Execution, Job, Process, Queue, Settlement
-from django_dbqueue.models.states import Lane
+from django_dbqueue.errors import ErrorReport
+from django_dbqueue.models import Execution, Failure, Job, Process, Queue, Settlement
+from django_dbqueue.models.states import Lane, Outcome, State
 from django_dbqueue.runtime import recovery
 
 from . import tasks
@@ -238,6 +239,33 @@ def test_a_job_that_its_processes_die_of_ends_as_failed():
     assert Job.objects.get().state == Job.State.FAILED
     assert Execution.objects.filter(outcome="lost").count() == 3
     assert tasks.add.get_result(str(Job.objects.get().pk)).errors[0].exception_class.__name__ == "ProcessLost"
+
+
+def lose(how: str) -> None:
+    """A job of a new process is lost."""
+    process = a_process(f"worker@web1:{Job.objects.count()}:{how[-1]}f3a")
+    tasks.add.enqueue(Job.objects.count())
+    assert Job.objects.claim(Lane("default", 0), process, 1)
+    recover(Process.objects.filter(pk=process.pk), how)
+
+
+def test_jobs_of_different_processes_lost_alike_are_one_group():
+    for how in ("was killed by signal 9", "was killed by signal 9", "was killed by signal 11"):
+        lose(how)
+
+    groups = {failure.message.rpartition(" ")[2]: failure.count for failure in Failure.objects.all()}
+    assert groups == {"9.": 2, "11.": 1}
+
+
+def test_the_message_of_a_group_is_that_of_the_first_in_one_settlement(claim):
+    tasks.add.enqueue(1)
+    tasks.add.enqueue(2)
+    reports = [
+        ErrorReport(type="ValueError", message=f"order {n}", traceback="", location="x", pattern="order #") for n in (1, 2)
+    ]
+    settle(*(Settlement.of(job, Outcome.FAILED, State.FAILED, error=error) for job, error in zip(claim(), reports, strict=True)))
+
+    assert Failure.objects.get().message == "order 1"
 
 
 @pytest.mark.parametrize(("failures", "state"), [(1, "scheduled"), (4, "failed")])

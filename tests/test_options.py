@@ -105,6 +105,14 @@ def test_workers_of_a_queue_that_the_backend_does_not_have_are_a_system_check_er
     assert "No queue is called 'mail'. The backend's QUEUES are default." in found[0]
 
 
+def test_options_of_a_queue_that_the_backend_does_not_have_are_a_system_check_error():
+    given = {"BACKEND": OURS, "QUEUES": ["default", "mail"], "OPTIONS": {"per_queue": {"mial": {"timeout": 3}}}}
+    with override_settings(TASKS={"default": given}):
+        found = [message.msg for message in run_checks() if message.id == "dbqueue.E001"]
+
+    assert found == ["TASKS['default']['OPTIONS']: per_queue: 'mial' is not in QUEUES. Did you mean 'mail'?"]
+
+
 @pytest.mark.parametrize("given", [{"first": -1}, {"first": "5"}, {"cap": None}, {"jitter": 7}, {"factor": float("inf")}])
 def test_a_backoff_that_cannot_be_is_refused_where_it_is_made(given):
     with pytest.raises(ValueError, match=rf"Exponential\({next(iter(given))}="):

@@ -247,6 +247,19 @@ def test_a_resolved_group_that_fails_again_is_open_again():
     assert Failure.objects.get().state == Failure.State.OPEN
 
 
+@pytest.mark.parametrize("task", [tasks.spin_for_a_second, tasks.sleep_for_a_minute_async])
+def test_a_drained_job_that_runs_longer_than_its_timeout_has_timed_out(task):
+    result = run(task)
+
+    assert (result.status, result.errors[0].exception_class.__name__) == ("FAILED", "TimedOut")
+
+
+def test_the_repr_of_a_result_is_short():
+    result = tasks.add.enqueue(1)
+
+    assert repr(result) == f"<JobResult {result.id} READY tests.tasks.add>"
+
+
 class TestSignals:
     @pytest.fixture
     def heard(self):
@@ -316,6 +329,13 @@ class TestWait:
 
         with pytest.raises(NotYetVisible, match="before this transaction commits"):
             tasks.add.enqueue(1).wait(timeout=1)
+
+    @pytest.mark.django_db(transaction=True, databases=["default", "other"])
+    def test_inside_a_transaction_of_another_database_than_the_queue_has(self):
+        from django_dbqueue.exceptions import NotYetVisible
+
+        with transaction.atomic(), pytest.raises(NotYetVisible, match="before this transaction commits"):
+            tasks.add.using(backend="other").enqueue(1).wait(timeout=1)
 
     @pytest.mark.django_db(transaction=True)
     def test_another_transaction_may_be_open(self):

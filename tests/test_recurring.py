@@ -718,9 +718,10 @@ class TestTrouble:
         assert "Make it where they are" in RecurringTask.objects.get().problem
 
     def test_a_row_calls_one_thing_by_one_schedule(self):
+        a_row()
         for values in ({"command": "check"}, {"task": ""}, {"cron": "0 9 * * *"}, {"every": None}):
             with pytest.raises(IntegrityError), transaction.atomic():
-                a_row(**values)
+                RecurringTask.objects.update(**values)
 
 
 class TestCost:
@@ -810,3 +811,14 @@ def test_a_drain_runs_no_schedules(runqueue):
     testing.drain()
 
     assert not RecurringTask.objects.exists() and not Job.objects.exists()
+
+
+def test_a_schedule_that_cannot_be_is_not_saved():
+    with pytest.raises(InvalidSchedule, match="99"):
+        RecurringTask.objects.create(name="wrong", task="tests.tasks.nothing", cron="99 * * * *")
+    row = RecurringTask.objects.create(name="right", task="tests.tasks.nothing", cron="9 * * * *")
+    row.cron = "99 * * * *"
+    with pytest.raises(InvalidSchedule, match="99"):
+        row.save(update_fields=["cron"])
+
+    assert RecurringTask.objects.get().cron == "9 * * * *"

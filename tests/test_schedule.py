@@ -247,3 +247,9 @@ def test_the_last_times_of_a_long_while_are_found_quickly():
     assert last_times(hourly, START, END, 3) == [END - timedelta(seconds=s) for s in (10, 5, 0)]
     assert last_times(Cron("0 0 1 1 *"), START, END, 2) == [datetime(2026, 1, 1, tzinfo=UTC), END]
     assert last_times(Cron("0 0 1 1 *"), END, END, 2) == []
+
+
+@pytest.mark.parametrize("expression", ["CRON_TZ=Europe/Berlin 0 9 * * *", "TZ=UTC 0 9 * * *", "0 9 * * * Europe/Berlin"])
+def test_a_time_zone_in_an_expression_is_refused_with_the_place_for_it(expression):
+    with pytest.raises(InvalidSchedule, match="a time zone: give it as timezone="):
+        Cron(expression)

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from django.tasks import TaskContext
 
-from django_dbqueue import Exponential, Task, task
+from django_dbqueue import Exponential, JobContext, Task, limit, task
 
 
 @task
@@ -22,6 +22,19 @@ def with_options(number: int) -> None: ...
 def with_context(context: TaskContext, number: int) -> None: ...  # type: ignore[type-arg]
 
 
+@task(takes_context=True, concurrency=limit(2), key=lambda number: str(number))
+def with_context_of_a_job(context: JobContext, number: int) -> None:
+    context.progress(number)
+
+
+@task(max_attempt=3)  # type: ignore[call-overload, untyped-decorator]
+def with_a_typo(number: int) -> None: ...
+
+
+@task(timeout="9")  # type: ignore[call-overload, untyped-decorator]
+def with_a_wrong_type(number: int) -> None: ...
+
+
 @task
 async def coroutine(number: int) -> str:
     return ""
@@ -33,6 +46,7 @@ def calls() -> None:
     bare.enqueue_on_commit(1)
     with_options.enqueue(1)
     with_context.enqueue(1)
+    with_context_of_a_job.enqueue(1)
     coroutine.enqueue(1)
     task_itself: Task[[int], None] = with_options
     task_itself.enqueue(2)

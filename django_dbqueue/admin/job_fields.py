@@ -32,6 +32,6 @@ def fields_of(job: Job, with_batch: bool) -> tuple[tuple[Any, ...], ...]:
         [*belongs, *keyed],
         times[:3],
         times[3:],
-        ["max_attempts", *[columns.timeout] * (job.timeout is not None), "on_lost"],
+        [*["max_attempts"] * (job.max_attempts > 0), *[columns.timeout] * (job.timeout is not None), "on_lost"],
     )
     return tuple(tuple(row) for row in rows if row)

@@ -9,7 +9,6 @@ from typing import Any
 from django.utils.formats import date_format
 from django.utils.html import format_html
 from django.utils.timezone import is_aware, localtime
-from django.utils.timezone import now as current_time
 from django.utils.translation import gettext as _
 
 from ..models import Execution, Failure, Job
@@ -61,7 +60,7 @@ def ago(time: datetime | None, now: datetime | None = None) -> str:
     """How long ago a time was, or how far off it is, with the time itself as its title."""
     if time is None:
         return "–"
-    passed = (now or (current_time() if is_aware(time) else datetime.now())) - time
+    passed = (now or datetime.now(time.tzinfo)) - time
     said = _("%(time)s ago") if passed >= timedelta() else _("in %(time)s")
     # Whole seconds: the page is older than the rest by the time it is read.
     return _time(time, said % {"time": duration(timedelta(seconds=round(abs(passed).total_seconds())))})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from datetime import date, datetime, time, timedelta
 from typing import Any
 
@@ -16,18 +17,29 @@ AFTER = 0.5
 
 
 def run(sql: str, parameters: Any, database: str, keep: int, timeout: timedelta | None) -> Any:
-    """The first ``keep`` rows of a statement as dicts; of a statement that has none, how many it changed."""
+    """The first ``keep`` rows of a statement as dicts; of a statement that has none, how many it changed.
+
+    Raises ValueError for several statements, and for columns of one name: a part of what they give would be lost.
+    """
     connection = connections[database]
     with connection.cursor() as cursor:
         if timeout and connection.vendor == "postgresql":
             limit = math.ceil((timeout.total_seconds() + AFTER) * 1000)
             cursor.execute("SELECT set_config('statement_timeout', %s, true)", [str(limit)])
         cursor.execute(sql, parameters)
-        if cursor.description is None:
-            return cursor.rowcount
-        names = [column[0] for column in cursor.description]
-        found = cursor.fetchmany(keep) if keep else []
-        return [dict(zip(names, map(as_json, row), strict=True)) for row in found]
+        result = cursor.rowcount if cursor.description is None else _rows(cursor, keep)
+        # SQLite refuses several statements itself.
+        if connection.vendor != "sqlite" and cursor.nextset():
+            raise ValueError("run_sql takes one statement, and was given several. Enqueue a job for each.")
+        return result
+
+
+def _rows(cursor: Any, keep: int) -> list[dict[str, Any]]:
+    names = [column[0] for column in cursor.description]
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise ValueError(f"Several columns are called {twice[0]!r}, and a row is a dict. Give them different names with AS.")
+    found = cursor.fetchmany(keep) if keep else []
+    return [dict(zip(names, map(as_json, row), strict=True)) for row in found]
 
 
 def as_json(value: Any) -> Any:

@@ -78,7 +78,7 @@ class Migration(migrations.Migration):
                 ('args', models.JSONField(blank=True, default=list, verbose_name='arguments')),
                 ('kwargs', models.JSONField(blank=True, default=dict, verbose_name='keyword arguments')),
                 ('metadata', models.JSONField(blank=True, default=dict, verbose_name='metadata')),
-                ('max_attempts', models.PositiveSmallIntegerField(default=1, help_text='After so many failures it is tried no more.', verbose_name='most attempts')),
+                ('max_attempts', models.PositiveSmallIntegerField(default=1, help_text='After so many failures it is tried no more. 0: as its task and its queue say when it runs first.', verbose_name='most attempts')),
                 ('on_lost', models.CharField(choices=[('retry', 'Try again'), ('fail', 'Fail')], default='retry', help_text='What becomes of it when its process dies.', max_length=5, verbose_name='when lost')),
                 ('timeout', models.DurationField(blank=True, help_text='It is stopped if it runs longer.', null=True, verbose_name='timeout')),
                 ('key', django_dbqueue.models.identifier.IdentifierField(blank=True, max_length=460, null=True, verbose_name='key')),

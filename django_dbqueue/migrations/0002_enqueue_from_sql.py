@@ -16,6 +16,8 @@ KNOWN = {
     "state": "CASE WHEN due > moment THEN 'scheduled' ELSE 'ready' END",
     "args": "dbqueue_enqueue.args",
     "kwargs": "dbqueue_enqueue.kwargs",
+    # The worker knows them: of the task, and of its queue in OPTIONS.
+    "max_attempts": "0",
     "run_after": "due",
     "enqueued_at": "moment",
     "key": "dbqueue_enqueue.task || ' ' || dbqueue_enqueue.key",
@@ -103,6 +105,7 @@ BEGIN
                 WHEN job.state = 'running' THEN 'running'
                 WHEN job.state IN ('scheduled', 'blocked', 'ready') AND least(job.run_after, due) <= moment THEN 'ready'
                 WHEN due > moment THEN 'scheduled' ELSE 'ready' END,
+            expires_at = NULL,
             blocked_by = NULL,
             failures = CASE WHEN job.state = 'running' THEN job.failures ELSE 0 END,
             attempts_before = CASE WHEN job.state = 'running' THEN job.attempts_before ELSE job.attempt END,

@@ -74,7 +74,8 @@ class ExecutionQuerySet(AskedExecutions):
     def _record(self, outcomes: Sequence[Settlement]) -> None:
         failures = Failure.objects.using(self.db)
         failed = [outcome.error for outcome in outcomes if outcome.error and outcome.is_failure]
-        groups = failures.identify({error.fingerprint: error for error in failed}) if failed else {}
+        # Of those that are alike, the first stands for its group.
+        groups = failures.identify({error.fingerprint: error for error in reversed(failed)}) if failed else {}
         insert(self, COLUMNS, [_row(outcome, groups) for outcome in outcomes])
         if failed:
             failures.record([groups[error.fingerprint] for error in failed])

@@ -39,7 +39,9 @@ class Job(models.Model):
     kwargs = models.JSONField(_("keyword arguments"), default=dict, blank=True)
     metadata = models.JSONField(_("metadata"), default=dict, blank=True)
     max_attempts = models.PositiveSmallIntegerField(
-        _("most attempts"), default=1, help_text=_("After so many failures it is tried no more.")
+        _("most attempts"),
+        default=1,
+        help_text=_("After so many failures it is tried no more. 0: as its task and its queue say when it runs first."),
     )
     on_lost = models.CharField(
         _("when lost"),

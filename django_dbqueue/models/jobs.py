@@ -94,6 +94,11 @@ class JobQuerySet(OperatedJobs):
         """Note that a claimed job begins, for one that must not run twice. False if it is another process's now."""
         return bool(self.owned(job).update(has_begun=True))
 
+    def save_policy(self, job: Job) -> None:
+        """Store the policy of a job from SQL. A row that was asked for again meanwhile has the policy of that call."""
+        rows = self.owned(job).filter(max_attempts=0, asked_again=False)
+        rows.update(max_attempts=job.max_attempts, on_lost=job.on_lost, timeout=job.timeout)
+
     def save_metadata(self, job: Job) -> bool:
         """Store what its attempt has noted with it. False if the job is another process's now.
 

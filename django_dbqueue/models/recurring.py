@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import Any
@@ -92,6 +93,12 @@ class RecurringTask(models.Model):
 
     def __str__(self) -> str:
         return str(self.name)
+
+    def save(self, *args: Any, update_fields: Iterable[str] | None = None, **kwargs: Any) -> None:
+        """Raises InvalidSchedule for a schedule that cannot be."""
+        if update_fields is None or {each.name for each in fields(Recurrence)} & set(update_fields):
+            self.recurrence  # noqa: B018
+        super().save(*args, update_fields=update_fields, **kwargs)
 
     @property
     def recurrence(self) -> Recurrence:

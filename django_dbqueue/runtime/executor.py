@@ -124,7 +124,7 @@ class Attempt:
         """To begin and to succeed: then an event loop need not wait for another thread, which takes longer than all the rest."""
         job = self._job
         is_plain = job.attempt == job.attempts_before + 1 and job.on_lost != OnLost.FAIL and not job.pipeline
-        return is_plain and not is_heard(signals.task_started) and not is_heard(signals.task_finished)
+        return is_plain and job.max_attempts > 0 and not is_heard(signals.task_started) and not is_heard(signals.task_finished)
 
     def begin(self) -> Callable[[], Any]:
         """Announce the attempt, and return the call that it consists of."""
@@ -135,6 +135,9 @@ class Attempt:
         if job.has_expired():
             raise Expired(f"It expired at {job.expires_at}, before it was started.")
         task = load(job.task)
+        if not job.max_attempts:
+            self._backend.set_policy(job, task)
+            self._jobs.save_policy(job)
         if job.on_lost == OnLost.FAIL and not self._jobs.begin(job):
             raise JobLost
         if job.attempt > job.attempts_before + 1:

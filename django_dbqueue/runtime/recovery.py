@@ -123,11 +123,14 @@ def _outcome(job: Any, process: Process | None, death: Death, stack: str) -> Set
     job.process = process or Process(pk=job.process_id, name="a process")
     outcome, state, error = _verdict(job, death)
     message = str(error)
+    # As another process of the same kind would have it: jobs that are lost alike are one group.
+    pattern = message.replace(name, "#")
     report = ErrorReport(
         type=f"{type(error).__module__}.{type(error).__qualname__}",
         message=message,
         traceback=f"{stack}{message}",
         location=job.task,
+        pattern=pattern,
     )
     job.state = state
     # Apart from each other, so that the one that killed its process does not take the same neighbours along again.

@@ -71,7 +71,9 @@ def a_batch(*jobs: Job, **values: Any) -> Batch:
 
 
 def a_failure(message: str = "No such customer", **values: Any) -> Failure:
-    report = ErrorReport(type="shop.errors.NoCustomer", message=message, traceback="", location="shop/tasks.py:send_invoice")
+    report = ErrorReport(
+        type="shop.errors.NoCustomer", message=message, traceback="", location="shop/tasks.py:send_invoice", pattern=message
+    )
     pk = Failure.objects.identify({report.fingerprint: report})[report.fingerprint]
     Failure.objects.filter(pk=pk).update(**{"count": 1, **values})
     return Failure.objects.get(pk=pk)

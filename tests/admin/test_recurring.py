@@ -229,3 +229,11 @@ def test_the_list_costs_as_many_queries_for_20_as_for_one(viewer: Client, db: An
 )
 def test_a_schedule_is_said_in_words(values: dict[str, Any], words: str) -> None:
     assert in_words(RecurringTask(**{"timezone": "Europe/Berlin", **values})) == words
+
+
+@pytest.mark.django_db
+def test_a_page_is_shown_in_a_project_without_time_zones(settings):
+    settings.USE_TZ = False
+    row = a_recurring_task()
+
+    assert a_client("reader", VIEW).get(url("change", row.pk)).status_code == 200
