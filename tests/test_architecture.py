@@ -87,6 +87,7 @@ FLOORS = [
             "runtime.pace",
             "runtime.worker",
             "runtime.recovery",
+            "runtime.announcer",
             "runtime.witness",
         ],
         *["runtime.scheduler", "runtime.dispatcher"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -13,7 +13,6 @@ from uuid import UUID
 from django.db import transaction
 
 from ..backend import DatabaseBackend
-from ..compat import signals
 from ..errors import ErrorReport
 from ..exceptions import ProcessLost, Stopped, TimedOut
 from ..models import Execution, Job, Process, Settled, Settlement, Stack
@@ -43,8 +42,10 @@ class Death:
     unbegun: frozenset[UUID] = field(default=frozenset())
 
 
-def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: Death) -> int:
+def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: Death, announce: Callable[[list[UUID]], object]) -> int:
     """Sign off dead processes, and settle what they, or others before them, were running. Returns how many jobs that were.
+
+    ``announce`` is called with the ids of those that will not be tried again, for ``task_finished`` to be sent.
 
     A process is signed off in the transaction that settles its jobs: nobody finds them without knowing how it died.
     """
@@ -56,14 +57,16 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: Death) -> in
             names = _bury(dead.using(database), death)
             left, unblocked = _settle(database, _jobs(database).filter(process__in=list(names)), names, death)
             wake_each(database, [*unblocked, *_ready(left)])
+        announce(_finished(left))
     # Those of others before them; and once more what somebody held at that moment.
     orphans, more = _settle(database, _jobs(database).orphaned()[:BATCH], names, death)
-    left += orphans
+    announce(_finished(orphans))
     wake_each(database, [*more, *_ready(orphans)])
-    for job in left:
-        if job.state in FINISHED:
-            signals.task_finished.send_robust(type(backend), task_result=backend.get_result(str(job.pk)))
-    return len(left)
+    return len(left) + len(orphans)
+
+
+def _finished(jobs: Iterable[Job]) -> list[UUID]:
+    return [job.pk for job in jobs if job.state in FINISHED]
 
 
 def _ready(jobs: Iterable[Job]) -> Iterator[str]:
@@ -91,7 +94,7 @@ def _settle(database: str, rows: Iterable[Job], names: Mapping[int, str], death:
     unbegun = [job for job, death in deaths if _is_unbegun(job, death)]
     ran = [(job, death) for job, death in deaths if not _is_unbegun(job, death)]
     stacks = Stack.objects.using(database).of(job for job, _death in ran)
-    lost = [_outcome(job, names.get(job.process_id or 0, "a process"), death, stacks.get(job.pk, "")) for job, death in ran]
+    lost = [_outcome(job, names.get(job.process_id or 0, f"#{job.process_id}"), end, stacks.get(job.pk, "")) for job, end in ran]
     Job.objects.using(database).release(unbegun)
     for job in unbegun:
         job.state = State.READY
