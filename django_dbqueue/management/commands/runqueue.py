@@ -19,7 +19,8 @@ from ...backend import DatabaseBackend
 from ...compat import DEFAULT_TASK_BACKEND_ALIAS, task_backends
 from ...exceptions import InvalidOption
 from ...models import Process
-from ...runtime.connection import keep_connections
+from ...options import Options
+from ...runtime.connection import keep_connections, prepare
 from ...runtime.log import Trouble, log_to_console
 from ...runtime.signals import obey_signals, run_beside_signals
 from ...runtime.stop import Stop
@@ -98,12 +99,13 @@ def _in(seconds: float, act: Callable[[], object]) -> None:
     timer.start()
 
 
-def _wait_for_database(database: str, longest: float, stop: Stop) -> None:
-    """Until a connection can be made, ``stop`` is asked for, or so many seconds have passed."""
-    end = time.monotonic() + longest
+def _wait_for_database(database: str, options: Options, stop: Stop) -> None:
+    """Until a connection can be made, ``stop`` is asked for, or ``give_up_after`` has passed."""
+    end = time.monotonic() + options.give_up_after
     trouble = Trouble("Waiting for the database")
 
     def wait() -> None:
+        prepare(database, options.statement_limit)
         while not stop.asked:
             try:
                 connections[database].ensure_connection()
@@ -150,7 +152,7 @@ def _supervisor(given: dict[str, Any], stop: Stop) -> Supervisor:
         config = backend.config.changed(**changes)
         keep_connections()
         if connections[backend.database].vendor != "sqlite":
-            _wait_for_database(backend.database, config.give_up_after, stop)
+            _wait_for_database(backend.database, config, stop)
         if not stop.asked:
             _look_at(backend.database)
         workers = 1 if config.embedded else config.processes
