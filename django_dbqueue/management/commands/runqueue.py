@@ -9,6 +9,8 @@ import threading
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -25,6 +27,7 @@ from ...runtime.log import Trouble, log_to_console
 from ...runtime.signals import obey_signals, run_beside_signals
 from ...runtime.stop import Stop
 from ...runtime.supervisor import Supervisor
+from ...tasks import modules_with_tasks
 
 
 class Command(BaseCommand):
@@ -77,10 +80,20 @@ class Command(BaseCommand):
             stop, ended = Stop(), threading.Event()
             atexit.register(ended.wait, 5.0)
             atexit.register(stop.ask, now=True)
-            _supervisor({**options, "embedded": True}, stop).run(stop)
+            supervisor = _supervisor({**options, "embedded": True}, stop)
+            _have_broken_modules_watched(options["backend"])
+            supervisor.run(stop)
             ended.set()
 
         autoreload.run_with_reloader(run)
+
+
+def _have_broken_modules_watched(alias: str) -> None:
+    """The reloader watches what has been imported, and files in which an import ended by an error that it has seen."""
+    backend = task_backends[alias]
+    for name in modules_with_tasks(backend.config.task_modules if isinstance(backend, DatabaseBackend) else ()):
+        with suppress(Exception):
+            autoreload.check_errors(import_module)(name)
 
 
 def _end_after(stop: Stop, seconds: float) -> None:
