@@ -110,3 +110,43 @@ def test_runqueue_gives_up_on_a_database_that_does_not_come(runqueue, proxy):
     assert child.wait(20) == 1
     assert "See that its server runs" in log_of(child)
     assert "Traceback" not in log_of(child)
+
+
+LOG_THAT_HANGS = """
+import logging, multiprocessing, time
+from tests.settings import *
+
+class Hanging(logging.StreamHandler):
+    def emit(self, record):
+        super().emit(record)
+        if "was killed by signal" in record.getMessage() and not multiprocessing.parent_process():
+            time.sleep(3600)
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"hanging": {"()": Hanging}},
+    "loggers": {"django_dbqueue": {"handlers": ["hanging"], "level": "INFO"}},
+}
+"""
+
+
+def test_supervisor_that_hangs_says_where_and_ends(runqueue, tmp_path):
+    (tmp_path / "hanging_log.py").write_text(LOG_THAT_HANGS)
+    options = json.dumps({"beat_interval": 1, "dead_after": 3, "shutdown_timeout": 1})
+    child = runqueue(PYTHONPATH=str(tmp_path), DJANGO_SETTINGS_MODULE="hanging_log", DBQUEUE_OPTIONS=options)
+    worker = until(lambda: Process.objects.filter(kind="worker").first())
+
+    os.kill(worker.pid, signal.SIGKILL)
+
+    assert child.wait(40) == 75, log_of(child)
+    assert "The supervisor makes no progress" in log_of(child)
+    assert "in emit" in log_of(child)
+
+
+def test_crash_loop_is_named_with_its_cause(start):
+    child = start(text="import os\nos._exit(3)\n")
+
+    until(lambda: "Crash loop: the last 5 processes died" in log_of(child), 40)
+
+    assert "ended with exit code 3" in log_of(child)
