@@ -119,6 +119,8 @@ class Attempt:
         self._task, self.is_atomic = task, task.atomic
         if self._options.keep_log:
             self._call.log = Lines(job, self._options.keep_log)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("Job %s of %s starts (attempt %d)", job.pk, job.task, job.attempt, extra=job.log_fields)
         self._tell(signals.task_started, TaskResultStatus.RUNNING)
         leading = (JobContext(task_result=self._result, job=job, call=self._call),) if task.takes_context else ()
         return partial(task.func, *leading, *job.args, **job.kwargs)

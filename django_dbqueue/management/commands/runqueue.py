@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import threading
@@ -29,6 +30,9 @@ from ...runtime.stop import Stop
 from ...runtime.supervisor import Supervisor
 from ...tasks import modules_with_tasks
 
+# By --verbosity. Normal is what the project has, or INFO.
+LEVELS = {0: logging.WARNING, 1: None}
+
 
 class Command(BaseCommand):
     help = "Run the jobs: a supervisor with worker processes and a dispatcher. What is given here beats the backend's OPTIONS."
@@ -52,7 +56,7 @@ class Command(BaseCommand):
         parser.add_argument("--shutdown-timeout", type=float, help="How long running jobs may go on after SIGTERM, in seconds.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        log_to_console()
+        log_to_console(LEVELS.get(options["verbosity"], logging.DEBUG))
         if options["reload"] and options["drain"]:
             raise CommandError("--reload starts again and again; --drain ends. Leave one out.")
         if options["reload"]:
