@@ -14,6 +14,7 @@ from django.db import connections
 from .backend import DatabaseBackend
 from .compat import task_backends
 from .exceptions import InvalidOption, InvalidSchedule, InvalidTaskPath
+from .options import Options
 from .recurring import Declared, declared
 from .tasks import load, modules_with_tasks
 
@@ -91,14 +92,21 @@ def options_for_sqlite(alias: str) -> str:
 # Not of those that runqueue makes: a supervisor imports no tasks.
 @register("dbqueue_recurring")
 def check_recurring_tasks(app_configs: Any = None, **kwargs: Any) -> Iterator[CheckMessage]:
-    """Whether all that the code declares to recur can."""
+    """Whether the modules that hold tasks can be imported, and all that they declare to recur can."""
+    all_needed = not all(config.allow_import_errors for config in _configs())
     for name in dict.fromkeys(modules_with_tasks(_task_modules())):
         try:
             import_module(name)
         except InvalidSchedule as error:
             yield Error(f"{name}: {error}", id="dbqueue.E006")
-        except Exception:
-            continue  # Whoever needs the module meets it.
+        except Exception as error:
+            if all_needed:
+                yield Error(
+                    f"{name} holds tasks and cannot be imported: {type(error).__name__}: {error}",
+                    hint="Cure or remove the module: runqueue does not start with it. To serve the other tasks meanwhile, "
+                    "set OPTIONS['allow_import_errors'] = True.",
+                    id="dbqueue.E008",
+                )
     any_runs_them = any(isinstance(task_backends[alias], DatabaseBackend) for alias in task_backends)
     for one in declared().values():
         try:
@@ -122,10 +130,14 @@ def _backend_of(one: Declared) -> str | None:
 
 
 def _task_modules() -> Iterator[str]:
+    return (name for config in _configs() for name in config.task_modules)
+
+
+def _configs() -> Iterator[Options]:
     for alias in task_backends:
         backend = task_backends[alias]
         if isinstance(backend, DatabaseBackend):
             try:
-                yield from backend.config.task_modules
+                yield backend.config
             except (InvalidOption, TypeError):
                 continue  # The backend's own check says it.

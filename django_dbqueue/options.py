@@ -30,6 +30,7 @@ class Options:
     timeout: how long a job may run, for tasks that do not say it themselves; None without end.
     per_queue: other values for the jobs of some queues: ``{"mail": {"timeout": 30}}``.
     task_modules: modules that hold tasks, beside the module ``tasks`` of each installed app.
+    allow_import_errors: runqueue serves although a module that holds tasks cannot be imported.
     allow_sql: the aliases of the databases on which the ready-made task ``run_sql`` may run.
     allow_commands: the management commands that the ready-made task ``call_command`` may run.
     queues: what workers serve, in order: names, ``prefix*``, ``*``, ``-name``.
@@ -43,6 +44,7 @@ class Options:
     shutdown_timeout: how long running jobs may go on after SIGTERM before they are given back.
     beat_interval, dead_after: how often a process says that it is alive, and after what silence it is declared dead.
     give_up_after: how long the database may be away before runqueue ends, with exit code 1.
+    unknown_task_after: how long a job waits for a worker that knows its task before it is FAILED.
     limit: how many jobs of a queue run at a time, over all hosts; None any number. An operator's limit goes before it.
     hanged_after: how long a job may run before the admin lists it as hanged.
     keep_successful, keep_failed: how long jobs are kept after they succeeded, or were failed or discarded; None for ever.
@@ -59,6 +61,7 @@ class Options:
     timeout: float | None = None
     per_queue: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     task_modules: tuple[str, ...] = ()
+    allow_import_errors: bool = False
     allow_sql: tuple[str, ...] = ()
     allow_commands: tuple[str, ...] = ()
     queues: tuple[str, ...] = ("*",)
@@ -74,6 +77,7 @@ class Options:
     beat_interval: float = 5.0
     dead_after: float = 30.0
     give_up_after: float = 300.0
+    unknown_task_after: float = 7 * DAY
     limit: int | None = None
     hanged_after: float = 3600.0
     keep_successful: float | None = 7 * DAY

@@ -220,13 +220,16 @@ def modules_with_tasks(modules: Iterable[str]) -> list[str]:
     return ["django_dbqueue.contrib.tasks", *apps, *modules]
 
 
-def discover(modules: Iterable[str]) -> None:
-    """Import what holds tasks, these modules among it. What cannot be is logged."""
+def discover(modules: Iterable[str]) -> list[str]:
+    """Import what holds tasks, these modules among it. Returns those that cannot be imported; the reason is logged."""
+    broken = []
     for name in modules_with_tasks(modules):
         try:
             import_module(name)
         except Exception:
+            broken.append(name)
             logger.exception("%s cannot be imported: jobs of its tasks are left to other workers.", name)
+    return broken
 
 
 def load(path: str) -> Task[..., Any]:
@@ -239,7 +242,7 @@ def load(path: str) -> Task[..., Any]:
     if found is None:
         raise InvalidTaskPath(
             f"{path!r} is not known here. Deploy the code that has it, in the module tasks of an installed app or in one that "
-            "OPTIONS['task_modules'] names, and retry the job; or discard it."
+            "OPTIONS['task_modules'] names: jobs that wait then run, and one that has failed can be retried; or discard it."
         )
     if not isinstance(found, FrameworkTask):
         raise InvalidTaskPath(f"{path!r} is a {type(found).__name__}, not a task. Decorate it with @task, or discard the job.")

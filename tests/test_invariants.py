@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from django.db import IntegrityError, connections, transaction
@@ -14,7 +15,7 @@ from django_dbqueue.compat import task_backends
 from django_dbqueue.errors import ErrorReport
 from django_dbqueue.models import Execution, Failure, Job, Process, Queue, Settlement
 from django_dbqueue.models.states import Lane, Outcome, State
-from django_dbqueue.runtime import recovery
+from django_dbqueue.runtime import announcer, recovery
 
 from . import tasks
 from .conftest import a_process
@@ -27,7 +28,8 @@ def succeed(job: Job, result=None) -> Settlement:
 
 
 def recover(dead, how="was killed by signal 9", **values):
-    return recovery.recover(task_backends["default"], dead, recovery.Death(how=how, **values))
+    backend = task_backends["default"]
+    return recovery.recover(backend, dead, recovery.Death(how=how, **values), partial(announcer.announce, backend))
 
 
 def settle(*settlements: Settlement):

@@ -98,7 +98,7 @@ def test_the_slot_of_a_dead_worker_is_free_when_its_job_is_recovered(claim, back
     enqueue_ready(one_at_a_time, (), ())
     claim()
 
-    recovery.recover(backend, type(process).objects.filter(pk=process.pk), recovery.Death(how="was killed"))
+    recovery.recover(backend, type(process).objects.filter(pk=process.pk), recovery.Death(how="was killed"), list)
 
     assert sorted(states()) == ["ready", "scheduled"]
 

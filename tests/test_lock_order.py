@@ -168,7 +168,7 @@ def test_a_mixed_load_has_no_deadlock():
         gone = a_process(f"gone {chance.random()}")
         lost = Job.objects.running().order_by("pk").values_list("pk", flat=True)[:1]
         Job.objects.running().filter(pk__in=list(lost)).update(process=gone)
-        recovery.recover(backend, type(gone).objects.filter(pk=gone.pk), recovery.Death(how="was killed"))
+        recovery.recover(backend, type(gone).objects.filter(pk=gone.pk), recovery.Death(how="was killed"), list)
 
     before = _counted()
     load.run(*(worker(f"worker {n}") for n in range(4)), enqueue, enqueue, dispatch, dispatch, recover)

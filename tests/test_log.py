@@ -8,7 +8,12 @@ import pytest
 from django.test import override_settings
 from django.utils.log import RequireDebugTrue
 
+from django_dbqueue.log import JobFields
 from django_dbqueue.runtime.log import skip_unheard_lines
+
+from . import tasks, timely
+from .conftest import log_of
+from .test_runqueue import MANY
 
 
 @pytest.fixture
@@ -69,3 +74,33 @@ def test_a_level_that_was_given_stands(logger):
     logger.setLevel(logging.INFO)
 
     assert makes_info(logger)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("task", ["talk", "talk_async"])
+def test_line_that_a_task_logs_has_the_fields_of_its_job(task, caplog, worker):
+    caplog.handler.addFilter(JobFields())
+    try:
+        result = getattr(timely, task).enqueue("ada", 2)
+        worker()
+        result.wait(20)
+        logging.getLogger("shop.orders").warning("outside")
+    finally:
+        caplog.handler.filters.clear()
+
+    lines = [record for record in caplog.records if record.name == "shop.orders"]
+    assert {record.job_id for record in lines[:-1]} == {result.id}
+    assert {record.task for record in lines[:-1]} == {f"tests.timely.{task}"}
+    assert lines[-1].job_id == ""
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("verbosity", ["0", "1", "2"])
+def test_verbosity_says_which_lines_runqueue_shows(runqueue, verbosity):
+    tasks.add.enqueue(1)
+
+    child = runqueue("--drain", "-v", verbosity, *MANY)
+
+    assert child.wait(60) == 0
+    assert ("supervisor@" in log_of(child)) == (verbosity != "0")
+    assert ("starts (attempt 1)" in log_of(child)) == (verbosity == "2")

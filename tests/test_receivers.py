@@ -62,7 +62,7 @@ def test_process_that_beats_during_its_burial_stays_alive_with_a_receiver_of_pre
 
     try:
         with connection.execute_wrapper(beat):
-            recovery.recover(task_backends["default"], Process.objects.silent(), recovery.Death(how="was silent"))
+            recovery.recover(task_backends["default"], Process.objects.silent(), recovery.Death(how="was silent"), list)
     finally:
         pre_delete.disconnect(ignore)
 
@@ -100,7 +100,7 @@ def test_dead_process_is_recovered_whatever_receivers_raise(receivers, backend):
     job = tasks.add.enqueue(1)
     Job.objects.update(state="running", process=dead, started_at=after(0), attempt=1)
 
-    assert recovery.recover(backend, Process.objects.all(), recovery.Death(how="was killed")) == 1
+    assert recovery.recover(backend, Process.objects.all(), recovery.Death(how="was killed"), list) == 1
 
     assert not Process.objects.exists()
     assert Execution.objects.get(job=job.id).outcome == Execution.Outcome.LOST

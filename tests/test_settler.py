@@ -104,9 +104,9 @@ def test_orphans_whose_rows_are_locked_keep_no_others_from_being_recovered(claim
     process.delete()
 
     with locked(jobs[:6]):
-        assert recovery.recover(task_backends["default"], Process.objects.none(), recovery.Death(how="died")) == 2
+        assert recovery.recover(task_backends["default"], Process.objects.none(), recovery.Death(how="died"), list) == 2
 
-    assert recovery.recover(task_backends["default"], Process.objects.none(), recovery.Death(how="died")) == 5
+    assert recovery.recover(task_backends["default"], Process.objects.none(), recovery.Death(how="died"), list) == 5
 
 
 def test_a_due_job_whose_row_is_locked_lets_the_dispatcher_rest(process):

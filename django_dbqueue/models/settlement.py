@@ -19,6 +19,7 @@ class Settlement:
 
     process: the name of the one that made the attempt.
     erase: nothing of the job is kept.
+    recorded: whether the attempt is written to the history. One that ended before it began, again and again, is not.
     then: how the job is at the next stage of its pipeline. children: the new jobs that it has become.
     """
 
@@ -33,6 +34,7 @@ class Settlement:
     result: Any = None
     error: ErrorReport | None = None
     erase: bool = False
+    recorded: bool = True
     then: Job | None = None
     children: Sequence[Job] = ()
     noted: Noted | None = None

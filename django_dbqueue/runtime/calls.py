@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from ..exceptions import Interruption
+from ..log import running_job
 from ..models import Job
 from .lines import Lines
 
@@ -57,10 +58,12 @@ class ThreadCall(Call):
                 self._thread = threading.get_ident()
                 if self.reason:
                     raise self.reason
+            running_job.set(self.job)
             with self.log or NO_LOG:
                 return function()
         finally:
             self._end()
+            running_job.set(None)
 
     def stack(self) -> str:
         frame = sys._current_frames().get(self._thread or 0)
@@ -95,6 +98,7 @@ class CoroutineCall(Call):
                 raise self.reason
             self._coroutine, self._task = function(), asyncio.current_task()
         try:
+            running_job.set(self.job)
             with self.log or NO_LOG:
                 return await self._coroutine
         except asyncio.CancelledError as error:
@@ -103,6 +107,7 @@ class CoroutineCall(Call):
             raise self.reason().with_traceback(error.__traceback__) from None
         finally:
             self._task = None
+            running_job.set(None)
 
     def stack(self) -> str:
         coroutine, frames = self._coroutine, []

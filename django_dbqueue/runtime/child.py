@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from .stop import Stop
@@ -18,10 +18,20 @@ from .stop import Stop
 STACKS: int | None = getattr(signal, "SIGUSR2", None)
 
 
-def main(role: str, alias: str, changes: dict[str, Any], supervisor: int, board_name: str, stacks: str) -> None:
+def main(
+    role: str,
+    alias: str,
+    changes: dict[str, Any],
+    supervisor: int,
+    board_name: str,
+    stacks: str,
+    finished: Connection,
+    level: int,
+) -> None:
     """Set Django up, be the role until told to stop, and end the process, whatever threads are still busy.
 
     ``board_name`` is that of its board; asked by a signal, it writes where all its threads are to the file ``stacks``.
+    ``level`` is that of the supervisor's log.
     """
     import django
 
@@ -37,7 +47,7 @@ def main(role: str, alias: str, changes: dict[str, Any], supervisor: int, board_
     from .roles import run_role
     from .signals import obey_supervisor, run_beside_signals
 
-    log_to_console()
+    log_to_console(level or None)
     keep_connections()
     stop = Stop()
     obey_supervisor(stop)
@@ -47,7 +57,7 @@ def main(role: str, alias: str, changes: dict[str, Any], supervisor: int, board_
     gc.freeze()
     code = 0
     try:
-        code = run_beside_signals(lambda: run_role(role, alias, changes, board, stop, supervisor), board.pulse)
+        code = run_beside_signals(lambda: run_role(role, alias, changes, board, stop, supervisor, finished), board.pulse)
     except (DatabaseError, InterfaceError) as error:
         logging.getLogger("django_dbqueue").error("The %s cannot work: %s", role, error)
         code = 1

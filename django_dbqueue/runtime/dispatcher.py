@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from functools import partial
 
 from django.db import DatabaseError, InterfaceError
 
@@ -15,9 +16,9 @@ from ..models.chores import Chores, look
 from ..models.semaphores import SemaphoreQuerySet
 from ..models.states import State
 from ..options import Options
-from ..tasks import discover
 from ..wakeup import wake_each
 from . import recovery
+from .announcer import announce_beside
 from .board import Board
 from .connection import close_connections, discard, prepare
 from .deadline import answered_within
@@ -58,8 +59,6 @@ class Dispatcher:
     def run(self, stop: Stop, supervisor: int | None = None) -> bool:
         """Work until ``stop`` is asked for. Returns True: it leaves nothing behind."""
         prepare(self._database, self._options.statement_limit)
-        if self.schedules:
-            discover(self._options.task_modules)
         process = self._heartbeat.start(supervisor)
         logger.info("%s looks for due jobs every %g s.", process, self._options.poll_interval, extra=process.log_fields)
         while not stop.asked and not self._heartbeat.declared_dead:
@@ -128,7 +127,8 @@ class Dispatcher:
         if chores.silent or chores.orphaned:
             processes = Process.objects.using(self._database)
             silent = processes.silent() if self._witness.may_judge else processes.none()
-            recovery.recover(self._backend, silent, recovery.Death(how="was silent for too long", silent=True))
+            death = recovery.Death(how="was silent for too long", silent=True)
+            recovery.recover(self._backend, silent, death, partial(announce_beside, self._backend))
 
     def _prune(self) -> bool:
         """Delete some of what is old enough. Returns whether there may be more."""

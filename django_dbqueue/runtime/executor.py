@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
@@ -110,8 +112,8 @@ def _with_ready_connections(step: Callable[P, R], *args: P.args, **kwargs: P.kwa
 class Attempt:
     """One attempt at one job: it begins, and then succeeds or fails."""
 
-    # So many seconds a job whose task is not known is given back for other workers: a deploy may be under way.
-    UNKNOWN = 300.0
+    # A job whose task is unknown here is given back for a tenth of the time that it has waited, within these seconds.
+    SHORTEST_WAIT, LONGEST_WAIT = 1.0, 30.0
 
     def __init__(self, call: Any, backend: DatabaseBackend) -> None:
         self._call, self._job, self._backend = call, call.job, backend
@@ -145,6 +147,8 @@ class Attempt:
         self._task, self.is_atomic = task, task.atomic
         if self._options.keep_log:
             self._call.log = Lines(job, self._options.keep_log)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("Job %s of %s starts (attempt %d)", job.pk, job.task, job.attempt, extra=job.log_fields)
         self._tell(signals.task_started, TaskResultStatus.RUNNING)
         leading = (JobContext(task_result=self._result, job=job, call=self._call),) if task.takes_context else ()
         return partial(task.func, *leading, *job.args, **job.kwargs)
@@ -248,17 +252,26 @@ class Attempt:
         if isinstance(error, (DatabaseError, InterfaceError)):
             self._warn("is given back: its earlier attempts could not be read: %s", error)
             return self._settle(Outcome.INTERRUPTED, State.SCHEDULED, wait=1.0)
-        if isinstance(error, InvalidTaskPath) and self._unknown_for(report.type) < self.UNKNOWN:
-            self._warn("is given back for other workers: %s", error)
-            return self._settle(Outcome.INTERRUPTED, State.SCHEDULED, wait=1.0, error=report)
+        if isinstance(error, InvalidTaskPath):
+            waited = self._unknown_for(report.type)
+            if waited is None or waited < self._options.unknown_task_after:
+                return self._wait_for_the_task(waited, report)
         self._warn("cannot run: %s", error)
         return self._settle(Outcome.FAILED, State.FAILED, error=report)
 
-    def _unknown_for(self, error_type: str) -> float:
-        """Seconds since it was given back for that for the first time."""
-        given_back = self._executions.filter(job=self._job, outcome=Outcome.INTERRUPTED, error_type=error_type)
-        first = given_back.order_by("attempt").values_list("finished_at", flat=True).first()
-        return (self._job.now() - first).total_seconds() if first else 0.0
+    def _unknown_for(self, error_type: str) -> float | None:
+        """Seconds since it was given back for that for the first time in a row: what follows is not recorded."""
+        attempts = self._executions.filter(job=self._job, attempt__gt=self._job.attempts_before)
+        last = attempts.order_by("-attempt").values_list("outcome", "error_type", "finished_at").first()
+        if last and last[:2] == (Outcome.INTERRUPTED, error_type):
+            return float((self._job.now() - last[2]).total_seconds())
+        return None
+
+    def _wait_for_the_task(self, waited: float | None, report: errors.ErrorReport) -> Settlement:
+        """Give the job back: other workers may know its task, or a deploy may be under way."""
+        _unknown_tasks.report(self._job, report.message)
+        wait = min(max((waited or 0.0) / 10, self.SHORTEST_WAIT), self.LONGEST_WAIT) * random.uniform(0.8, 1.0)
+        return self._settle(Outcome.INTERRUPTED, State.SCHEDULED, wait=wait, error=report, recorded=waited is None)
 
     def _give_up(self, outcome: Outcome, state: State, report: errors.ErrorReport) -> Settlement:
         self._warn("%s: %s", outcome.value.replace("_", " "), report.headline)
@@ -288,6 +301,23 @@ class Attempt:
             signal.send_robust(type(self._backend), task_result=self._result)
         except SystemExit:  # All others that are errors, send_robust logs itself.
             self._warn("goes on: a receiver of a signal raised SystemExit")
+
+
+class _UnknownTasks:
+    """Warns of each task that is unknown here at most once a minute, however many of its jobs wait."""
+
+    AGAIN = 60.0
+
+    def __init__(self) -> None:
+        self._said: dict[str, float] = {}
+
+    def report(self, job: Job, why: str) -> None:
+        if time.monotonic() - self._said.get(job.task, float("-inf")) > self.AGAIN:
+            self._said[job.task] = time.monotonic()
+            logger.warning("Unknown task: job %s and others of %s wait: %s", job.pk, job.task, why, extra=job.log_fields)
+
+
+_unknown_tasks = _UnknownTasks()
 
 
 def _frames_of_the_task(error: BaseException) -> TracebackType | None:

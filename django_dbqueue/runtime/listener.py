@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import selectors
 import socket
 import threading
@@ -13,11 +12,10 @@ from typing import Any
 from django.db import connections
 
 from ..wakeup import CHANNEL
+from .log import Trouble
 
 # While a worker would be told of jobs, it looks for them so many times less often.
 TOLD = 10
-
-logger = logging.getLogger("django_dbqueue")
 
 
 def can_listen(database: str) -> bool:
@@ -44,6 +42,7 @@ class Listener:
         self._lost = threading.Event()
         self._closed = threading.Event()
         self._is_woken = False
+        self._trouble = Trouble("Listening for new jobs is interrupted, and polling goes on")
         self._bell, self._cord = socket.socketpair()
         # Not epoll, which goes on to tell of a socket that was closed here, if a task has forked the process.
         self._ready = getattr(selectors, "PollSelector", selectors.SelectSelector)()
@@ -97,7 +96,7 @@ class Listener:
             self.patience = 1
             self._lost.set()
             self._began()
-            _warn(error)
+            self._trouble.report(error)
             return True
         return is_reason
 
@@ -106,7 +105,7 @@ class Listener:
             try:
                 self._listen()
             except Exception as error:
-                _warn(error)
+                self._trouble.report(error)
             self._closed.wait(1.0)
 
     def _listen(self) -> None:
@@ -121,13 +120,10 @@ class Listener:
             # A pool by transactions takes LISTEN, and passes on nothing.
             patience = TOLD if server == connection.connection.info.backend_pid else 1
             self._lost.clear()
+            self._trouble.over()
             self._made = line, line.socket, patience
             self.wake()
             if not self._closed.is_set():
                 self._lost.wait()
         finally:
             connection.close()
-
-
-def _warn(error: Exception) -> None:
-    logger.warning("Listening for new jobs is interrupted, polling goes on: %s", error)

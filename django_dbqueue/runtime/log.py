@@ -6,7 +6,7 @@ import logging
 import time
 
 from django.conf import settings
-from django.utils.log import RequireDebugTrue
+from django.utils.log import AdminEmailHandler, RequireDebugTrue
 
 
 def log_to_console(level: int | None = None) -> None:
@@ -28,6 +28,24 @@ def skip_unheard_lines(logger: logging.Logger) -> None:
     """
     if logger.level == logging.NOTSET and not _is_heard(logger):
         logger.setLevel(logging.WARNING)
+
+
+def mail_no_failures(logger: logging.Logger) -> None:
+    """Have Django's ``mail_admins``, which stands on a parent of the framework's logger, send no mail for each failed job.
+
+    A handler that the project gives the logger itself stands.
+    """
+    parent = logger.parent if logger.propagate else None
+    while parent:
+        for handler in parent.handlers:
+            if isinstance(handler, AdminEmailHandler):
+                handler.addFilter(_NotOf(logger.name))
+        parent = parent.parent if parent.propagate else None
+
+
+class _NotOf(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.name != self.name
 
 
 def _is_heard(logger: logging.Logger) -> bool:

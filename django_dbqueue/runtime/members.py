@@ -6,12 +6,15 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from multiprocessing.connection import wait
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ..options import Options
@@ -26,19 +29,36 @@ logger = logging.getLogger("django_dbqueue")
 START = 60.0
 
 
+@contextmanager
+def _no_main_module() -> Iterator[None]:
+    """Have a spawned child not run the project's ``manage.py`` again, which may have no guard by ``__name__``."""
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 class ThreadMember:
     """A role on a thread of this process."""
 
     exitcode: int | None = None
 
     def __init__(
-        self, role: str, alias: str, options: Options, changes: dict[str, Any], supervisor: int, ended: Callable[[], None]
+        self,
+        role: str,
+        alias: str,
+        options: Options,
+        changes: dict[str, Any],
+        supervisor: int,
+        finished: Connection,
+        ended: Callable[[], None],
     ) -> None:
         self.role, self.pid, self.born, self._ended = role, os.getpid(), time.monotonic(), ended
         self.board = Board.create(options.threads + options.prefetch)
         self.board.turn(ahead=START)
         self._stop = Stop()
-        self._thread = threading.Thread(target=self._run, args=(alias, changes, supervisor), name=role, daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(alias, changes, supervisor, finished), name=role, daemon=True)
         self._thread.start()
 
     def stop(self, *, now: bool = False) -> None:
@@ -56,9 +76,9 @@ class ThreadMember:
     def close(self) -> None:
         """There is nothing to clear away."""
 
-    def _run(self, alias: str, changes: dict[str, Any], supervisor: int) -> None:
+    def _run(self, alias: str, changes: dict[str, Any], supervisor: int, finished: Connection) -> None:
         try:
-            self.exitcode = run_role(self.role, alias, changes, self.board, self._stop, supervisor)
+            self.exitcode = run_role(self.role, alias, changes, self.board, self._stop, supervisor, finished)
         except BaseException:
             logger.exception("The %s ended by an error.", self.role)
             self.exitcode = 1
@@ -69,16 +89,24 @@ class ProcessMember:
     """A role in a process of its own, which can be killed. Spawned, not forked: it shares no connection, lock or thread."""
 
     def __init__(
-        self, role: str, alias: str, options: Options, changes: dict[str, Any], supervisor: int, ended: Callable[[], None]
+        self,
+        role: str,
+        alias: str,
+        options: Options,
+        changes: dict[str, Any],
+        supervisor: int,
+        finished: Connection,
+        ended: Callable[[], None],
     ) -> None:
         self.role, self.born, self._ended = role, time.monotonic(), ended
         context = multiprocessing.get_context("spawn")
         self.board = Board.create(options.threads + options.prefetch)
         self.board.turn(ahead=START)
         self._stacks = tempfile.NamedTemporaryFile("r", prefix="dbqueue-")  # noqa: SIM115
-        arguments = (role, alias, changes, supervisor, self.board.name, self._stacks.name)
+        arguments = (role, alias, changes, supervisor, self.board.name, self._stacks.name, finished, logger.level)
         self._process = context.Process(target=child.main, args=arguments, name=role)
-        self._process.start()
+        with _no_main_module():
+            self._process.start()
         threading.Thread(target=self._await_end, name=f"{role}-end", daemon=True).start()
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,7 +14,6 @@ from uuid import UUID
 from django.db import transaction
 
 from ..backend import DatabaseBackend
-from ..compat import signals
 from ..errors import ErrorReport
 from ..exceptions import ProcessLost, Stopped, TimedOut
 from ..models import Execution, Job, Process, Settled, Settlement, Stack
@@ -49,8 +48,10 @@ class Death:
     silent: bool = False
 
 
-def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: Death) -> int:
+def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: Death, announce: Callable[[list[UUID]], object]) -> int:
     """Sign off dead processes, and settle what they, or others before them, were running. Returns how many jobs that were.
+
+    ``announce`` is called with the ids of those that will not be tried again, for ``task_finished`` to be sent.
 
     A process is signed off in the transaction that settles its jobs: nobody finds them without knowing how it died.
     """
@@ -66,15 +67,17 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: Death) -> in
             wake_each(database, [*unblocked, *_ready(left)])
         for board in boards:
             Board.remove(board)
+        announce(_finished(left))
     # Those of others before them, and what was locked at that moment. Locked rows are stepped over: they hold up no others.
     with transaction.atomic(using=database):
         orphans, more = _settle(database, list(lock(_jobs(database).orphaned())[:BATCH]), processes, death)
-    left += orphans
+    announce(_finished(orphans))
     wake_each(database, [*more, *_ready(orphans)])
-    for job in left:
-        if job.state in FINISHED:
-            signals.task_finished.send_robust(type(backend), task_result=backend.get_result(str(job.pk)))
-    return len(left)
+    return len(left) + len(orphans)
+
+
+def _finished(jobs: Iterable[Job]) -> list[UUID]:
+    return [job.pk for job in jobs if job.state in FINISHED]
 
 
 def _ready(jobs: Iterable[Job]) -> Iterator[str]:
@@ -102,7 +105,7 @@ def _settle(database: str, rows: Iterable[Job], processes: Mapping[int, Process]
     unbegun = [job for job, death in deaths if _is_unbegun(job, death)]
     ran = [(job, death) for job, death in deaths if not _is_unbegun(job, death)]
     stacks = Stack.objects.using(database).of(job for job, _death in ran)
-    lost = [_outcome(job, processes.get(job.process_id or 0), death, stacks.get(job.pk, "")) for job, death in ran]
+    lost = [_outcome(job, processes.get(job.process_id or 0), end, stacks.get(job.pk, "")) for job, end in ran]
     Job.objects.using(database).release(unbegun)
     for job in unbegun:
         job.state = State.READY
@@ -120,11 +123,11 @@ def _is_unbegun(job: Job, death: Death) -> bool:
 def _outcome(job: Any, process: Process | None, death: Death, stack: str) -> Settlement:
     seen_at, job.claimed_at = job.seen_at, job.started_at
     job.clock = time.monotonic() - (seen_at - job.claimed_at).total_seconds()
-    job.process = process or Process(pk=job.process_id, name="a process")
+    job.process = process or Process(pk=job.process_id, name=f"#{job.process_id}")
     outcome, state, error = _verdict(job, death)
     message = str(error)
     # As another process of the same kind would have it: jobs that are lost alike are one group.
-    pattern = message.replace(name, "#")
+    pattern = message.replace(job.process.name, "#")
     report = ErrorReport(
         type=f"{type(error).__module__}.{type(error).__qualname__}",
         message=message,

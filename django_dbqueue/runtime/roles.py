@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from multiprocessing.connection import Connection
 from typing import Any
 
 from ..backend import DatabaseBackend
 from ..compat import remember_receivers, signals, task_backends
+from ..tasks import discover
+from .announcer import announce_from
 from .board import Board
 from .dispatcher import Dispatcher, DrainingDispatcher
-from .log import skip_unheard_lines
+from .log import mail_no_failures, skip_unheard_lines
 from .stop import Stop
 from .worker import Worker
 
@@ -19,14 +22,23 @@ ROLES: dict[str, type[Worker] | type[Dispatcher]] = {
 }
 # The exit code of a role whose jobs still ran when it ended; sysexits.h calls it "temporary failure".
 LEFT_JOBS = 75
+# The exit code of a role that cannot import its tasks; sysexits.h calls it "configuration error".
+CANNOT_IMPORT = 78
 
 
-def run_role(role: str, alias: str, changes: dict[str, Any], board: Board, stop: Stop, supervisor: int) -> int:
+def run_role(
+    role: str, alias: str, changes: dict[str, Any], board: Board, stop: Stop, supervisor: int, finished: Connection
+) -> int:
     """Be a worker, or a dispatcher, until ``stop`` is asked for. ``changes`` are those to the backend's options.
 
-    Returns the exit code.
+    It sends ``task_finished`` for the lost jobs whose ids the supervisor writes to ``finished``. Returns the exit code.
     """
     remember_receivers()
     skip_unheard_lines(signals.logger)
+    mail_no_failures(signals.logger)
     backend: DatabaseBackend = task_backends[alias]  # type: ignore[assignment]
-    return 0 if ROLES[role](backend, backend.config.changed(**changes), board).run(stop, supervisor) else LEFT_JOBS
+    options = backend.config.changed(**changes)
+    if discover(options.task_modules) and not options.allow_import_errors:
+        return CANNOT_IMPORT
+    announce_from(finished, backend)
+    return 0 if ROLES[role](backend, options, board).run(stop, supervisor) else LEFT_JOBS

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
+import os
 import threading
 import time
 from collections import Counter
@@ -15,14 +17,16 @@ from ..models import Job, Process, Stack
 from ..models.process import ProcessQuerySet
 from ..selector import QueueSelector
 from . import host, recovery
+from .announcer import Announcements
 from .board import Board
 from .connection import close_connections, discard, prepare
 from .deadline import answered_within
 from .drain import Drain
 from .heartbeat import Heartbeat
+from .log import Trouble
 from .members import Member, ProcessMember, ThreadMember
 from .recovery import Death
-from .roles import LEFT_JOBS
+from .roles import CANNOT_IMPORT, LEFT_JOBS
 from .stop import Stop
 
 logger = logging.getLogger("django_dbqueue")
@@ -37,6 +41,8 @@ class Supervisor:
     FROZEN = 3.0
     # How long it rests, in seconds, if no member ends; and if there is something to wait for.
     REST, SHORT = 1.0, 0.1
+    # After so many members in a row that died as soon as they were born, it says that this is a loop.
+    CRASH_LOOP = 5
 
     def __init__(self, backend: DatabaseBackend, roles: list[str], changes: dict[str, Any], *, drain: bool = False) -> None:
         self._backend, self._changes = backend, changes
@@ -46,7 +52,12 @@ class Supervisor:
         self._board = Board.private()
         self._heartbeat = Heartbeat(Process.Kind.SUPERVISOR, backend.database, self.options, self._board, {"roles": roles})
         self._drain = Drain(backend.database, self._selector, self.options, self._heartbeat.process) if drain else None
+        self._announcements = Announcements()
         self._members: list[Member] = []
+        self._first_members: list[Member] = []
+        # Dead processes whose jobs could not be recovered yet.
+        self._unrecovered: list[tuple[ProcessQuerySet, Death]] = []
+        self._trouble = Trouble("Jobs of dead processes could not be recovered, and recovery is tried again")
         # Those that are replaced already, and when they are killed.
         self._leaving: dict[Member, float] = {}
         self._crashes, self._start_at = 0, 0.0
@@ -56,9 +67,10 @@ class Supervisor:
     def run(self, stop: Stop) -> int:
         """Until ``stop`` is asked for, or the queues are drained. Returns the exit code.
 
-        1 if a drained job failed, or the database was away for too long; LEFT_JOBS if a job of an embedded worker does
-        not let itself be stopped.
+        1 if a drained job failed, the database was away for too long, or tasks cannot be imported; LEFT_JOBS if a job of an
+        embedded worker does not let itself be stopped.
         """
+        self._board.turn()
         prepare(self._backend.database, self.options.statement_limit)
         self._process = self._heartbeat.start()
         self._process.refresh_from_db(using=self._backend.database)
@@ -67,8 +79,10 @@ class Supervisor:
         self._recover(self._gone(), Death(how="is gone from this host", silent=True))
         try:
             self._start_missing()
+            self._first_members = list(self._members)
             while not self._code and not self._rest(stop):
                 self._board.turn()
+                self._recover_dead()
                 self._look_after_members()
                 self._start_missing()
                 if self._drain and self._drain.is_over():
@@ -78,9 +92,20 @@ class Supervisor:
             self._stop_members(stop)
         if self._drain and not self._code and self._drain.any_failed():
             self._code = 1
+        self._announcements.close()
         self._heartbeat.stop()
         close_connections()
         return self._code
+
+    def end_if_stuck(self) -> None:
+        """End the process if the main loop has not come round for very long, to be started again by a service manager.
+
+        Called from another thread. It does not log: a log handler that hangs may be the cause.
+        """
+        if self._board.since_turn() > self.options.patience + self.options.longest_shutdown:
+            os.write(2, b"CRITICAL The supervisor makes no progress: this process ends. Where its threads are:\n")
+            faulthandler.dump_traceback(file=2, all_threads=True)
+            os._exit(LEFT_JOBS)
 
     def _rest(self, stop: Stop) -> bool:
         """Until it is time to look at its members. Returns whether to stop."""
@@ -102,12 +127,13 @@ class Supervisor:
             self._code = 1
 
     def _start_missing(self) -> None:
+        finished = self._announcements.reader
         kind = ThreadMember if self.options.embedded else ProcessMember
         if time.monotonic() < self._start_at:
             return
         for role in (Counter(self._roles) - Counter(member.role for member in self._members)).elements():
             try:
-                member = kind(role, self._backend.alias, self.options, self._changes, self._process.pk, self._wake.set)
+                member = kind(role, self._backend.alias, self.options, self._changes, self._process.pk, finished, self._wake.set)
             except OSError as error:
                 logger.error("A %s could not be started, and is tried again: %s", role, error, extra=self._process.log_fields)
                 return
@@ -115,6 +141,7 @@ class Supervisor:
 
     def _look_after_members(self) -> None:
         for member in [*self._members, *self._leaving]:
+            self._board.turn()
             if member.exitcode is not None:
                 self._bury(member)
             elif self._is_frozen(member):
@@ -135,6 +162,13 @@ class Supervisor:
             self._code = LEFT_JOBS
             return
         self._forget(member)
+        if member.exitcode == CANNOT_IMPORT and member in self._first_members:
+            logger.critical(
+                "Tasks cannot be imported, for the reasons above: this process ends. Cure them (`manage.py check` shows them), "
+                "or serve the other tasks with --allow-import-errors."
+            )
+            self._code = 1
+            return
         if member.exitcode:
             level = logging.INFO if member.exitcode == LEFT_JOBS else logging.ERROR
             logger.log(level, "The %s with process id %s %s.", member.role, member.pid, _death(member).how)
@@ -142,6 +176,14 @@ class Supervisor:
         if member.exitcode not in (0, LEFT_JOBS):
             # Who dies as soon as it is born is not born again at once.
             self._crashes = self._crashes + 1 if time.monotonic() - member.born < 10 else 1
+            if self._crashes % self.CRASH_LOOP == 0:
+                logger.critical(
+                    "Crash loop: the last %d processes died within 10 s of their start; this one, a %s, %s. "
+                    "See the errors above, and what `manage.py check` says.",
+                    self._crashes,
+                    member.role,
+                    _death(member).how,
+                )
             self._start_at = time.monotonic() + min(30.0, 0.1 * 2 ** min(self._crashes - 1, 10))
 
     def _replace(self, member: Member, deadline: float) -> None:
@@ -202,12 +244,26 @@ class Supervisor:
         return rows.filter(pk__in=[each.pk for each in here if host.is_gone(each.pid, each.details)])
 
     def _recover(self, dead: ProcessQuerySet, death: Death) -> None:
-        try:
-            with answered_within(self.options.answer_limit):
-                recovery.recover(self._backend, dead, death)
-        except (DatabaseError, InterfaceError) as error:
-            logger.warning("Its jobs are left to a dispatcher: %s", error)
-            discard(self._backend.database)
+        self._unrecovered.append((dead, death))
+        # The connection may have been lost since it was used: the second try has a new one.
+        if not self._recover_dead():
+            self._recover_dead()
+
+    def _recover_dead(self) -> bool:
+        """Recover the jobs of processes that died. Returns whether none are left to the next round, or to a dispatcher."""
+        while self._unrecovered:
+            self._board.turn()
+            try:
+                with answered_within(self.options.answer_limit):
+                    recovery.recover(self._backend, *self._unrecovered[0], self._announcements.put)
+                self._unrecovered.pop(0)
+                self._trouble.over()
+            except (DatabaseError, InterfaceError) as error:
+                self._unrecovered.append(self._unrecovered.pop(0))
+                self._trouble.report(error)
+                discard(self._backend.database)
+                return False
+        return True
 
     def _stop_members(self, stop: Stop) -> None:
         logger.info("%s stops its members.", self._process, extra=self._process.log_fields)

@@ -15,7 +15,6 @@ from ..models import Job, Process, Settled, Settlement, Stack
 from ..models.jobs import JobQuerySet
 from ..options import Options
 from ..selector import QueueSelector
-from ..tasks import discover
 from . import executor
 from .board import Board
 from .calls import Call, CoroutineCall, ThreadCall, ask_each
@@ -91,7 +90,6 @@ class Worker:
 
     def _start(self, stop: Stop, supervisor: int | None) -> None:
         prepare(self._backend.database, self._options.statement_limit)
-        discover(self._options.task_modules)
         process = self._heartbeat.start(supervisor)
         self._claimer = Claimer(self._backend.database, process, self._selector, self._options, self._pool.in_a_row)
         if can_listen(self._backend.database):

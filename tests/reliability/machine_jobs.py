@@ -174,7 +174,7 @@ class Jobs(RuleBasedStateMachine):
     @rule()
     def recover_the_silent(self):
         silent = set(Process.objects.silent().values_list("name", flat=True))
-        recovery.recover(task_backends["default"], Process.objects.silent(), recovery.Death(how="was silent"))
+        recovery.recover(task_backends["default"], Process.objects.silent(), recovery.Death(how="was silent"), list)
         self._learn_of_recovered(silent)
 
     # What operators and dispatchers do.
@@ -342,7 +342,7 @@ class Jobs(RuleBasedStateMachine):
     def _recover(self, actor, death, then=None):
         dead = Process.objects.filter(pk=actor.process.pk)
         name = actor.process.name
-        recovery.recover(task_backends["default"], dead, death)
+        recovery.recover(task_backends["default"], dead, death, list)
         if then:
             settled = then[2].result(30)
             for outcome in settled.written:
@@ -355,7 +355,7 @@ class Jobs(RuleBasedStateMachine):
     def _learn_of_recovered(self, names):
         """Of an attempt that its owner does not know to have ended, the rows tell how: it was recorded, or released."""
         while Job.objects.orphaned().exists():  # Somebody held their rows at that moment.
-            recovery.recover(task_backends["default"], Process.objects.none(), recovery.Death(how="is gone"))
+            recovery.recover(task_backends["default"], Process.objects.none(), recovery.Death(how="is gone"), list)
         outcomes = {(str(j), a): o for j, a, o in Execution.objects.values_list("job", "attempt", "outcome")}
         for fence, name in self.given.items():
             if name in names and fence not in self.ended:

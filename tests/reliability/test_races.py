@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import pytest
 from django.db import connections, transaction
@@ -13,7 +14,7 @@ from django_dbqueue.context import JobContext
 from django_dbqueue.exceptions import JobLost
 from django_dbqueue.models import Execution, Job, Process, Semaphore, Settlement, Slot
 from django_dbqueue.models.execution import ExecutionQuerySet
-from django_dbqueue.runtime import host, recovery
+from django_dbqueue.runtime import announcer, host, recovery
 
 from .. import tasks
 from ..conftest import a_process, until_somebody_waits_for_a_lock
@@ -28,7 +29,8 @@ def succeed(job, result=None):
 
 
 def recover(dead, how="was killed by signal 9", **values):
-    return recovery.recover(task_backends["default"], dead, recovery.Death(how=how, **values))
+    backend = task_backends["default"]
+    return recovery.recover(backend, dead, recovery.Death(how=how, **values), partial(announcer.announce, backend))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def recover(**death):
-    recovery.recover(task_backends["default"], Process.objects.all(), recovery.Death(how="died", **death))
+    recovery.recover(task_backends["default"], Process.objects.all(), recovery.Death(how="died", **death), list)
     return Execution.objects.get().outcome, Job.objects.get().state
 
 

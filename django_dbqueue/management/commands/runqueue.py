@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import threading
+import time
 from argparse import ArgumentParser
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
-from django.db import DEFAULT_DB_ALIAS, Error
+from django.db import DEFAULT_DB_ALIAS, Error, connections
 from django.utils import autoreload
 
 from ...backend import DatabaseBackend
 from ...compat import DEFAULT_TASK_BACKEND_ALIAS, task_backends
 from ...exceptions import InvalidOption
 from ...models import Process
-from ...runtime.connection import keep_connections
-from ...runtime.log import log_to_console
+from ...options import Options
+from ...runtime.connection import keep_connections, prepare
+from ...runtime.log import Trouble, log_to_console
 from ...runtime.signals import obey_signals, run_beside_signals
 from ...runtime.stop import Stop
 from ...runtime.supervisor import Supervisor
+from ...tasks import modules_with_tasks
+
+# By --verbosity. Normal is what the project has, or INFO.
+LEVELS = {0: logging.WARNING, 1: None}
 
 
 class Command(BaseCommand):
@@ -39,24 +48,30 @@ class Command(BaseCommand):
         parser.add_argument("--embedded", action="store_true", default=None, help="Everything in one process, as threads.")
         parser.add_argument("--drain", action="store_true", help="End when nothing is due: with 0, or 1 if a job failed.")
         parser.add_argument("--reload", action="store_true", help="Start again when the code changes; implies --embedded.")
+        parser.add_argument(
+            "--allow-import-errors", action="store_true", default=None, help="Serve although some tasks cannot be imported."
+        )
         parser.add_argument("--max-jobs", type=int, help="Replace a worker process after so many jobs.")
         parser.add_argument("--poll-interval", type=float, help="The longest pause between two looks, in seconds.")
         parser.add_argument("--shutdown-timeout", type=float, help="How long running jobs may go on after SIGTERM, in seconds.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        log_to_console()
+        log_to_console(LEVELS.get(options["verbosity"], logging.DEBUG))
         if options["reload"] and options["drain"]:
             raise CommandError("--reload starts again and again; --drain ends. Leave one out.")
         if options["reload"]:
             self._run_with_reloader(options)
             return
         stop = Stop()
-        supervisor = _supervisor(options)
         is_own_process = threading.current_thread() is threading.main_thread()
         if is_own_process:
             obey_signals(stop)
+        supervisor = _supervisor(options, stop)
+        if stop.asked:
+            return
+        if is_own_process:
             _end_after(stop, supervisor.options.longest_shutdown)
-        code = run_beside_signals(lambda: supervisor.run(stop))
+        code = run_beside_signals(lambda: supervisor.run(stop), supervisor.end_if_stuck)
         if is_own_process:
             # A thread that a task has left behind must not hold up the end.
             _in(2.0, lambda: os._exit(code))
@@ -69,10 +84,20 @@ class Command(BaseCommand):
             stop, ended = Stop(), threading.Event()
             atexit.register(ended.wait, 5.0)
             atexit.register(stop.ask, now=True)
-            _supervisor({**options, "embedded": True}).run(stop)
+            supervisor = _supervisor({**options, "embedded": True}, stop)
+            _have_broken_modules_watched(options["backend"])
+            supervisor.run(stop)
             ended.set()
 
         autoreload.run_with_reloader(run)
+
+
+def _have_broken_modules_watched(alias: str) -> None:
+    """The reloader watches what has been imported, and files in which an import ended by an error that it has seen."""
+    backend = task_backends[alias]
+    for name in modules_with_tasks(backend.config.task_modules if isinstance(backend, DatabaseBackend) else ()):
+        with suppress(Exception):
+            autoreload.check_errors(import_module)(name)
 
 
 def _end_after(stop: Stop, seconds: float) -> None:
@@ -91,6 +116,32 @@ def _in(seconds: float, act: Callable[[], object]) -> None:
     timer.start()
 
 
+def _wait_for_database(database: str, options: Options, stop: Stop) -> None:
+    """Until a connection can be made, ``stop`` is asked for, or ``give_up_after`` has passed."""
+    end = time.monotonic() + options.give_up_after
+    trouble = Trouble("Waiting for the database")
+
+    def wait() -> None:
+        prepare(database, options.statement_limit)
+        while not stop.asked:
+            try:
+                connections[database].ensure_connection()
+                connections[database].close()
+                trouble.over()
+                return
+            except Error as error:
+                if time.monotonic() > end:
+                    return
+                trouble.report(error)
+                stop.wait(1.0)
+
+    # A connection that is being made cannot be interrupted: its thread is left behind.
+    thread = threading.Thread(target=wait, name="database", daemon=True)
+    thread.start()
+    while thread.is_alive() and not stop.asked:
+        thread.join(0.1)
+
+
 def _look_at(database: str) -> None:
     """Say it at once, and simply, if there is no queue to work on."""
     try:
@@ -104,7 +155,7 @@ def _look_at(database: str) -> None:
         ) from None
 
 
-def _supervisor(given: dict[str, Any]) -> Supervisor:
+def _supervisor(given: dict[str, Any], stop: Stop) -> Supervisor:
     if given["backend"] not in task_backends.settings:
         raise CommandError(f"There is no backend {given['backend']!r} in TASKS; there are {', '.join(task_backends.settings)}.")
     backend = task_backends[given["backend"]]
@@ -112,12 +163,15 @@ def _supervisor(given: dict[str, Any]) -> Supervisor:
         raise CommandError(f"TASKS[{given['backend']!r}] is of {type(backend).__qualname__}; runqueue needs a DatabaseBackend.")
     if given["drain"] and given["only"]:
         raise CommandError(f"--drain needs workers and a dispatcher; --only {given['only']} would never end. Leave one out.")
-    names = ("queues", "processes", "threads", "embedded", "max_jobs", "poll_interval", "shutdown_timeout")
+    names = ("queues", "processes", "threads", "embedded", "allow_import_errors", "max_jobs", "poll_interval", "shutdown_timeout")
     changes = {name: given[name] for name in names if given[name] is not None}
     try:
         config = backend.config.changed(**changes)
         keep_connections()
-        _look_at(backend.database)
+        if connections[backend.database].vendor != "sqlite":
+            _wait_for_database(backend.database, config, stop)
+        if not stop.asked:
+            _look_at(backend.database)
         workers = 1 if config.embedded else config.processes
         roles = [*["worker"] * workers * (given["only"] != "dispatcher"), *["dispatcher"] * (given["only"] != "workers")]
         return Supervisor(backend, roles, changes, drain=given["drain"])

@@ -1,0 +1,152 @@
+"""The supervisor goes on, whatever the project's code, its log and its database do; real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from django_dbqueue.models import Execution, Job, Process
+
+from .. import tasks
+from ..conftest import log_of, until
+from ..models import Run
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
+
+RECEIVER_THAT_HANGS = """
+import os, signal, time
+from django.tasks.signals import task_finished
+from django_dbqueue import task
+from tests.models import Run
+
+@task(on_lost="fail")
+def die_once():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def hang(task_result, **kwargs):
+    Run.objects.create(job=f"announced {task_result.id} {task_result.status.name}")
+    time.sleep(3600)
+
+task_finished.connect(hang)
+"""
+
+
+@pytest.fixture
+def start(runqueue, tmp_path):
+    """runqueue with a task module of the given text."""
+
+    def start(*arguments, text="", **options):
+        (tmp_path / "more_tasks.py").write_text(text)
+        options = json.dumps({"task_modules": ["more_tasks"], **options})
+        return runqueue(*arguments, PYTHONPATH=str(tmp_path), DBQUEUE_OPTIONS=options)
+
+    return start
+
+
+@pytest.mark.parametrize("only", [[], ["--only", "workers"]])
+def test_supervisor_replaces_worker_and_stops_while_receiver_of_task_finished_hangs(start, only):
+    child = start(*only, text=RECEIVER_THAT_HANGS)
+    (first,) = until(lambda: list(Process.objects.filter(kind="worker")))
+    job = Job.objects.create(task="more_tasks.die_once", queue="default", on_lost="fail")
+
+    until(lambda: Run.objects.filter(job=f"announced {job.pk} FAILED").exists())
+    until(lambda: Process.objects.filter(kind="worker").exclude(pk=first.pk).exists())
+    child.send_signal(signal.SIGTERM)
+
+    assert child.wait(15) == 0, log_of(child)
+    assert Execution.objects.get().outcome == "lost"
+
+
+def test_job_is_recovered_at_once_after_supervisor_lost_its_connection(runqueue, proxy):
+    child = runqueue(DATABASE_URL=proxy.url)
+    result = tasks.begin_and_sleep.enqueue("x", 60)
+    until(lambda: Run.objects.exists())
+    worker = Process.objects.get(kind="worker")
+
+    proxy.cut()
+    os.kill(worker.pid, signal.SIGKILL)
+    proxy.heal()
+
+    began = time.monotonic()
+    until(lambda: Execution.objects.filter(job=result.id, outcome="lost").exists())
+    assert time.monotonic() - began < 10
+    assert "signal 9" in log_of(child)
+
+
+def test_runqueue_waits_at_its_start_for_a_database_that_is_away(runqueue, proxy):
+    proxy.cut()
+    result = tasks.add.enqueue(1)
+    child = runqueue("--drain", DATABASE_URL=proxy.url)
+    until(lambda: "Waiting for the database" in log_of(child))
+
+    proxy.heal()
+
+    assert child.wait(30) == 0, log_of(child)
+    assert result.wait(1).return_value == 1
+
+
+@pytest.mark.parametrize("how", ["cut", "silence"])
+def test_sigterm_ends_the_wait_for_the_database_at_once(runqueue, proxy, how):
+    getattr(proxy, how)()
+    child = runqueue(DATABASE_URL=proxy.url)
+    until(lambda: "Waiting for the database" in log_of(child))
+
+    began = time.monotonic()
+    child.send_signal(signal.SIGTERM)
+
+    assert child.wait(10) == 0
+    assert time.monotonic() - began < 3
+
+
+def test_runqueue_gives_up_on_a_database_that_does_not_come(runqueue, proxy):
+    proxy.cut()
+
+    child = runqueue(DATABASE_URL=proxy.url, DBQUEUE_OPTIONS=json.dumps({"give_up_after": 1.5}))
+
+    assert child.wait(20) == 1
+    assert "See that its server runs" in log_of(child)
+    assert "Traceback" not in log_of(child)
+
+
+LOG_THAT_HANGS = """
+import logging, multiprocessing, time
+from tests.settings import *
+
+class Hanging(logging.StreamHandler):
+    def emit(self, record):
+        super().emit(record)
+        if "was killed by signal" in record.getMessage() and not multiprocessing.parent_process():
+            time.sleep(3600)
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"hanging": {"()": Hanging}},
+    "loggers": {"django_dbqueue": {"handlers": ["hanging"], "level": "INFO"}},
+}
+"""
+
+
+def test_supervisor_that_hangs_says_where_and_ends(runqueue, tmp_path):
+    (tmp_path / "hanging_log.py").write_text(LOG_THAT_HANGS)
+    options = json.dumps({"beat_interval": 1, "dead_after": 3, "shutdown_timeout": 1})
+    child = runqueue(PYTHONPATH=str(tmp_path), DJANGO_SETTINGS_MODULE="hanging_log", DBQUEUE_OPTIONS=options)
+    worker = until(lambda: Process.objects.filter(kind="worker").first())
+
+    os.kill(worker.pid, signal.SIGKILL)
+
+    assert child.wait(40) == 75, log_of(child)
+    assert "The supervisor makes no progress" in log_of(child)
+    assert "in emit" in log_of(child)
+
+
+def test_crash_loop_is_named_with_its_cause(start):
+    child = start(text="import os\nos._exit(3)\n")
+
+    until(lambda: "Crash loop: the last 5 processes died" in log_of(child), 40)
+
+    assert "ended with exit code 3" in log_of(child)

