@@ -18,6 +18,7 @@ FLOORS = [
         "models.primary",
         "models.expressions",
         "models.writing",
+        "models.identifier",
         "models.counts",
         "models.states",
         "models.noted",

@@ -14,7 +14,8 @@ from .primary import PrimaryQuerySet
 
 
 def _random_id() -> int:
-    return secrets.randbits(62) + 1
+    # Up to 53 bits: JavaScript and JSON hold such a number as it is.
+    return 1 + secrets.randbelow(2**53 - 1)
 
 
 class ProcessQuerySet(PrimaryQuerySet["Process"]):

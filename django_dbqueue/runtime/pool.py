@@ -12,7 +12,6 @@ from uuid import UUID
 
 from ..models import Job, Settlement
 from ..options import Options
-from . import recovery
 from .board import Board
 from .calls import ThreadCall
 from .connection import close_connections, look_after_connections, ready_connections
@@ -39,7 +38,7 @@ class Pool:
     # So much work, in seconds, is kept claimed ahead: enough to hide a claim, little enough to give back.
     AHEAD = 0.2
     # What has waited longer, in seconds, is given back.
-    LATE = recovery.LONGEST_WAIT
+    LATE = 2.0
     # The same of a series whose jobs another slot may be free for.
     AHEAD_IN_A_ROW, LATE_IN_A_ROW = 0.025, 0.05
 

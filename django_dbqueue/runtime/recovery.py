@@ -22,13 +22,12 @@ from ..models.process import ProcessQuerySet
 from ..models.states import FINISHED, OnLost, Outcome, State
 from ..wakeup import wake_each
 from .board import Board, unbegun_of
+from .pool import Pool
 
 logger = logging.getLogger("django_dbqueue")
 
 # A job is tried so often at least before it is taken for the cause of its processes' deaths.
 LEAST_ATTEMPTS = 3
-# A worker holds a claimed job ready for so many seconds at most before it starts it, or gives it back.
-LONGEST_WAIT = 2.0
 BATCH = 500
 
 
@@ -145,7 +144,7 @@ def _ran_for(job: Any, death: Death) -> timedelta:
     """How long the job has run at least: time after the last sign of life of its process is not running time."""
     until = job.process.heartbeat_at if death.silent else job.seen_at
     # A worker or supervisor that ends for a job whose time is over knows that it runs. Others may have held it ready for a while.
-    waited = timedelta() if death.blameless else timedelta(seconds=LONGEST_WAIT)
+    waited = timedelta() if death.blameless else timedelta(seconds=Pool.LATE)
     return until - job.started_at - waited if isinstance(until, datetime) else timedelta()
 
 

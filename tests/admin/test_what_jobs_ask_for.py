@@ -54,7 +54,7 @@ class TestKeys:
         values = {"key": "shop.tasks.index 42", "asked_again": True}
         running, waiting = (
             a_job(state=State.RUNNING, process=process, **values),
-            a_job(**{**values, "key": "shop.tasks.index 43"}),
+            a_job(key="shop.tasks.index 43"),
         )
 
         assert "It was asked for again. When this run has ended, it runs once more" in shown(viewer, running)
