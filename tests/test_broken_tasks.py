@@ -169,8 +169,8 @@ def test_reload_starts_once_a_broken_task_module_is_cured(runqueue, broken, tmp_
         (tmp_path / "broken_tasks.py").write_text("from django_dbqueue import task\n\n@task\ndef cured():\n    return 1\n")
         return log_of(child).count("in this process") > 1
 
-    until(cure, 30)
-    until(lambda: Job.objects.filter(pk=job.pk, state="successful").exists(), 30)
+    until(cure)
+    until(lambda: Job.objects.filter(pk=job.pk, state="successful").exists())
 
 
 def test_suite_leaves_postgresql_out_where_its_server_cannot_start():

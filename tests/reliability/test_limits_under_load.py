@@ -23,6 +23,7 @@ from ..tasks import add, occupy
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif("connection.vendor == 'sqlite'", reason="one writer at a time"),
+    pytest.mark.timeout(360),
 ]
 KEYS, LIMIT = 4, 2
 
