@@ -68,7 +68,7 @@ class OperatedJobs(PrimaryQuerySet["Job"]):
         """Ask the processes that run them to stop them. Returns how many are asked for now.
 
         They are DISCARDED then, even if the attempt ends by itself before, is given back or would be tried again. A run that a
-        key was asked for before the stop is called off with it; one that is asked for after the stop runs.
+        key was asked for before the stop is discarded with it; one that is asked for after the stop runs.
         """
         return self.stoppable().update(stop_asked_at=Now(), asked_again=False)
 

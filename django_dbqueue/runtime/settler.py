@@ -38,7 +38,7 @@ class Settler:
     # The longest pause between two tries during an outage, in seconds.
     OUTAGE = 2.0
     # An outcome whose row another transaction has locked is tried again by itself, after pauses that double between these, in
-    # seconds: others are written meanwhile. With so many of them, no more jobs are begun.
+    # seconds: others are written meanwhile. Above MOST_HELD of them, no more jobs are begun.
     HELD_FIRST, HELD_LONGEST, MOST_HELD = 0.02, 1.0, 10_000
     # After a group it rests so many times as long as writing it took, but no longer than that, in seconds, so that the next
     # is larger: a small one costs almost as much (1 ms of Python, and 10 µs for each outcome), and tasks have to wait for it.

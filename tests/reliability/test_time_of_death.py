@@ -24,7 +24,7 @@ def recover(**death):
 
 @pytest.fixture
 def started(claim, process):
-    """A job with a timeout of 5 s, claimed so many seconds ago by a process whose last heartbeat was so many seconds ago."""
+    """A running job with a timeout of 5 s. ``ago``: seconds since its claim. ``heartbeat_ago``: since its process was last heard."""
 
     def started(ago, heartbeat_ago):
         tasks.nothing.enqueue()
