@@ -327,6 +327,19 @@ def atomic_row(name, fail=False, result=None):
 
 
 @task(atomic=True)
+def atomic_under_snapshot(name):
+    with connection.cursor() as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        cursor.execute("SELECT count(*) FROM tests_run")
+    Run.objects.create(job=name)
+    meanwhile()
+
+
+def meanwhile():
+    """What a test does while that task runs."""
+
+
+@task(atomic=True)
 def atomic_with_hook(name, fail=False):
     Run.objects.create(job=name)
     transaction.on_commit(_raise_in_hook)

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import async_to_sync, sync_to_async
-from django.db import DatabaseError, InterfaceError, transaction
+from django.db import DatabaseError, InterfaceError, OperationalError, transaction
 
 from .. import arguments, errors
 from ..backend import DatabaseBackend
@@ -120,6 +120,8 @@ class Attempt:
         self._started_at = call.job.claimed_at
         self._task: Any = None
         self._earlier: list[Execution] = []
+        # Whether the database has undone a task that had returned, for the sake of another transaction.
+        self._is_unserialized = False
 
     @property
     def uses_no_database(self) -> bool:
@@ -177,7 +179,7 @@ class Attempt:
 
     def settle_in_transaction(self, function: Callable[[], Any]) -> Settled:
         """What the task does to the queue's database, and that it succeeded, are committed together or not at all."""
-        database, committed = self._backend.database, []
+        database, committed, success = self._backend.database, [], None
         try:
             with transaction.atomic(using=database):
                 # The first of the hooks: it tells an error of the task's own hooks from one that has undone the transaction.
@@ -188,7 +190,8 @@ class Attempt:
                     raise JobLost
                 settled = self._executions.settle([success])
         except BaseException as error:
-            if not committed:
+            if not committed or success is None:
+                self._is_unserialized = success is not None and _is_serialization_failure(error)
                 raise
             self._keep_error_of_hook(error)
         self.announce(success)
@@ -219,6 +222,9 @@ class Attempt:
             return self._interrupt(report)
         if isinstance(error, Snoozed):
             return self._snooze(error)
+        if self._is_unserialized and self._job.on_lost == OnLost.RETRY:
+            self._warn("is given back: its transaction could not be serialized with another: %s", error)
+            return self._settle(Outcome.INTERRUPTED, State.SCHEDULED, wait=1.0)
         if self._task is None:
             return self._decide_unbegun(error, report)
         if isinstance(error, Retried):
@@ -318,6 +324,16 @@ class _UnknownTasks:
 
 
 _unknown_tasks = _UnknownTasks()
+
+
+def _is_serialization_failure(error: BaseException) -> bool:
+    """Whether the same transaction may succeed when it is made again, by the driver's code.
+
+    PostgreSQL's serialization_failure and deadlock_detected; MySQL's ER_LOCK_DEADLOCK and ER_CHECKREAD.
+    """
+    cause = error.__cause__ if isinstance(error, OperationalError) else None
+    code = getattr(cause, "sqlstate", None) or (cause.args[0] if cause and cause.args else None)
+    return code in ("40001", "40P01", 1213, 1020)
 
 
 def _frames_of_the_task(error: BaseException) -> TracebackType | None:

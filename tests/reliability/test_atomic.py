@@ -137,3 +137,26 @@ def test_a_hook_of_a_transaction_that_is_rolled_back_does_not_count(backend, cla
     outcome = executor.run(ThreadCall(job), backend)
 
     assert (outcome.state, Run.objects.count()) == ("failed", 0)
+
+
+@pytest.mark.skipif(connections["default"].vendor != "postgresql", reason="PostgreSQL ends what cannot be serialized.")
+def test_an_atomic_task_under_repeatable_read_whose_row_changes_meanwhile_runs_again_and_spends_no_attempt(
+    backend, claim, monkeypatch
+):
+    task = tasks.atomic_under_snapshot.using(key="a")
+    task.enqueue("first")
+    (job,) = claim()
+    monkeypatch.setattr(tasks, "meanwhile", lambda: Elsewhere(lambda: task.enqueue("second")).result())
+
+    outcome = run(job, backend)
+    assert (outcome.outcome, outcome.state, Run.objects.count()) == ("interrupted", "scheduled", 0)
+    Execution.objects.settle([outcome])
+
+    job = Job.objects.get()
+    assert (job.state, job.failures, job.args) == ("scheduled", 0, ["second"])
+    monkeypatch.setattr(tasks, "meanwhile", lambda: None)
+    Job.objects.update(run_after=job.enqueued_at)
+    Job.objects.dispatch()
+    (job,) = claim()
+    assert [outcome.state for outcome in run(job, backend).written] == ["successful"]
+    assert Run.objects.get().job == "second"
