@@ -79,7 +79,7 @@ class DatabaseBackend(BaseTaskBackend):
             raise InvalidTask(f"metadata must be a dict, not {metadata!r}.")
         if self.queues and task.queue_name not in self.queues:
             raise InvalidTask(
-                f"Queue {task.queue_name!r} is not valid for backend: TASKS[{self.alias!r}]['QUEUES'] has "
+                f"Queue {task.queue_name!r} is not valid for backend. TASKS[{self.alias!r}]['QUEUES'] has "
                 f"{', '.join(map(repr, sorted(self.queues)))}. Add it there, or give [] there for queues of any name."
             )
         if isinstance(task.run_after, timedelta):

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
 
 RECEIVER_THAT_HANGS = """
 import os, signal, time
-from django.tasks.signals import task_finished
+from django_dbqueue.compat import signals
 from django_dbqueue import task
 from tests.models import Run
 
@@ -31,7 +31,7 @@ def hang(task_result, **kwargs):
     Run.objects.create(job=f"announced {task_result.id} {task_result.status.name}")
     time.sleep(3600)
 
-task_finished.connect(hang)
+signals.task_finished.connect(hang)
 """
 
 
