@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 FEW = 20
 # So far ahead, in seconds, jobs get their times. Until then, priority decides who is next.
 AHEAD = 5.0
-# So many jobs of a line are looked at together, and so often.
+# The number of blocked jobs that are read at a time, and how often for one line.
 LOOK = 1000
 ROUNDS = 20
-# So many semaphores are locked together by a sweep.
+# The number of semaphores that a sweep locks together.
 AT_ONCE = 50
 
 

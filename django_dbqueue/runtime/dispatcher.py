@@ -43,7 +43,7 @@ class Dispatcher:
     SWEEP = 2.0
     # The first pause after which a due job whose row is locked is tried again, in seconds.
     LOCKED = 0.01
-    # What reads all blocked jobs rests for so many times as long as it takes.
+    # A statement that reads all blocked jobs is not made again for REST times as long as it took.
     REST = 50.0
 
     def __init__(self, backend: DatabaseBackend, options: Options, board: Board) -> None:

@@ -41,7 +41,7 @@ class Supervisor:
     FROZEN = 3.0
     # How long it rests, in seconds, if no member ends; and if there is something to wait for.
     REST, SHORT = 1.0, 0.1
-    # After so many members in a row that died as soon as they were born, it says that this is a loop.
+    # The number of members that die right after their start, in a row, at which the log names a crash loop.
     CRASH_LOOP = 5
 
     def __init__(self, backend: DatabaseBackend, roles: list[str], changes: dict[str, Any], *, drain: bool = False) -> None:
