@@ -14,9 +14,10 @@ from ..exceptions import BatchFinished
 from ..ids import uuid7
 from .batch_share import BatchShare
 from .counts import LIMIT, count
-from .expressions import Now, after, lock
+from .expressions import Now, after
 from .job import Job
 from .jobs import JobQuerySet
+from .locking import lock, lock_first
 from .primary import PrimaryQuerySet
 from .states import UNFINISHED, UNSUCCESSFUL, State
 
@@ -57,7 +58,7 @@ class BatchQuerySet(PrimaryQuerySet["Batch"]):
         """
         with transaction.atomic(using=self.db):
             expired = self.filter(sealed_at=None, finished_at=None, opened_until__lt=Now())
-            ids = list(lock(expired).values_list("pk", flat=True)[:limit])
+            ids = lock_first(expired.values_list("pk", flat=True), limit)
             self.filter(pk__in=ids).update(sealed_at=Now())
         return ids
 

@@ -48,10 +48,10 @@ class Budget:
         self._left, self._may_exceed = of - held, not held
         self.is_spent = False
 
-    def take(self, rows: models.QuerySet[Job], jobs: models.QuerySet[Job], limit: int) -> list[Job]:
-        """The first of these rows, locked and loaded, for which there is room. ``jobs`` finds large ones again."""
+    def take(self, rows: models.QuerySet[Job], jobs: models.QuerySet[Job]) -> list[Job]:
+        """The first of these rows, loaded, for which there is room. ``jobs`` finds large ones again."""
         small = {f"small_{name}": Case(When(is_small(name), then=F(name)), output_field=models.JSONField()) for name in _LARGE}
-        found = list(rows.defer(*_LARGE).annotate(**small)[:limit])
+        found = list(rows.defer(*_LARGE).annotate(**small))
         large = []
         for job in found:
             values = job.__dict__

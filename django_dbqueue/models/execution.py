@@ -7,10 +7,11 @@ from django.db import models, transaction
 from django.utils.translation import gettext_lazy as _
 
 from .asked import AskedExecutions
-from .expressions import Among, lock
+from .expressions import Among
 from .failure import Failure
 from .identifier import IdentifierField
 from .job import Job
+from .locking import lock
 from .progress import Progress
 from .semaphore import Semaphore
 from .settlement import Settled, Settlement

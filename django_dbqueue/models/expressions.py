@@ -1,16 +1,14 @@
-"""What the ORM lacks for a queue on three databases: the database's time, partial indexes, locks that are stepped over."""
+"""What the ORM lacks for a queue on three databases: the database's time, partial indexes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
-from django.db import connections, models
+from django.db import models
 from django.db.models import functions, lookups
-
-QS = TypeVar("QS", bound=models.QuerySet[Any])
 
 
 class Now(functions.Now):
@@ -70,14 +68,6 @@ def composed(rows: models.QuerySet[Any]) -> tuple[str, tuple[Any, ...]]:
     longer than most take to run.
     """
     return rows.query.get_compiler(rows.db).as_sql()  # type: ignore[no-any-return]
-
-
-def lock(rows: QS, **options: Any) -> QS:
-    """Lock the rows, stepping over those that somebody else holds. SQLite locks as a whole and needs nothing said."""
-    features = connections[rows.db].features
-    if not features.has_select_for_update:
-        return rows
-    return rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked, **options)
 
 
 class PartialIndex(models.Index):

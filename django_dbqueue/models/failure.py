@@ -9,8 +9,9 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 
 from ..errors import ErrorReport
-from .expressions import Now, after, lock
+from .expressions import Now, after
 from .identifier import IdentifierField
+from .locking import lock_first
 from .primary import PrimaryQuerySet
 
 # How many are forgotten in one transaction.
@@ -46,7 +47,7 @@ class FailureQuerySet(PrimaryQuerySet["Failure"]):
         """Forget those that were not seen for so many seconds."""
         with transaction.atomic(using=self.db):
             old = self.filter(last_seen__lt=after(-older_than))
-            if ids := list(lock(old).values_list("pk", flat=True)[:MOST_PRUNED]):
+            if ids := lock_first(old.values_list("pk", flat=True), MOST_PRUNED):
                 executions = self.model._meta.get_field("executions").related_model._base_manager.using(self.db)
                 executions.filter(failure__in=ids).update(failure=None)
                 old.filter(pk__in=ids)._raw_delete(self.db)

@@ -17,8 +17,9 @@ from . import keyed, walking
 from .alike import COLUMNS, Alike, rows_behind
 from .batch_share import BatchShare, EndedRun
 from .claim_size import Budget
-from .expressions import Among, NotBefore, Now, after, lock
+from .expressions import Among, NotBefore, Now, after
 from .lanes import lanes
+from .locking import delete, lock_first, locked_parts
 from .operated import OperatedJobs
 from .process import Process
 from .semaphore import Semaphore
@@ -188,8 +189,12 @@ class JobQuerySet(OperatedJobs):
             if room and (limit := min(limit, room())) <= 0:
                 return False, []
             waiting = self.of_lane(lane).filter(NotBefore(*since)) if since else self.of_lane(lane)
-            rows = lock(waiting).annotate(db_now=Now())
-            found: list[Any] = budget.take(rows, self.model.objects.using(self.db), limit) if budget else list(rows[:limit])
+            found: list[Any] = []
+            for part in locked_parts(waiting.annotate(db_now=Now()), limit):
+                rows = part[: limit - len(found)]
+                found += budget.take(rows, self.model.objects.using(self.db)) if budget else rows
+                if len(found) == limit or (budget and budget.is_spent):
+                    break
             jobs = found
             if any(job.limits for job in found):
                 jobs = Semaphore.objects.using(self.db).acquire(found, limit, in_a_row)
@@ -251,7 +256,7 @@ class JobQuerySet(OperatedJobs):
     def dispatch(self, limit: int = 1000) -> list[str]:
         """Make jobs ready whose time has come. Returns the queue of each."""
         with transaction.atomic(using=self.db):
-            due = dict(lock(self.due().order_by("run_after")).values_list("pk", "queue")[:limit])
+            due = dict(lock_first(self.due().order_by("run_after").values_list("pk", "queue"), limit))
             self.filter(pk__in=list(due), state=State.SCHEDULED).update(state=State.READY)
         return list(due.values())
 
@@ -292,7 +297,7 @@ class JobQuerySet(OperatedJobs):
         """Delete finished jobs that ended so many seconds ago, with all that is kept of them. Returns how many."""
         with transaction.atomic(using=self.db):
             old = self.filter(state__in=states, finished_at__lt=after(-older_than)).order_by("finished_at")
-            found = list(lock(old).values_list("pk", "state", "batch")[:limit])
+            found = lock_first(old.values_list("pk", "state", "batch"), limit)
             if failed := [EndedRun(*row) for row in found if row[1] in UNSUCCESSFUL]:
                 BatchShare.objects.using(self.db).let_go(failed)
             return self.erase([row[0] for row in found])
@@ -304,8 +309,8 @@ class JobQuerySet(OperatedJobs):
         for each in self.model._meta.related_objects:
             if each.related_model._meta.app_label == self.model._meta.app_label:
                 rows = each.related_model._base_manager.using(self.db)
-                rows.filter(**{f"{each.field.name}__in": ids})._raw_delete(self.db)
-        return self.filter(pk__in=ids)._raw_delete(self.db)
+                delete(rows.filter(**{f"{each.field.name}__in": ids}))
+        return delete(self.filter(pk__in=ids))
 
     def count_running(self) -> dict[int, int]:
         """How many jobs each process runs, or holds to run next."""

@@ -6,8 +6,9 @@ from typing import NamedTuple
 from django.db import connections, models, transaction
 from django.utils.translation import gettext_lazy as _
 
-from .expressions import Now, lock
+from .expressions import Now
 from .job import Job
+from .locking import lock
 from .noted import LONGEST_NOTE, Noted
 from .primary import PrimaryQuerySet
 from .states import Fence, State

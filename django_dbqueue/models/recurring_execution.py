@@ -3,7 +3,8 @@ from __future__ import annotations
 from django.db import models, transaction
 from django.utils.translation import gettext_lazy as _
 
-from .expressions import Now, after, lock
+from .expressions import Now, after
+from .locking import lock_first
 from .primary import PrimaryQuerySet
 
 
@@ -12,7 +13,7 @@ class RecurringExecutionQuerySet(PrimaryQuerySet["RecurringExecution"]):
         """Forget those whose time was so many seconds ago. Returns how many."""
         with transaction.atomic(using=self.db):
             old = self.filter(run_at__lt=after(-older_than)).order_by("run_at")
-            ids = list(lock(old).values_list("pk", flat=True)[:limit])
+            ids = lock_first(old.values_list("pk", flat=True), limit)
             return self.filter(pk__in=ids)._raw_delete(self.db) if ids else 0
 
 

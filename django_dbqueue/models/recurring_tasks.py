@@ -10,8 +10,9 @@ from uuid import UUID
 from django.db import transaction
 from django.db.models import Exists, F, OuterRef, Q
 
-from .expressions import Now, after, lock
+from .expressions import Now, after
 from .job import Job
+from .locking import lock
 from .primary import PrimaryQuerySet
 from .recurring_execution import RecurringExecution
 from .states import FINISHED

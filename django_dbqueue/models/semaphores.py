@@ -13,7 +13,8 @@ from django.db.models.functions import Coalesce
 
 from ..ids import uuid7
 from ..wakeup import wake_each
-from .expressions import Now, after, lock
+from .expressions import Now, after
+from .locking import delete, lock
 from .primary import PrimaryQuerySet
 from .series import InARow, alone, next_in_line
 from .served import Served
@@ -94,14 +95,17 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
         first = self._blocked().filter(blocked_by=OuterRef("pk")).order_by("-priority", "id").values("pk")[:1]
         return self.alias(first=Subquery(first)).filter(first__isnull=False)
 
-    def signal(self, keys: Iterable[str], of_each_kind: bool = False) -> list[str]:
+    def signal(self, keys: Iterable[str], of_each_kind: bool = False, left_by: Sequence[Any] = ()) -> list[str]:
         """Have as many of the jobs that wait for them become ready as there are free slots. Returns the queue of each.
 
         of_each_kind: as many of each queue, task and set of limits, in the order of the line. The workers of one queue may
             have no room, and those of another some.
+        left_by: the jobs that give back their slots before.
         """
         with transaction.atomic(using=self.db, savepoint=False):
             held = {row.pk: row for row in self._locked(keys) if row.most}
+            if left_by:
+                delete(Slot.objects.using(self.db).filter(job__in=[job.pk for job in left_by]))
             keys = list(self.filter(pk__in=list(held)).waiting().values_list("pk", flat=True))
             lines = {key: held[key] for key in keys}
             if lines:
@@ -147,8 +151,7 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
         """Jobs that were settled give back their slots. Returns the queue of each job that is ready for that."""
         if not (keys := {limit["key"] for job in jobs for limit in job.limits or () if "most" in limit}):
             return []
-        Slot.objects.using(self.db).filter(job__in=[job.pk for job in jobs if job.limits])._raw_delete(self.db)
-        return self.signal(keys)
+        return self.signal(keys, left_by=[job for job in jobs if job.limits])
 
     def prune(self, limit: int) -> int:
         """Forget those that nobody holds or waits for. Returns how many."""
@@ -157,8 +160,8 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
             held = [row.pk for row in lock(self.filter(pk__in=found).order_by("pk"))]
             # Once more, under the lock: a claim may have come before it, and its slots must stay.
             unused = list(self._unused().filter(pk__in=held).values_list("pk", flat=True))
-            Slot.objects.using(self.db).filter(semaphore__in=unused)._raw_delete(self.db)
-            return self.filter(pk__in=unused)._raw_delete(self.db)
+            delete(Slot.objects.using(self.db).filter(semaphore__in=unused))
+            return delete(self.filter(pk__in=unused))
 
     def _unused(self) -> SemaphoreQuerySet:
         taken = Slot.objects.using(self.db).taken().filter(semaphore=OuterRef("pk"))
@@ -220,9 +223,10 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
                     kinds[kind] += 1
                     for each in () if of_each_kind else others:
                         known[each["key"]].use(each)
-            # Found by key alone, and read once more: what has changed meanwhile is another's.
-            locked = lock(self._jobs().filter(pk__in=list(fate)).order_by("pk")).values_list("pk", "blocked_by")
-            held = {pk for pk, blocked_by in locked if blocked_by == key}
+            # Found by key alone, and read once more: what has changed meanwhile is another's. With a column that is in no
+            # index: else MySQL finds them by the index of lines, and locks its entries (see locking).
+            locked = lock(self._jobs().filter(pk__in=list(fate)).order_by("pk")).values_list("pk", "blocked_by", "version")
+            held = {pk for pk, blocked_by, _version in locked if blocked_by == key}
             found += [job for job in line if job.pk in held and fate[job.pk] == key]
             leaving = self._leave({pk: to for pk, to in fate.items() if pk in held and to != key})
             passed |= {pk for pk in fate if pk not in held or fate[pk] == key}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import cycle, takewhile
 from typing import TYPE_CHECKING, Any
 
-from .expressions import lock
+from .locking import lock_first
 from .states import State
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def next_in_line(jobs: JobQuerySet, leaders: Sequence[Any], limit: int, in_a_row
     for (_task, _queue, keys), first in alike.items():
         for key in keys:
             if (number := min(limit - len(found), (in_a_row(first[0]) - 1) * len(first))) > 0:
-                waiting = list(lock(jobs.waiting_for(key))[:number])
+                waiting = lock_first(jobs.waiting_for(key), number)
                 found += _join(first, waiting)
     jobs.filter(pk__in=[job.pk for job in found], state=State.BLOCKED).update(state=State.READY, blocked_by=None)
     return found

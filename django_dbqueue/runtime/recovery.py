@@ -17,7 +17,8 @@ from ..backend import DatabaseBackend
 from ..errors import ErrorReport
 from ..exceptions import ProcessLost, Stopped, TimedOut
 from ..models import Execution, Job, Process, Settled, Settlement, Stack
-from ..models.expressions import Now, lock
+from ..models.expressions import Now
+from ..models.locking import lock_first
 from ..models.process import ProcessQuerySet
 from ..models.states import FINISHED, OnLost, Outcome, State
 from ..wakeup import wake_each
@@ -69,7 +70,7 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: Death, annou
         announce(_finished(left))
     # Those of others before them, and what was locked at that moment. Locked rows are stepped over: they hold up no others.
     with transaction.atomic(using=database):
-        orphans, more = _settle(database, list(lock(_jobs(database).orphaned())[:BATCH]), processes, death)
+        orphans, more = _settle(database, lock_first(_jobs(database).orphaned(), BATCH), processes, death)
     announce(_finished(orphans))
     wake_each(database, [*more, *_ready(orphans)])
     return len(left) + len(orphans)
