@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from contextlib import contextmanager
-
 import pytest
-from django.db import connections, transaction
+from django.db import connections
 
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Execution, Job, Process, Settlement
@@ -18,7 +15,7 @@ from django_dbqueue.runtime.settler import Settler
 
 from . import tasks
 from .conftest import until
-from .reliability.conftest import Elsewhere
+from .reliability.conftest import held_open
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -26,24 +23,9 @@ pytestmark = [
 ]
 
 
-@contextmanager
 def locked(jobs):
     """The rows of these jobs are locked by a transaction elsewhere, inside."""
-    held, done = threading.Event(), threading.Event()
-
-    def hold():
-        with transaction.atomic():
-            list(Job.objects.filter(pk__in=[job.pk for job in jobs]).select_for_update())
-            held.set()
-            assert done.wait(60)
-
-    other = Elsewhere(hold)
-    assert held.wait(30)
-    try:
-        yield
-    finally:
-        done.set()
-        other.result()
+    return held_open(lambda: list(Job.objects.filter(pk__in=[job.pk for job in jobs]).select_for_update()))
 
 
 def success(job):

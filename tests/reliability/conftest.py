@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 
 from .. import proxy as proxies
 
@@ -48,3 +49,23 @@ class Elsewhere:
             self._error = error
         finally:
             connections.close_all()
+
+
+@contextmanager
+def held_open(action):
+    """Do something in a transaction elsewhere, and leave it open inside."""
+    done, go_on = threading.Event(), threading.Event()
+
+    def act():
+        with transaction.atomic():
+            action()
+            done.set()
+            assert go_on.wait(60)
+
+    other = Elsewhere(act)
+    assert done.wait(30)
+    try:
+        yield
+    finally:
+        go_on.set()
+        other.result()

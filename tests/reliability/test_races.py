@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
-from django.db import connections, transaction
+from django.db import connections
 
 from django_dbqueue.compat import signals, task_backends
 from django_dbqueue.context import JobContext
@@ -18,7 +17,7 @@ from django_dbqueue.runtime import announcer, host, recovery
 
 from .. import tasks
 from ..conftest import a_process, until_somebody_waits_for_a_lock
-from .conftest import Elsewhere
+from .conftest import Elsewhere, held_open
 
 pytestmark = pytest.mark.django_db(transaction=True)
 locks_rows = pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="SQLite locks as a whole.")
@@ -31,24 +30,6 @@ def succeed(job, result=None):
 def recover(dead, how="was killed by signal 9", **values):
     backend = task_backends["default"]
     return recovery.recover(backend, dead, recovery.Death(how=how, **values), partial(announcer.announce, backend))
-
-
-@contextmanager
-def held_open(action):
-    """Do something in a transaction elsewhere, and leave it open inside."""
-    done, go_on = threading.Event(), threading.Event()
-
-    def act():
-        with transaction.atomic():
-            action()
-            done.set()
-            assert go_on.wait(30)
-
-    other = Elsewhere(act)
-    assert done.wait(30)
-    yield
-    go_on.set()
-    other.result()
 
 
 @locks_rows
