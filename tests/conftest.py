@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.db import connection, connections
+from django.test import TransactionTestCase
 
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Job, Process
@@ -24,6 +25,8 @@ from django_dbqueue.runtime.board import Board
 from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.runtime.stop import Stop
 from django_dbqueue.runtime.worker import Worker
+
+from .flush import flush
 
 BOTH = ["default", "other"]
 
@@ -34,6 +37,15 @@ def pytest_runtest_makereport() -> Iterator[Any]:
     report = yield
     report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_flush() -> None:
+    def empty(test: Any) -> None:
+        for database in test._databases_names(include_mirrors=False):
+            flush(database)
+
+    TransactionTestCase._fixture_teardown = empty  # type: ignore[method-assign]
 
 
 @pytest.fixture(autouse=True)
