@@ -15,6 +15,7 @@ FLOORS = [
         *["arguments", "keys", "limits", "errors", "selector", "options", "expression", "schedule", "recurrence"],
     ],
     [
+        "models.locking",
         "models.primary",
         "models.expressions",
         "models.writing",

@@ -268,7 +268,8 @@ def test_jobs_without_keys_and_limits_cost_not_one_statement_more(claim, process
     (lane,) = Job.objects.lanes()
     jobs = []
 
-    assert statements(lambda: jobs.extend(Job.objects.claim(lane, process, 1))) == ["SELECT", "UPDATE"]
+    finds_first = ["SELECT"] if connection.vendor == "mysql" else []
+    assert statements(lambda: jobs.extend(Job.objects.claim(lane, process, 1))) == [*finds_first, "SELECT", "UPDATE"]
     assert statements(lambda: settle(*jobs)) == ["SELECT", "UPDATE", "INSERT"]
 
 

@@ -10,7 +10,8 @@ from django.db import connection, connections
 from django.utils import timezone
 
 from django_dbqueue.models import Execution, Job, Queue, Settlement
-from django_dbqueue.models.expressions import NotBefore, lock
+from django_dbqueue.models.expressions import NotBefore
+from django_dbqueue.models.locking import lock
 from django_dbqueue.models.states import Lane, Outcome, State
 from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.runtime.marks import Marks

@@ -25,7 +25,7 @@ SHOWN = 10
 
 
 class OperatingAdmin(ReadingAdmin):
-    """Shows rows, and lets whoever may do so act on them by ``verbs``. Each is one statement, however many rows it changes."""
+    """Shows rows, and lets whoever may do so act on them by ``verbs``, each for any number of rows."""
 
     verbs: tuple[Verb, ...] = ()
 

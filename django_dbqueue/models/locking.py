@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from django.db import connections, models
+from django.db.models.sql.datastructures import BaseTable
 
 QS = TypeVar("QS", bound=models.QuerySet[Any])
 
@@ -47,9 +48,8 @@ def locked_parts(rows: QS, limit: int) -> Iterator[QS]:
     passed: list[Any] = []
     size = limit
     for _ in range(PARTS):
-        keys = list(rows.exclude(pk__in=passed).values_list("pk", flat=True)[:size])
-        # Read once more: what has changed before it was locked is left out.
-        yield rows.filter(pk__in=_lock_keys(rows, keys))
+        if keys := list(rows.exclude(pk__in=passed).values_list("pk", flat=True)[:size]):
+            yield lock(_by_key(rows, keys))
         if len(keys) < size:
             return
         passed += keys
@@ -58,9 +58,8 @@ def locked_parts(rows: QS, limit: int) -> Iterator[QS]:
 
 def lock_keys(rows: QS, keys: Sequence[Any]) -> list[Any]:
     """Lock those of these rows that have one of the keys and that nobody else holds. Returns their keys."""
-    if not _is_mysql(rows):
-        return list(lock(rows.filter(pk__in=keys).order_by("pk")).values_list("pk", flat=True))
-    return list(rows.filter(pk__in=_lock_keys(rows, keys)).values_list("pk", flat=True))
+    wanted = _by_key(rows, keys) if _is_mysql(rows) else rows.filter(pk__in=keys)
+    return list(lock(wanted).order_by("pk").values_list("pk", flat=True))
 
 
 def delete(rows: models.QuerySet[Any]) -> int:
@@ -69,30 +68,36 @@ def delete(rows: models.QuerySet[Any]) -> int:
         return rows._raw_delete(rows.db)
     if not (keys := list(rows.order_by().values_list("pk", flat=True))):
         return 0
-    table, source, values = _by_key(rows, keys)
-    with connections[rows.db].cursor() as cursor:
-        cursor.execute(f"DELETE {table} FROM {source}", values)
+    connection: Any = connections[rows.db]
+    table = _JoinedToKeys(rows.model, keys)
+    source, values = table.as_sql(None, connection)
+    with connection.cursor() as cursor:
+        cursor.execute(f"DELETE {connection.ops.quote_name(table.table_name)} FROM {source}", values)
         return int(cursor.rowcount)
 
 
-def _lock_keys(rows: models.QuerySet[Any], keys: Sequence[Any]) -> list[Any]:
-    if not keys:
-        return []
-    table, source, values = _by_key(rows, keys)
-    column = connections[rows.db].ops.quote_name(rows.model._meta.pk.column)
-    skip = " SKIP LOCKED" if connections[rows.db].features.has_select_for_update_skip_locked else ""
-    found = rows.model._base_manager.using(rows.db).raw(f"SELECT {table}.{column} FROM {source} FOR UPDATE{skip}", values)
-    return [row.pk for row in found]
+def _by_key(rows: QS, keys: Sequence[Any]) -> QS:
+    found = rows.all()
+    found.query.alias_map[found.query.get_initial_alias()] = _JoinedToKeys(rows.model, keys)
+    return found
 
 
-def _by_key(rows: models.QuerySet[Any], keys: Sequence[Any]) -> tuple[str, str, list[Any]]:
-    """The table, and it joined with the keys: with them in a WHERE, all rows of a small table are read, and locked."""
-    connection: Any = connections[rows.db]
-    field: Any = rows.model._meta.pk
-    table, column = map(connection.ops.quote_name, (rows.model._meta.db_table, field.column))
-    wanted = " UNION ALL ".join(["SELECT %s AS wanted", *["SELECT %s"] * (len(keys) - 1)])
-    source = f"({wanted}) AS wanted STRAIGHT_JOIN {table} FORCE INDEX (PRIMARY) ON {table}.{column} = wanted.wanted"
-    return table, source, [field.get_db_prep_value(key, connection) for key in keys]
+class _JoinedToKeys(BaseTable):
+    """A table in a FROM, joined with some of its keys, these first.
+
+    With the keys in a WHERE, the optimizer may read, and lock, all rows of a small table, or entries of another index.
+    """
+
+    def __init__(self, model: type[models.Model], keys: Sequence[Any]) -> None:
+        super().__init__(model._meta.db_table, model._meta.db_table)
+        self._field: Any = model._meta.pk
+        self._keys = keys
+
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, Any]:
+        table, column = map(connection.ops.quote_name, (self.table_name, self._field.column))
+        keys = " UNION ALL ".join(["SELECT %s AS wanted", *["SELECT %s"] * (len(self._keys) - 1)])
+        sql = f"({keys}) AS wanted STRAIGHT_JOIN {table} FORCE INDEX (PRIMARY) ON {table}.{column} = wanted.wanted"
+        return sql, [self._field.get_db_prep_value(key, connection) for key in self._keys]
 
 
 def _is_mysql(rows: models.QuerySet[Any]) -> bool:
