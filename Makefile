@@ -39,6 +39,8 @@ lint: $(VENV)/lint ## Check style, types and migrations
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@$(MAKE) --silent $(VENV)-types/types VENV=$(VENV)-types
+	$(VENV)-types/bin/pyright --pythonpath $(VENV)-types/bin/python
 	$(BIN)/python -W error -m django makemigrations --check --dry-run --settings tests.settings
 	$(BIN)/python -W error manage.py makemigrations --check --dry-run
 

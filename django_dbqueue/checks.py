@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
@@ -11,12 +12,14 @@ from django.core import management
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.db import connections
 
+from . import limits
 from .backend import DatabaseBackend
 from .compat import task_backends
 from .exceptions import InvalidOption, InvalidSchedule, InvalidTaskPath
+from .limits import Limit, Rate
 from .options import Options
 from .recurring import Declared, declared
-from .tasks import load, modules_with_tasks
+from .tasks import Task, load, modules_with_tasks
 
 SUPPORTED = ("postgresql", "mysql", "sqlite")
 NOT_IMMEDIATE = "SQLite without immediate transactions fails with 'database is locked' under load."
@@ -92,7 +95,7 @@ def options_for_sqlite(alias: str) -> str:
 # Not of those that runqueue makes: a supervisor imports no tasks.
 @register("dbqueue_recurring")
 def check_recurring_tasks(app_configs: Any = None, **kwargs: Any) -> Iterator[CheckMessage]:
-    """Whether the modules that hold tasks can be imported, and all that they declare to recur can."""
+    """Whether the modules that hold tasks can be imported, all that they declare to recur can, and shared limits are alike."""
     all_needed = not all(config.allow_import_errors for config in _configs())
     for name in dict.fromkeys(modules_with_tasks(_task_modules())):
         try:
@@ -120,6 +123,32 @@ def check_recurring_tasks(app_configs: Any = None, **kwargs: Any) -> Iterator[Ch
             one.resolved()
         except InvalidSchedule as error:
             yield Error(str(error), id="dbqueue.E006")
+    yield from _check_groups()
+
+
+def _check_groups() -> Iterator[CheckMessage]:
+    """Tasks that share a limit by its group say the same number: of different ones, the smallest at hand holds."""
+    first: dict[tuple[Any, ...], tuple[Limit | Rate, str]] = {}
+    databases = {backend.alias: backend.database for backend in _backends()}
+    for path, task in _tasks().items():
+        for each in limits.of_task(task):
+            if each.group is not None and task.backend in databases:
+                # With a key and without one, a group has different semaphores.
+                shared = databases[task.backend], type(each), each.group, each.key is None
+                other, other_path = first.setdefault(shared, (each, path))
+                if other.numbers != each.numbers:
+                    yield Warning(
+                        f"{other_path} and {path} share the group {each.group!r} and do not agree: "
+                        f"{other.described()} and {each.described()}. While jobs of both are there, the stricter one holds.",
+                        hint="Give both the same numbers, or each a group of its own.",
+                        id="dbqueue.W005",
+                    )
+
+
+def _tasks() -> dict[str, Task[..., Any]]:
+    """By their paths, those in the modules that hold tasks."""
+    modules = (vars(sys.modules[name]) for name in modules_with_tasks(_task_modules()) if name in sys.modules)
+    return {each.module_path: each for module in modules for each in list(module.values()) if isinstance(each, Task)}
 
 
 def _backend_of(one: Declared) -> str | None:
@@ -134,10 +163,16 @@ def _task_modules() -> Iterator[str]:
 
 
 def _configs() -> Iterator[Options]:
+    return (backend.config for backend in _backends())
+
+
+def _backends() -> Iterator[DatabaseBackend]:
+    """Those whose OPTIONS can be read; of the others, their own check says why."""
     for alias in task_backends:
         backend = task_backends[alias]
         if isinstance(backend, DatabaseBackend):
             try:
-                yield backend.config
+                _ = backend.config
             except (InvalidOption, TypeError):
-                continue  # The backend's own check says it.
+                continue
+            yield backend

@@ -49,6 +49,7 @@ class JobContext(TaskContext):  # type: ignore[misc, type-arg]
             raise JobLost(f"Job {self.job.pk} belongs to another process now.")
 
     async def asave_metadata(self) -> None:
+        """``save_metadata()`` for a coroutine."""
         await sync_to_async(self.save_metadata)()
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:

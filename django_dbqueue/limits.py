@@ -42,6 +42,14 @@ class Limit:
             raise ValueError(f"limit(on_conflict={self.on_conflict!r}): it is 'wait' or 'discard'.")
         _must_be_group(self.group, "limit()")
 
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """What those that share a group must have in common."""
+        return (self.most,)
+
+    def described(self) -> str:
+        return f"{self.most} at a time"
+
     def of_call(self, key: str) -> dict[str, Any]:
         return {"key": _fitting(key), "most": self.most, "discard": self.on_conflict == "discard"}
 
@@ -78,6 +86,14 @@ class Rate:
     def seconds(self) -> float:
         return self.per.total_seconds() if isinstance(self.per, timedelta) else self.per
 
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """What those that share a group must have in common."""
+        return (self.seconds / self.number, self.burst)
+
+    def described(self) -> str:
+        return f"{self.number} in {self.seconds:g} s with burst={self.burst}"
+
     def of_call(self, key: str) -> dict[str, Any]:
         return {"key": _fitting(f"{RATE}{key}"), "every": self.seconds / self.number, "burst": self.burst}
 
@@ -94,8 +110,11 @@ def check(task: Any) -> None:
 
 def of_call(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """What a call of the task is limited by, as it is stored with its job."""
-    given = (*_as_tuple(task.concurrency), *_as_tuple(task.rate))
-    return [each.of_call(key) for each in given if (key := _key(each, task, args, kwargs))] or None
+    return [each.of_call(key) for each in of_task(task) if (key := _key(each, task, args, kwargs))] or None
+
+
+def of_task(task: Any) -> tuple[Limit | Rate, ...]:
+    return (*_as_tuple(task.concurrency), *_as_tuple(task.rate))
 
 
 def _key(each: Limit | Rate, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:

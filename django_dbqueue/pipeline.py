@@ -60,6 +60,7 @@ class Pipeline:
         return self._enqueue([(args, kwargs)])[0]
 
     async def aenqueue(self, *args: Any, **kwargs: Any) -> JobResult:
+        """``enqueue()`` for a coroutine."""
         return await sync_to_async(self.enqueue, thread_sensitive=True)(*args, **kwargs)
 
     def enqueue_on_commit(self, *args: Any, **kwargs: Any) -> None:

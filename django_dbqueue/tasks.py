@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -31,6 +31,8 @@ from .limits import Limit, Rate
 from .transactions import after_commit
 
 if TYPE_CHECKING:
+    from types import CoroutineType
+
     from typing_extensions import TypedDict, Unpack
 
     from .context import JobContext
@@ -64,6 +66,7 @@ logger = logging.getLogger("django_dbqueue")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 Exceptions = tuple[type[BaseException], ...]
 
 
@@ -114,11 +117,37 @@ class Task(BaseTask[P, R], Generic[P, R]):
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     if TYPE_CHECKING:
-        # As the framework has them, but for what they return.
-        def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobResult: ...
-        async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobResult: ...
-        def get_result(self, result_id: str) -> JobResult: ...
-        async def aget_result(self, result_id: str) -> JobResult: ...
+        # As the framework has them, but for what they return, and for what an editor shows of them.
+        def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobResult:
+            """Write one job that calls the task with these arguments, in the caller's transaction."""
+
+        async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobResult:
+            """``enqueue()`` for a coroutine."""
+
+        def get_result(self, result_id: str) -> JobResult:
+            """The job with that id. Raises TaskResultDoesNotExist, and TaskResultMismatch for a job of another task."""
+
+        async def aget_result(self, result_id: str) -> JobResult:
+            """``get_result()`` for a coroutine."""
+
+        # What a coroutine function returns is a Coroutine to mypy, and a CoroutineType to pyright.
+        @overload
+        def call(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T: ...
+        @overload
+        def call(self: Task[P, CoroutineType[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T: ...
+        @overload
+        def call(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+        def call(self, *args: Any, **kwargs: Any) -> Any:
+            """Run the task here and now, without the queue, and return what it returns."""
+
+        @overload
+        async def acall(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T: ...
+        @overload
+        async def acall(self: Task[P, CoroutineType[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T: ...
+        @overload
+        async def acall(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+        async def acall(self, *args: Any, **kwargs: Any) -> Any:
+            """``call()`` for a coroutine."""
 
     def __post_init__(self) -> None:
         # By name: in a slotted dataclass, super() finds the class that there was before the slots.
@@ -171,6 +200,7 @@ class Task(BaseTask[P, R], Generic[P, R]):
         return backend.enqueue_many(self, pairs)  # type: ignore[no-any-return]
 
     async def aenqueue_many(self, calls: Iterable[tuple[Any, ...] | dict[str, Any]]) -> Sequence[JobResult]:
+        """``enqueue_many()`` for a coroutine."""
         return await sync_to_async(self.enqueue_many)(calls)
 
 

@@ -114,7 +114,7 @@ def runqueue(transactional_db: Any, tmp_path: Any) -> Iterator[Callable[..., sub
     """Start ``runqueue`` as a user would, on the test's own database; ended with the test."""
     started = []
 
-    def start(*arguments: str, inside: Sequence[str] = (), **env: str) -> subprocess.Popen[str]:
+    def start(*arguments: str, inside: Sequence[str] = (), cwd: Path = settings.BASE_DIR, **env: str) -> subprocess.Popen[str]:
         log = (tmp_path / f"runqueue-{len(started)}.log").open("w+")
         child = subprocess.Popen(
             [*inside, sys.executable, "-W", "error", "-m", "django", "runqueue", *arguments],
@@ -122,7 +122,7 @@ def runqueue(transactional_db: Any, tmp_path: Any) -> Iterator[Callable[..., sub
             stdout=log,
             stderr=subprocess.STDOUT,
             text=True,
-            cwd=settings.BASE_DIR,
+            cwd=cwd,
             start_new_session=True,
         )
         child.log = log  # type: ignore[attr-defined]

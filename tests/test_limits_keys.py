@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import types
 
 import pytest
+from django.core.checks import run_checks
 from django.db import connection
 
 from django_dbqueue import Rate, limit, limits, task
+from django_dbqueue.compat import task_backends
 from django_dbqueue.limits import of_call
 from django_dbqueue.models import Execution, Job, Semaphore, Settlement
+from django_dbqueue.options import Options
 
 from .conftest import a_process
 from .tasks import add
@@ -143,3 +148,50 @@ def test_of_rates_of_one_group_the_slower_holds(claim):
     assert len(claim()) == 1
     enqueue_ready(fast, (1, 1))
     assert claim() == []
+
+
+# Groups
+
+
+def shares(name, **options):
+    """A task of a module that holds tasks."""
+
+    def call(account): ...
+
+    call.__name__ = call.__qualname__ = name
+    call.__module__ = "shop.tasks"
+    return task(**options)(call)
+
+
+def by_account(account):
+    return account
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ({"concurrency": limit(1, group="bank")}, {"concurrency": limit(4, group="bank")}, "1 at a time and 4 at a time"),
+        (
+            {"rate": Rate(5, per=60, group="bank")},
+            {"rate": Rate(5, group="bank", burst=2)},
+            "5 in 60 s with burst=1 and 5 in 1 s with burst=2",
+        ),
+        ({"concurrency": limit(4, group="bank")}, {"concurrency": limit(4, group="bank")}, None),
+        ({"rate": Rate(60, per=60, group="bank")}, {"rate": Rate(1, group="bank")}, None),
+        ({"concurrency": limit(1, group="bank")}, {"concurrency": limit(4, group="Bank")}, None),
+        ({"concurrency": limit(1, group="bank")}, {"rate": Rate(4, group="bank")}, None),
+        ({"concurrency": limit(1)}, {"concurrency": limit(4)}, None),
+        ({"concurrency": limit(1, key=by_account, group="bank")}, {"concurrency": limit(4, group="bank")}, None),
+        ({"concurrency": limit(1, group="bank")}, {"concurrency": limit(4, group="bank"), "backend": "other"}, None),
+    ],
+)
+def test_check_warns_of_tasks_of_one_group_with_different_numbers(monkeypatch, one, other, said):
+    module = types.ModuleType("shop.tasks")
+    module.first, module.again, module.second = shares("first", **one), shares("first", **one), shares("second", **other)
+    monkeypatch.setitem(sys.modules, "shop.tasks", module)
+    monkeypatch.setitem(vars(task_backends["default"]), "config", Options(database="default", task_modules=("shop.tasks",)))
+
+    found = [message.msg for message in run_checks(tags=["dbqueue_recurring"]) if message.id == "dbqueue.W005"]
+
+    assert len(found) == (said is not None)
+    assert not found or f"shop.tasks.first and shop.tasks.second share the group 'bank' and do not agree: {said}." in found[0]

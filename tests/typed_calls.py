@@ -1,12 +1,20 @@
-"""What a type checker must accept and refuse. Never run: an ``ignore`` that is not needed is an error itself."""
+"""What a type checker must accept and refuse: mypy with the stubs of Django, and pyright, as editors have it, without.
+
+Never run. An ``ignore`` that is not needed is an error itself.
+"""
+
+# mypy: disable-error-code="type-arg"
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any, assert_type
 
 from django.tasks import TaskContext
 
-from django_dbqueue import Exponential, JobContext, Task, limit, task
+from django_dbqueue import Exponential, Finish, GoTo, JobContext, Rate, Task, batch, limit, pipeline, recurring, task
+from django_dbqueue.results import JobResult
 
 
 @task
@@ -19,12 +27,39 @@ def with_options(number: int) -> None: ...
 
 
 @task(takes_context=True)
-def with_context(context: TaskContext, number: int) -> None: ...  # type: ignore[type-arg]
+def with_context(context: TaskContext, number: int) -> None: ...
 
 
 @task(takes_context=True, concurrency=limit(2), key=lambda number: str(number))
 def with_context_of_a_job(context: JobContext, number: int) -> None:
     context.progress(number)
+    context.metadata["seen"] = context.attempt
+    if members := context.batch:
+        with members:
+            bare.enqueue(number)
+    assert_type(context.should_stop, bool)
+    context.progress("half")  # type: ignore[arg-type]
+    context.snooze(delay="soon")  # type: ignore[arg-type]
+
+
+@task(
+    concurrency=(limit(1, key=lambda account: account, on_conflict="discard"), limit(20, group="bank")),
+    rate=Rate(100, per=timedelta(minutes=1), burst=10, key=lambda account: account),
+    version=lambda account, amount: amount,
+    on_conflict="replace",
+)
+def with_limits(account: int, amount: int) -> None: ...
+
+
+@recurring("0 9 * * *", timezone="Europe/Berlin")
+@task
+def summary(batch_id: str | None = None) -> str:
+    return ""
+
+
+@task
+async def coroutine(number: int) -> str:
+    return ""
 
 
 @task(max_attempt=3)  # type: ignore[call-overload, untyped-decorator]
@@ -35,28 +70,86 @@ def with_a_typo(number: int) -> None: ...
 def with_a_wrong_type(number: int) -> None: ...
 
 
-@task
-async def coroutine(number: int) -> str:
-    return ""
+@task(on_conflict="wait")  # type: ignore[call-overload, untyped-decorator]
+def with_another_options_word(number: int) -> None: ...
+
+
+@task(concurrency=2)  # type: ignore[call-overload, untyped-decorator]
+def with_a_number_for_a_limit(number: int) -> None: ...
+
+
+@task(takes_context=True)  # type: ignore[arg-type]
+def without_its_context(number: int) -> None: ...
+
+
+@recurring(evry=timedelta(minutes=5))  # type: ignore[call-arg]
+def with_a_typo_in_its_schedule() -> None: ...
+
+
+limit(2, on_conflict="skip")  # type: ignore[arg-type]
+Rate("100")  # type: ignore[arg-type]
 
 
 def calls() -> None:
-    bare.enqueue(1, text="a").wait(timeout=5)
+    assert_type(bare.enqueue(1, text="a"), JobResult)
+    assert_type(bare.enqueue(1, text="a").wait(timeout=5), JobResult)
+    assert_type(bare.enqueue_many([(1,), {"number": 2}]), Sequence[JobResult])
+    assert_type(bare.call(1), bool)
+    assert_type(coroutine.call(1), str)
     bare.using(run_after=timedelta(hours=1), priority=5, metadata={"a": 1}).enqueue(1)
     bare.enqueue_on_commit(1)
     with_options.enqueue(1)
     with_context.enqueue(1)
     with_context_of_a_job.enqueue(1)
+    with_limits.enqueue(1, amount=2)
+    summary.enqueue()
     coroutine.enqueue(1)
     task_itself: Task[[int], None] = with_options
     task_itself.enqueue(2)
+    anything: Task[..., Any] = bare
+    anything.enqueue("one")
+
+    result = bare.get_result("0")
+    assert_type(result.enqueued, str)
+    assert_type(result.metadata, dict[str, Any])
+    result.refresh()
+    if result.is_finished and not result.errors:
+        print(result.return_value, result.status, result.attempts, result.id.upper())
+
+    with batch(on_finish=summary, description="all") as members:
+        pipeline(bare, with_options.using(priority=1)).using(metadata={"a": 1}).enqueue(1).wait()
+        assert_type(members.progress(), dict[str, int])
 
     bare.enqueue("one")  # type: ignore[arg-type]
     bare.enqueue()  # type: ignore[call-arg]
     bare.enqueue(1, texts="a")  # type: ignore[call-arg]
     bare.enqueue_on_commit("one")  # type: ignore[arg-type]
+    bare.enqueue_many([1])  # type: ignore[list-item]
     bare.using(run_after=5)  # type: ignore[arg-type]
+    bare.using(prioriti=5)  # type: ignore[call-arg]
+    bare.call("one")  # type: ignore[arg-type]
     with_options.enqueue("one")  # type: ignore[arg-type]
     with_context.enqueue("one")  # type: ignore[arg-type]
     with_context.enqueue(None, 1)  # type: ignore[call-arg, arg-type]
     coroutine.enqueue("one")  # type: ignore[arg-type]
+    result.wait(timeout="5")  # type: ignore[arg-type]
+    batch(on_finished=summary)  # type: ignore[call-arg]
+    batch(on_finish=calls)  # type: ignore[arg-type]
+    pipeline(bare, calls)  # type: ignore[arg-type]
+    GoTo(calls)  # type: ignore[arg-type]
+    Finish(value=1)
+
+
+async def coroutines() -> None:
+    assert_type(await bare.aenqueue(1), JobResult)
+    assert_type(await bare.aenqueue_many([(1,)]), Sequence[JobResult])
+    assert_type(await bare.acall(1), bool)
+    assert_type(await coroutine.acall(1), str)
+    assert_type(await (await bare.aget_result("0")).await_(timeout=5), JobResult)
+    async with batch() as members:
+        await bare.aenqueue(1)
+        await pipeline(bare, with_options).aenqueue(1)
+    assert_type(members, batch)
+
+    await bare.aenqueue("one")  # type: ignore[arg-type]
+    bare.aenqueue(1).wait()  # type: ignore[attr-defined]

@@ -1,0 +1,98 @@
+"""Jobs that leave a line each time they run: which code ran it, what, and when."""
+
+import json
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import django_dbqueue
+from django_dbqueue import batch, limit, pipeline, recurring, task
+
+CODE = os.environ["UPGRADE_CODE"]
+FOLDER = Path(os.environ["UPGRADE_FOLDER"])
+assert Path(django_dbqueue.__file__).is_relative_to(os.environ["UPGRADE_ROOT"]), django_dbqueue.__file__
+
+
+def mark(what, name, began=None):
+    line = json.dumps({"code": CODE, "what": what, "name": name, "began": began, "ended": time.monotonic()})
+    with open(FOLDER / "marks", "a") as file:  # A short line is appended whole.
+        file.write(f"{line}\n")
+
+
+@task
+def plain(name):
+    time.sleep(0.02)
+    mark("plain", name)
+
+
+@task
+async def coroutine(name):
+    mark("coroutine", name)
+
+
+@task(atomic=True)
+def atomic(name):
+    mark("atomic", name)
+
+
+@task(key=lambda name: name, max_attempts=2, timeout=60)
+def keyed(name):
+    mark("keyed", name)
+
+
+@task(concurrency=limit(2, group="two"))
+def limited(name):
+    began = time.monotonic()
+    time.sleep(0.02)
+    mark("limited", name, began)
+
+
+@task
+def fails(name):
+    mark("fails", name)
+    raise ZeroDivisionError("This is meant.")
+
+
+@task
+def first(name):
+    mark("first", name)
+    return name
+
+
+@task
+def second(name):
+    mark("second", name)
+
+
+@task
+def finished(batch_id):
+    mark("finished", batch_id)
+
+
+@task
+def held(name):
+    """Runs until it is let go."""
+    mark("holds", name)
+    while not (FOLDER / "go").exists():
+        time.sleep(0.05)
+    mark("held", name)
+
+
+@recurring(every=timedelta(seconds=1))
+@task
+def tick():
+    mark("tick", "")
+
+
+def fill(name, number):
+    """Some of everything."""
+    plain.enqueue_many([(f"{name}.{each}",) for each in range(number)])
+    limited.enqueue_many([(f"{name}.{each}",) for each in range(number // 4)])
+    pipeline(first, second).enqueue_many([(f"{name}.{each}",) for each in range(number // 10)])
+    plain.using(run_after=timedelta(seconds=2)).enqueue(f"{name}.later")
+    for each in (coroutine, atomic, fails, keyed):
+        each.enqueue(name)
+    keyed.enqueue("everybody")
+    with batch(on_finish=finished):
+        plain.enqueue(f"{name}.member")
