@@ -16,6 +16,7 @@ FLOORS = [
     ],
     [
         "models.primary",
+        "models.cluster",
         "models.expressions",
         "models.writing",
         "models.identifier",
