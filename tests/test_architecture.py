@@ -17,6 +17,7 @@ FLOORS = [
     [
         "models.locking",
         "models.primary",
+        "models.cluster",
         "models.expressions",
         "models.writing",
         "models.identifier",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections
 
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Execution, Job, Process, Settlement
+from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.options import Options
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.board import Board
@@ -59,6 +62,27 @@ def test_five_hundred_locked_rows_keep_no_other_outcome_from_being_written(claim
         assert len(settler.unsettled()) == 500
 
     until(lambda: settled() == 520)
+
+
+def test_an_outcome_whose_commit_is_refused_again_and_again_for_others_is_written_as_it_is(claim, settler, monkeypatch):
+    tasks.add.enqueue(1)
+    (job,) = claim()
+    settle, refusals = ExecutionQuerySet.settle, iter(range(5))
+
+    class Conflict(Exception):
+        sqlstate = "40001"
+
+    def settle_at_last(executions, outcomes):
+        # A rehearsal, which is not committed, meets no conflict.
+        if not connections["default"].in_atomic_block and next(refusals, None) is not None:
+            raise OperationalError from Conflict()
+        return settle(executions, outcomes)
+
+    monkeypatch.setattr(ExecutionQuerySet, "settle", settle_at_last)
+    settler.put(replace(success(job), result=1))
+
+    until(lambda: not Job.objects.running().exists())
+    assert (Job.objects.get().state, Job.objects.get().result, Execution.objects.get().outcome) == ("successful", 1, "successful")
 
 
 def test_a_closed_settler_still_writes_what_was_locked(claim):

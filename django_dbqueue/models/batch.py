@@ -13,6 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from ..exceptions import BatchFinished
 from ..ids import uuid7
 from .batch_share import BatchShare
+from .cluster import certify
 from .counts import LIMIT, count
 from .expressions import Now, after
 from .job import Job
@@ -43,6 +44,8 @@ class BatchQuerySet(PrimaryQuerySet["Batch"]):
         row: Any = (rows.select_for_update() if can_lock else rows).first()
         if row is None:
             raise BatchFinished(f"Batch {pk} has finished: no job can be added to it. Open another.")
+        if not opens:
+            certify(self.filter(pk=pk), {"finished_at": Now()}, {"finished_at": None})
         # Not each time: in one transaction, very many versions of a row make it slow to find.
         if opens and (row.sealed_at or (row.opened_until - row.db_now).total_seconds() < OPEN_SECONDS / 2):
             rows.update(sealed_at=None, opened_until=after(OPEN_SECONDS))

@@ -9,9 +9,10 @@ from contextlib import nullcontext
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections, models, transaction
+from django.db import OperationalError, connections, models, transaction
 from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
 
+from ..transactions import is_conflict
 from ..wakeup import wake_each
 from . import keyed, walking
 from .alike import COLUMNS, Alike, rows_behind
@@ -168,6 +169,11 @@ class JobQuerySet(OperatedJobs):
             try:
                 more, jobs = self._claim(lane, process, wanted, in_a_row, since, budget, room)
             except Pruned:
+                continue
+            except OperationalError as error:
+                # Others have claimed some of these before, and nothing has happened here.
+                if connections[self.db].in_atomic_block or not is_conflict(error):
+                    raise
                 continue
             claimed += jobs
             if not more or len(claimed) >= limit:

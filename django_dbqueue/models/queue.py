@@ -7,12 +7,14 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connections, models, router
-from django.db.models import Q
+from django.db.models import F, Q, Value
+from django.db.models.functions import Coalesce, NullIf
 from django.utils.translation import gettext_lazy as _
 
 from ..selector import check_name
 from ..wakeup import wake_each
 from .clearing import clear
+from .cluster import certify
 from .counts import LIMIT, Many, count
 from .expressions import Now
 from .identifier import IdentifierField
@@ -63,6 +65,7 @@ class QueueQuerySet(PausableQuerySet["Queue"]):
         """How many more jobs of a queue may run, for whoever holds its lock until the end of their transaction."""
         row = self.filter(name=queue)
         list(row.select_for_update() if connections[self.db].features.has_select_for_update else row)
+        certify(row, {"limit": Coalesce(F("limit"), 0) + 1}, {"limit": NullIf(F("limit") - 1, Value(0))})
         return limit - Job.objects.using(self.db).running().filter(queue=queue).count()
 
     def restrict(self, limit: int | None) -> int:

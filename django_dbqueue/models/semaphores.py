@@ -13,6 +13,7 @@ from django.db.models.functions import Coalesce
 
 from ..ids import uuid7
 from ..wakeup import wake_each
+from .cluster import certify
 from .expressions import Now, after
 from .locking import delete, lock
 from .primary import PrimaryQuerySet
@@ -67,6 +68,8 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
         if rates := [key for key in blocked if semaphores[key].every]:
             self.book(rates)
         behind = next_in_line(self._jobs(), admitted, limit - len(jobs), in_a_row)
+        if keys := {limit["key"] for job in admitted for limit in job.limits if "most" in limit}:
+            certify(self.filter(pk__in=keys), {"burst": F("burst") + 1}, {"burst": F("burst") - 1})
         Slot.objects.using(self.db).take([*admitted, *behind])
         passed = sorted({key for job in limited for key in _not_used(job)})
         wake_each(self.db, [queue for key in passed for queue in self._unblock(key, semaphores[key].free, semaphores)])

@@ -12,6 +12,7 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
+from ..models.cluster import is_cluster
 from .deadline import forget_line, note_line
 
 # A connection that was idle for so many seconds is checked before it is used again.
@@ -100,6 +101,10 @@ def _prepare_connected(connection: Any, **kwargs: Any) -> None:
         with connection.cursor() as cursor:
             for statement in _SET.get(_kind(connection), ()):
                 cursor.execute(statement.format(milliseconds=int(limit * 1000), seconds=int(limit) + 1))
+        if is_cluster(database):
+            # What this process has written by other connections may have gone to other nodes: it is seen here, too.
+            with connection.cursor() as cursor:
+                cursor.execute("SET SESSION wsrep_sync_wait = 7")
 
 
 def _kind(connection: Any) -> str:

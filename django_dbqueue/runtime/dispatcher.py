@@ -16,6 +16,7 @@ from ..models.chores import Chores, look
 from ..models.semaphores import SemaphoreQuerySet
 from ..models.states import State
 from ..options import Options
+from ..transactions import is_conflict
 from ..wakeup import wake_each
 from . import recovery
 from .announcer import announce_beside
@@ -43,6 +44,8 @@ class Dispatcher:
     SWEEP = 2.0
     # The first pause after which a due job whose row is locked is tried again, in seconds.
     LOCKED = 0.01
+    # The longest pause after a round that another dispatcher's has undone, in seconds.
+    CONFLICT = 0.1
     # A statement that reads all blocked jobs is not made again for REST times as long as it took.
     REST = 50.0
 
@@ -89,8 +92,10 @@ class Dispatcher:
                 return 0.0
             return min(pause, longest, max(0.01, pause if due_in is None else due_in))
         except (DatabaseError, InterfaceError) as error:
-            self._trouble.report(error)
             discard(self._database)
+            if is_conflict(error):
+                return random.uniform(0.0, self.CONFLICT)
+            self._trouble.report(error)
             return pause
 
     def _due_in(self, chores: Chores, found: bool) -> float | None:

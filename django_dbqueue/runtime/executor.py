@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import async_to_sync, sync_to_async
-from django.db import DatabaseError, InterfaceError, OperationalError, transaction
+from django.db import DatabaseError, InterfaceError, transaction
 
 from .. import arguments, errors
 from ..backend import DatabaseBackend
@@ -39,6 +39,7 @@ from ..models.states import OnLost, Outcome, State
 from ..results import JobResult, result_of, task_of
 from ..retry import wait_before_retry
 from ..tasks import load
+from ..transactions import is_conflict
 from . import calls
 from .calls import CoroutineCall, ThreadCall
 from .connection import look_after_connections, of_coroutines, ready_connections
@@ -191,7 +192,7 @@ class Attempt:
                 settled = self._executions.settle([success])
         except BaseException as error:
             if not committed or success is None:
-                self._is_unserialized = success is not None and _is_serialization_failure(error)
+                self._is_unserialized = success is not None and is_conflict(error)
                 raise
             self._keep_error_of_hook(error)
         self.announce(success)
@@ -324,16 +325,6 @@ class _UnknownTasks:
 
 
 _unknown_tasks = _UnknownTasks()
-
-
-def _is_serialization_failure(error: BaseException) -> bool:
-    """Whether the same transaction may succeed when it is made again, by the driver's code.
-
-    PostgreSQL's serialization_failure and deadlock_detected; MySQL's ER_LOCK_DEADLOCK and ER_CHECKREAD.
-    """
-    cause = error.__cause__ if isinstance(error, OperationalError) else None
-    code = getattr(cause, "sqlstate", None) or (cause.args[0] if cause and cause.args else None)
-    return code in ("40001", "40P01", 1213, 1020)
 
 
 def _frames_of_the_task(error: BaseException) -> TracebackType | None:

@@ -17,6 +17,7 @@ from .. import errors
 from ..models import Execution, Job, Settled, Settlement
 from ..models.states import Fence, Outcome
 from ..options import Options
+from ..transactions import is_conflict
 from .connection import close_connections, discard, prepare
 from .deadline import answered_within
 
@@ -175,6 +176,9 @@ class Settler:
         if not self._owns():
             logger.error("Outcomes are dropped, as this process was declared dead (%d): %s", len(group), error)
             return []
+        if is_conflict(error):
+            logger.debug("Outcomes are written again, as others came before (%d): %s", len(group), error)
+            return group
         if not self._would_take(_plain(group[0], error)):
             logger.warning("Outcomes could not be written, and are tried again (%d): %s", len(group), error)
             return group

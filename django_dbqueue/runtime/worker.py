@@ -15,6 +15,7 @@ from ..models import Job, Process, Settled, Settlement, Stack
 from ..models.jobs import JobQuerySet
 from ..options import Options
 from ..selector import QueueSelector
+from ..transactions import is_conflict
 from . import executor
 from .board import Board
 from .calls import Call, CoroutineCall, ThreadCall, ask_each
@@ -118,7 +119,8 @@ class Worker:
             self._trouble.over()
             return found, found >= room
         except (DatabaseError, InterfaceError) as error:
-            self._trouble.report(error)
+            if not is_conflict(error):
+                self._trouble.report(error)
             discard(self._backend.database)
             self._in_doubt, self._claimer.idle = True, False
             return 0, False

@@ -1,0 +1,264 @@
+"""Workers on several nodes of a Galera cluster, where a lock is known to its own node alone and a COMMIT may be refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import pytest
+from django.apps import apps
+from django.core.management import call_command
+from django.db import OperationalError, connections, transaction
+
+from django_dbqueue import batch
+from django_dbqueue.models import Batch, Execution, Job, Process, Queue, Semaphore, Settlement
+from django_dbqueue.models.claim_size import Budget
+from django_dbqueue.models.states import UNFINISHED, Lane
+from django_dbqueue.runtime import recovery
+from django_dbqueue.runtime.connection import prepare
+
+from .. import tasks
+from ..chaos.load import Load
+from ..chaos.report import report
+from ..conftest import a_process, log_of, most_at_a_time, until
+from ..galera import Balancer, Cluster, what_is_missing
+from ..models import Interval
+from ..tasks import add, occupy
+from .conftest import Elsewhere
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(180)]
+OPTIONS = json.dumps({"beat_interval": 1, "dead_after": 9, "timeout_grace": 1, "task_modules": ["tests.chaos.tasks"]})
+LANE = Lane("default", 0)
+
+
+@pytest.fixture(scope="module")
+def servers():
+    if not os.environ.get("DATABASE_URL", "").startswith("mysql"):
+        pytest.skip("Galera is MariaDB's.")
+    if missing := what_is_missing():
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(
+            f"There is no {missing}. Debian: galera-4, mariadb-server."
+        )
+    cluster = Cluster()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def nodes(servers, transactional_db, monkeypatch):
+    """Three, of which this thread, and each new one, uses the first."""
+    settings = connections.settings["default"]
+    own = connections["default"]
+    for name, value in {"HOST": "127.0.0.1", "USER": "root", "PASSWORD": "", "PORT": servers.nodes[0].port}.items():
+        monkeypatch.setitem(settings, name, value)
+    del connections["default"]
+    name = own.settings_dict["NAME"]
+    if servers.create(name):
+        call_command("migrate", run_syncdb=True, verbosity=0)
+    for model in [*apps.get_app_config("dbqueue").get_models(), *apps.get_app_config("tests").get_models()]:
+        model._base_manager.all()._raw_delete("default")
+    monkeypatch.setitem(connections.settings["default"], "NAME", name)
+    yield servers.nodes
+    connections["default"].close()
+    connections["default"] = own
+
+
+@contextmanager
+def at(port):
+    """This thread's statements go there."""
+    before = connections["default"]
+    connections["default"] = before.__class__({**before.settings_dict, "PORT": port}, "default")
+    try:
+        yield
+    finally:
+        connections["default"].close()
+        connections["default"] = before
+
+
+def url(port):
+    return urlsplit(os.environ["DATABASE_URL"])._replace(netloc=f"root@127.0.0.1:{port}").geturl()
+
+
+@pytest.fixture
+def processes(nodes):
+    return [a_process(f"worker@{name}:1:abc") for name in "ab"]
+
+
+class TestTwoNodes:
+    """Each is inside a transaction that the other knows nothing of."""
+
+    @pytest.fixture(autouse=True)
+    def second(self, nodes):
+        """The transaction that begins first, and commits last, is at the second node."""
+        with at(nodes[1].port):
+            yield
+
+    @pytest.fixture
+    def first(self, nodes):
+        """Do something at the first node, once."""
+        done = []
+
+        def do(action):
+            if not done:
+                with at(nodes[0].port):
+                    done.append(action())
+
+        return do
+
+    def test_a_job_that_both_claim_is_claimed_once_and_the_other_claims_the_next(self, processes, first):
+        add.enqueue_many([(1,), (2,)])
+
+        class Staged(Budget):
+            def take(self, *args):
+                found = super().take(*args)
+                first(lambda: Job.objects.claim(LANE, processes[0], 1))
+                return found
+
+        (job,) = Job.objects.claim(LANE, processes[1], 1, budget=Staged(10**6))
+
+        assert job.args == [2]
+        assert list(Job.objects.order_by("pk").values_list("process", "attempt")) == [(processes[0].pk, 1), (processes[1].pk, 1)]
+
+    def test_the_only_slot_of_a_limit_is_taken_once(self, processes, first):
+        one, other = (occupy.enqueue("a", 0) for _ in range(2))
+        Job.objects.update(limits=[limit := {**Job.objects.first().limits[0], "most": 1}])
+        Semaphore.objects.create(pk=limit["key"], most=1)
+
+        def claim_elsewhere(job):
+            first(lambda: Job.objects.filter(pk=one.id).claim(LANE, processes[0], 1))
+            return 1
+
+        assert Job.objects.filter(pk=other.id).claim(LANE, processes[1], 1, in_a_row=claim_elsewhere) == []
+        assert list(Job.objects.order_by("pk").values_list("state", flat=True)) == ["running", "blocked"]
+
+    def test_the_only_place_of_a_queue_is_taken_once(self, processes, first):
+        one, other = (add.enqueue(n) for n in range(2))
+        Queue.objects.create(name="default")
+
+        def room():
+            found = Queue.objects.room("default", 1)
+            first(
+                lambda: Job.objects.filter(pk=one.id).claim(LANE, processes[0], 1, room=lambda: Queue.objects.room("default", 1))
+            )
+            return found
+
+        assert Job.objects.filter(pk=other.id).claim(LANE, processes[1], 1, room=room) == []
+        assert Job.objects.running().count() == 1
+        assert Queue.objects.get().limit is None
+
+    def test_a_batch_that_gets_a_job_from_one_is_not_finished_by_the_other(self, first, monkeypatch):
+        with batch() as opened:
+            pass
+        Batch.objects.update(finished_at=None)
+
+        def add_elsewhere():
+            with batch.of(opened.id):
+                add.enqueue(1)
+
+        monkeypatch.setattr(Batch, "callbacks", lambda *args, **kwargs: first(add_elsewhere) or [])
+        with pytest.raises(OperationalError, match="Deadlock"):
+            Batch.objects.finish([opened.id])
+
+        assert Job.objects.get().batch == Batch.objects.get(finished_at=None)
+
+    def test_a_process_that_beats_at_one_is_not_declared_dead_by_the_other(self, processes, first):
+        Process.objects.update(expires_at="2020-01-01T00:00Z")
+        dead = Process.objects.filter(pk=processes[0].pk).silent()
+
+        with pytest.raises(OperationalError, match="Deadlock"), transaction.atomic():
+            assert recovery._bury(dead, recovery.Death(how="was silent")) != {}
+            first(lambda: Process.objects.filter(pk=processes[0].pk).beat(60))
+
+        assert Process.objects.alive().get() == processes[0]
+
+    def test_an_outcome_is_written_where_the_claim_is_not_known_yet(self, nodes, processes):
+        add.enqueue(1)
+        applied = connections["default"]
+        applied.cursor().execute("FLUSH TABLES WITH READ LOCK")  # Nothing of the other nodes is written here any more.
+        with at(nodes[0].port):
+            (job,) = Job.objects.claim(LANE, processes[0], 1)
+
+        def settle():
+            prepare("default", 30)
+            with at(nodes[1].port):
+                return Execution.objects.settle([Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
+
+        other = Elsewhere(settle)
+        busy = "SELECT 1 FROM information_schema.processlist WHERE info LIKE '%dbqueue_%' AND info NOT LIKE '%processlist%'"
+        until(lambda: nodes[1].ask(busy))
+        applied.cursor().execute("UNLOCK TABLES")
+
+        assert [outcome.job for outcome in other.result().written] == [job]
+        assert Job.objects.get().state == "successful"
+
+
+def test_workers_at_two_nodes_exceed_no_limit_and_run_no_job_twice(nodes, runqueue):
+    with transaction.atomic():  # Nobody sees a line: all are ready, and all workers claim them at once.
+        for number in range(150):
+            occupy.enqueue(str(number % 3), random.uniform(0.005, 0.05))
+    add.enqueue_many([(number,) for number in range(1000)])
+    for _ in range(20):
+        tasks.fail.enqueue()
+    hosts = [
+        runqueue("--processes", "1", "--threads", "6", DATABASE_URL=url(node.port), DBQUEUE_OPTIONS=OPTIONS) for node in nodes[:2]
+    ]
+
+    until(lambda: not Job.objects.filter(state__in=UNFINISHED).exists(), 120)
+
+    assert max(most_at_a_time(Interval.objects.filter(key=key)) for key in "012") <= 2
+    assert Interval.objects.count() == 150
+    assert set(Execution.objects.exclude(job__task=tasks.fail.module_path).values_list("outcome", "message")) == {
+        ("successful", "")
+    }
+    assert Execution.objects.count() == Job.objects.count() == 1170
+    assert len(set(Execution.objects.values_list("process", flat=True))) == 2
+    for host in hosts:
+        assert host.poll() is None
+        assert "Deadlock" not in log_of(host)
+
+
+def test_a_node_cut_off_and_a_node_killed_lose_nothing(nodes, servers, runqueue):
+    balancer = Balancer([nodes[2], nodes[0]])
+    hosts = [
+        runqueue("--processes", "1", "--threads", "4", DATABASE_URL=url(port), DBQUEUE_OPTIONS=OPTIONS)
+        for port in (nodes[0].port, nodes[1].port, balancer.port)
+    ]
+    until(lambda: Process.objects.filter(kind="worker").count() == 3)
+    load = LoadAt(balancer.port)
+    load.start()
+
+    def goes_on():
+        number = len(load.confirmed)
+        until(lambda: len(load.confirmed) > number + 50)
+
+    goes_on()
+    nodes[1].isolate(yes=True)
+    until(lambda: "could not beat" in log_of(hosts[1]))
+    goes_on()
+    nodes[1].isolate(yes=False)
+    servers.wait_for(nodes, 60)
+    goes_on()
+    nodes[2].kill()
+    goes_on()
+    load.stop()
+
+    assert load.wait(120)
+    found = report(load, {})
+    print("\n".join(found.lines()))
+    assert found.is_clean
+    assert all(host.poll() is None for host in hosts)
+
+
+class LoadAt(Load):
+    """Enqueues at one port."""
+
+    def __init__(self, port):
+        super().__init__(rate=40)
+        self._port = port
+
+    def _run(self):
+        with at(self._port):
+            super()._run()
