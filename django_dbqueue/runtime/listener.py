@@ -39,6 +39,7 @@ class Listener:
         self._made: tuple[Any, int, int] | None = None
         # The one who waits has it: nobody else touches it until it is lost.
         self._line: Any = None
+        self._number = -1
         self._lost = threading.Event()
         self._closed = threading.Event()
         self._is_woken = False
@@ -75,13 +76,21 @@ class Listener:
         for each in (self._ready, self._bell, self._cord):
             each.close()
 
+    def listen_anew(self) -> None:
+        """On another connection. For the one who waits."""
+        if self._line is not None and not self._lost.is_set():
+            self._ready.unregister(self._number)
+            self.patience = 1
+            self._lost.set()
+            self._began()
+
     def _wake_up(self, bell: int) -> bool:
         self._bell.recv(64)
         # Not before: a byte that was read while this is set would be the last one.
         self._is_woken = False
         if self._made:
-            (self._line, number, self.patience), self._made = self._made, None
-            self._ready.register(number, selectors.EVENT_READ, self._hear)
+            (self._line, self._number, self.patience), self._made = self._made, None
+            self._ready.register(self._number, selectors.EVENT_READ, self._hear)
             self._began()
         return True
 
@@ -92,10 +101,7 @@ class Listener:
             while notice := self._line.notifies():
                 is_reason |= self._heard(notice.extra.decode(errors="replace"))
         except Exception as error:
-            self._ready.unregister(number)
-            self.patience = 1
-            self._lost.set()
-            self._began()
+            self.listen_anew()
             self._trouble.report(error)
             return True
         return is_reason
