@@ -67,6 +67,12 @@ def count_until(context, path, until):
         time.sleep(0.05)
 
 
+@task(atomic=True)
+def hold_transaction(seconds):
+    Run.objects.count()
+    time.sleep(seconds)
+
+
 @task
 def row(name):
     Run.objects.create(job=name)

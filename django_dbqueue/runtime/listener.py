@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import selectors
 import socket
 import threading
@@ -13,6 +14,8 @@ from django.db import connections
 
 from ..wakeup import CHANNEL
 from .log import Trouble
+
+logger = logging.getLogger("django_dbqueue")
 
 # While a worker would be told of jobs, it looks for them so many times less often.
 TOLD = 10
@@ -42,7 +45,7 @@ class Listener:
         self._number = -1
         self._lost = threading.Event()
         self._closed = threading.Event()
-        self._is_woken = False
+        self._is_woken = self._is_pooled = False
         self._trouble = Trouble("Listening for new jobs is interrupted, and polling goes on")
         self._bell, self._cord = socket.socketpair()
         # Not epoll, which goes on to tell of a socket that was closed here, if a task has forked the process.
@@ -125,6 +128,11 @@ class Listener:
             line = connection.connection.pgconn
             # A pool by transactions takes LISTEN, and passes on nothing.
             patience = TOLD if server == connection.connection.info.backend_pid else 1
+            if patience == 1 and not self._is_pooled:
+                self._is_pooled = True
+                logger.info(
+                    "LISTEN goes through a pool of connections. Behind one by transactions, jobs are found by polling alone."
+                )
             self._lost.clear()
             self._trouble.over()
             self._made = line, line.socket, patience
