@@ -22,6 +22,10 @@ class Proxy:
         self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
+    def lead_to(self, port: int) -> None:
+        """New connections go to another server here; those that are open stay where they are."""
+        self._target = "127.0.0.1", port
+
     def refuse(self) -> None:
         """As a server that has no connection left: those that are open stay so."""
         self._refusing = True

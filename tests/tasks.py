@@ -10,7 +10,7 @@ import threading
 import time
 
 from django.core.exceptions import SuspiciousOperation
-from django.db import connection, transaction
+from django.db import Error, connection, transaction
 
 from django_dbqueue import Constant, FanOut, Finish, GoTo, Interrupted, Rate, limit, task
 from django_dbqueue.models.expressions import Now
@@ -43,6 +43,34 @@ def sign_in(context, name, password, headers, token=""):
 def record(context):
     """Insert a row that there may be once."""
     Run.objects.create(job=context.task_result.id)
+
+
+@task(takes_context=True)
+def leave_line(context, path, until="", seconds=0.0):
+    """Say in a file that it has begun, which no database can forget; and go on until another file is there."""
+    with open(path, "a") as file:
+        file.write(f"{context.task_result.id} {context.attempt}\n")
+    while until and not os.path.exists(until):
+        time.sleep(0.02)
+    time.sleep(seconds)
+
+
+@task(takes_context=True)
+def count_until(context, path, until):
+    """Ask the database again and again, by a new connection if one is lost, until a file is there."""
+    leave_line.func(context, path)
+    while not os.path.exists(until):
+        try:
+            Run.objects.count()
+        except Error:
+            connection.close()
+        time.sleep(0.05)
+
+
+@task(atomic=True)
+def hold_transaction(seconds):
+    Run.objects.count()
+    time.sleep(seconds)
 
 
 @task

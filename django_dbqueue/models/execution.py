@@ -97,12 +97,14 @@ class ExecutionQuerySet(AskedExecutions):
                 settled.written.append(outcome)
             else:
                 settled.lost.append(outcome)
-        running = {row[:2] for row in current.values() if row[-1] == State.RUNNING}
+        # Attempts that run elsewhere under the same number, or whose number the next claim will give: a failover has lost theirs.
+        given = {row[:2] for row in current.values() if row[-1] == State.RUNNING}
+        given |= {o.fence[:2] for o in settled.lost if o.fence[0] in current and current[o.fence[0]][1] < o.fence[1]}
         settled.twice.extend(
-            o for o in settled.lost if o.fence[:2] in running or known.get(o.fence[:2], (o.process,))[0] != o.process
+            o for o in settled.lost if o.fence[:2] in given or known.get(o.fence[:2], (o.process,))[0] != o.process
         )
-        # One that runs elsewhere under the same number gets its execution there.
-        unknown = [o for o in settled.lost if o.fence[0] in current and o.fence[:2] not in running | known.keys()]
+        # One of that number gets its execution there.
+        unknown = [o for o in settled.lost if o.fence[0] in current and o.fence[:2] not in given | known.keys()]
         self.bulk_create([_dropped(outcome) for outcome in unknown], ignore_conflicts=True)
 
 

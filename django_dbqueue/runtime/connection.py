@@ -34,6 +34,8 @@ _SET = {
 }
 
 _thread = threading.local()
+# The number of times that this process's heartbeat was back after an outage.
+_outages = 0
 # Whether any coroutine has used a database, on the one thread on which all of a loop do; set, until that is known.
 of_coroutines = threading.Event()
 of_coroutines.set()
@@ -130,8 +132,27 @@ def watch_coroutines() -> None:
     of_coroutines.clear()
 
 
+def note_end_of_outage() -> None:
+    """A beat was written after one that was not: each thread is to leave the connections that it has had until now."""
+    global _outages
+    _outages += 1
+
+
+def leave_old_connections() -> bool:
+    """Close the calling thread's connections if there was an outage since they were looked at last. Returns whether there was.
+
+    Those that are still open may lead to a server that is the primary no more, where whoever only reads sees no error.
+    """
+    before, _thread.outages = getattr(_thread, "outages", _outages), _outages
+    if before == _outages:
+        return False
+    close_connections()
+    return True
+
+
 def ready_connections() -> None:
     """Before a job: after a pause, have each connection checked if the job uses it, and only then."""
+    leave_old_connections()
     if time.monotonic() - getattr(_thread, "used_at", 0.0) > IDLE:
         connection: Any
         for connection in connections.all(initialized_only=True):

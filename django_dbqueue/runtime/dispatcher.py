@@ -21,7 +21,7 @@ from ..wakeup import wake_each
 from . import recovery
 from .announcer import announce_beside
 from .board import Board
-from .connection import close_connections, discard, prepare
+from .connection import close_connections, discard, leave_old_connections, prepare
 from .deadline import answered_within
 from .heartbeat import Heartbeat
 from .log import Trouble
@@ -78,6 +78,7 @@ class Dispatcher:
         """One round. Returns how many seconds the next one can wait."""
         # Often enough for a witness, who must not look away for long.
         pause = min(self._options.poll_interval, self._options.statement_limit / 2) * random.uniform(0.95, 1.0)
+        leave_old_connections()
         try:
             if not (chores := look(self._database)):
                 return pause

@@ -9,6 +9,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from django import get_version
@@ -20,7 +21,7 @@ from ..models.expressions import Now, after
 from ..options import Options
 from . import host
 from .board import Board
-from .connection import close_connections, discard, prepare
+from .connection import close_connections, discard, note_end_of_outage, prepare
 from .deadline import answered_within
 
 logger = logging.getLogger("django_dbqueue")
@@ -31,14 +32,24 @@ class Heartbeat:
 
     It vouches for progress: a role whose main loop does not come round, as its ``board`` says, is ended by its supervisor,
     which lets its jobs come to their end before; one that is still there after that does not beat any more.
+
+    ``back`` is called, on its thread, when a beat is written after one that was not.
     """
 
-    def __init__(self, kind: Process.Kind, database: str, options: Options, board: Board, details: dict[str, Any]) -> None:
-        self._options, self._board = options, board
+    def __init__(
+        self,
+        kind: Process.Kind,
+        database: str,
+        options: Options,
+        board: Board,
+        details: dict[str, Any],
+        back: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._options, self._board, self._back = options, board, back
         self._processes = Process.objects.using(database)
         self._ended = threading.Event()
         self._last = time.monotonic()
-        self.declared_dead = False
+        self._is_away = self.declared_dead = False
         hostname = socket.gethostname()[:150]
         self.process = Process(
             # A new name at each start: a restarted container often has its predecessor's host and process id.
@@ -107,6 +118,10 @@ class Heartbeat:
         try:
             if self._processes.filter(pk=self.process.pk).beat(self._options.dead_after) or self._signs_on_again():
                 self._last = began
+                if self._is_away:
+                    self._is_away = False
+                    note_end_of_outage()
+                    self._back()
             else:
                 logger.error(
                     "%s was declared dead by others; it claims nothing more.", self.process, extra=self.process.log_fields
@@ -114,4 +129,5 @@ class Heartbeat:
                 self.declared_dead = True
         except (DatabaseError, InterfaceError) as error:
             logger.warning("%s could not beat: %s", self.process, error, extra=self.process.log_fields)
+            self._is_away = True
             close_connections()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import selectors
 import socket
 import threading
@@ -13,6 +14,8 @@ from django.db import connections
 
 from ..wakeup import CHANNEL
 from .log import Trouble
+
+logger = logging.getLogger("django_dbqueue")
 
 # While a worker would be told of jobs, it looks for them so many times less often.
 TOLD = 10
@@ -39,9 +42,10 @@ class Listener:
         self._made: tuple[Any, int, int] | None = None
         # The one who waits has it: nobody else touches it until it is lost.
         self._line: Any = None
+        self._number = -1
         self._lost = threading.Event()
         self._closed = threading.Event()
-        self._is_woken = False
+        self._is_woken = self._is_pooled = False
         self._trouble = Trouble("Listening for new jobs is interrupted, and polling goes on")
         self._bell, self._cord = socket.socketpair()
         # Not epoll, which goes on to tell of a socket that was closed here, if a task has forked the process.
@@ -75,13 +79,21 @@ class Listener:
         for each in (self._ready, self._bell, self._cord):
             each.close()
 
+    def listen_anew(self) -> None:
+        """On another connection. For the one who waits."""
+        if self._line is not None and not self._lost.is_set():
+            self._ready.unregister(self._number)
+            self.patience = 1
+            self._lost.set()
+            self._began()
+
     def _wake_up(self, bell: int) -> bool:
         self._bell.recv(64)
         # Not before: a byte that was read while this is set would be the last one.
         self._is_woken = False
         if self._made:
-            (self._line, number, self.patience), self._made = self._made, None
-            self._ready.register(number, selectors.EVENT_READ, self._hear)
+            (self._line, self._number, self.patience), self._made = self._made, None
+            self._ready.register(self._number, selectors.EVENT_READ, self._hear)
             self._began()
         return True
 
@@ -92,10 +104,7 @@ class Listener:
             while notice := self._line.notifies():
                 is_reason |= self._heard(notice.extra.decode(errors="replace"))
         except Exception as error:
-            self._ready.unregister(number)
-            self.patience = 1
-            self._lost.set()
-            self._began()
+            self.listen_anew()
             self._trouble.report(error)
             return True
         return is_reason
@@ -119,6 +128,11 @@ class Listener:
             line = connection.connection.pgconn
             # A pool by transactions takes LISTEN, and passes on nothing.
             patience = TOLD if server == connection.connection.info.backend_pid else 1
+            if patience == 1 and not self._is_pooled:
+                self._is_pooled = True
+                logger.info(
+                    "LISTEN goes through a pool of connections. Behind one by transactions, jobs are found by polling alone."
+                )
             self._lost.clear()
             self._trouble.over()
             self._made = line, line.socket, patience

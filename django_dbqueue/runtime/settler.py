@@ -24,10 +24,8 @@ from .deadline import answered_within
 logger = logging.getLogger("django_dbqueue")
 
 _LOST = "Job %s (attempt %s) was lost to another process; its outcome is dropped."
-_TWICE = (
-    "Job %s (attempt %s) has run twice: two processes have claimed it, as after a failover that lost the first claim. "
-    "This outcome is dropped."
-)
+# What was lost: its claim, or its end.
+TWICE = "Job %s (attempt %s) runs twice: %s was lost, as by a failover that lost the last commits."
 
 
 class Settler:
@@ -168,7 +166,8 @@ class Settler:
             return self._after_error(group, error)
         self._hold(settled.held)
         for outcome in settled.lost:
-            logger.error(_TWICE if outcome in settled.twice else _LOST, *outcome.fence[:2], extra=outcome.job.log_fields)
+            line = (TWICE, *outcome.fence[:2], "its claim") if outcome in settled.twice else (_LOST, *outcome.fence[:2])
+            logger.error(*line, extra=outcome.job.log_fields)
         return []
 
     def _after_error(self, group: list[Settlement], error: Exception) -> list[Settlement]:

@@ -19,7 +19,7 @@ from ..selector import QueueSelector
 from . import host, recovery
 from .announcer import Announcements
 from .board import Board
-from .connection import close_connections, discard, prepare
+from .connection import close_connections, discard, leave_old_connections, prepare
 from .deadline import answered_within
 from .drain import Drain
 from .heartbeat import Heartbeat
@@ -82,6 +82,7 @@ class Supervisor:
             self._first_members = list(self._members)
             while not self._code and not self._rest(stop):
                 self._board.turn()
+                leave_old_connections()
                 self._recover_dead()
                 self._look_after_members()
                 self._start_missing()

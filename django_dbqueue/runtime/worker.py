@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Container, Sequence
 
 from django.db import DatabaseError, InterfaceError
@@ -13,6 +14,7 @@ from ..backend import DatabaseBackend
 from ..exceptions import Interrupted, JobLost, Stopped
 from ..models import Job, Process, Settled, Settlement, Stack
 from ..models.jobs import JobQuerySet
+from ..models.states import Fence
 from ..options import Options
 from ..selector import QueueSelector
 from ..transactions import is_conflict
@@ -20,7 +22,7 @@ from . import executor
 from .board import Board
 from .calls import Call, CoroutineCall, ThreadCall, ask_each
 from .claimer import Claimer
-from .connection import close_connections, discard, prepare
+from .connection import close_connections, discard, leave_old_connections, prepare
 from .coroutines import Coroutines
 from .deadline import answered_within
 from .durations import Durations
@@ -31,7 +33,7 @@ from .log import Trouble
 from .notes import Notes
 from .pace import Pace
 from .pool import Pool
-from .settler import Settler
+from .settler import TWICE, Settler
 from .stop import Stop
 from .watch import Watch
 
@@ -47,6 +49,9 @@ class Worker:
     LAST = 0.3
     LAST_OUTCOMES = 4.0
 
+    # So many attempts that have ended are known again if a failover makes them begin anew.
+    REMEMBERED = 10_000
+
     def __init__(self, backend: DatabaseBackend, options: Options, board: Board) -> None:
         self._backend, self._options, self._board = backend, options, board
         self._jobs = Job.objects.using(backend.database)
@@ -54,9 +59,14 @@ class Worker:
         self._pace = Pace()
         self._listener = Listener(backend.database, self._heard, self._pace.tell)
         self._claimed, self._in_doubt, self._looked_at = 0, False, 0.0
+        # What it remembers of attempts that have ended; and of all that it made before the database was last away. A failover
+        # may have lost their claims or ends. Those of them that run on under a second claim.
+        self._recent: deque[Fence] = deque(maxlen=self.REMEMBERED)
+        self._before: set[Fence] = set()
+        self._going_on: set[Fence] = set()
         self._trouble = Trouble("Jobs could not be claimed")
         details = {"queues": str(self._selector), "threads": options.threads}
-        self._heartbeat = Heartbeat(Process.Kind.WORKER, backend.database, options, board, details)
+        self._heartbeat = Heartbeat(Process.Kind.WORKER, backend.database, options, board, details, self._listener.wake)
         self._settler = Settler(backend.database, options, self._owns, self._settled, self._limited)
         self._durations = Durations()
         self._watch = Watch(backend, options.timeout_grace, self._durations, self._running, self._listener.wake)
@@ -110,8 +120,11 @@ class Worker:
 
     def _work(self) -> tuple[int, bool]:
         """One round. Returns how many jobs were claimed, and whether those were as many as there was room for."""
+        if leave_old_connections():
+            self._listener.listen_anew()
+            self._in_doubt = True
         try:
-            if self._in_doubt:
+            if self._in_doubt or (self._going_on and not self._going_on <= self._here()):
                 self._give_back_unknown()
             self._give_back(self._pool.take_back(late=True))
             self._look_after_running()
@@ -130,7 +143,7 @@ class Worker:
         room = (self._coroutines.room() or self._pool.room()) if fit else 0
         before = self._claimed
         for jobs in self._claimer.claim(room, self._pool.held_bytes()) if room > 0 else ():
-            others, too_many = self._coroutines.take(jobs, self._claimer.leave)
+            others, too_many = self._coroutines.take(self._not_here(jobs) if self._before else jobs, self._claimer.leave)
             self._pool.put(others)
             self._jobs.release(too_many)
             self._claimed += len(jobs)
@@ -143,12 +156,38 @@ class Worker:
 
     def _give_back_unknown(self) -> None:
         """A claim that broke may still have been committed: such jobs are this process's, but never came here."""
+        ended = set(self._recent)
         owned = list(self._owned())
+        here = self._here()
+        gone = [job for job in owned if job.fence not in here]
+        for job in gone:
+            if job.fence in ended:
+                logger.error(TWICE, job.pk, job.attempt, "its end", extra=job.log_fields)
+        self._give_back(gone)
+        self._before, self._going_on = here | ended, self._going_on & here
+        self._in_doubt = False
+
+    def _not_here(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        """Without those that go on here under the claim that was just made, as a failover has lost the one before it."""
+        again = [job for job in jobs if job.fence in self._before]
+        here = self._here() if again else set()
+        for job in again:
+            self._before.discard(job.fence)
+            if job.fence in here:
+                logger.warning(
+                    "Job %s (attempt %s) goes on: its claim was lost, and made again.", *job.fence[:2], extra=job.log_fields
+                )
+            else:
+                logger.error(TWICE, job.pk, job.attempt, "its claim", extra=job.log_fields)
+        self._going_on.update(job.fence for job in again if job.fence in here)
+        return [job for job in jobs if job.fence not in here]
+
+    def _here(self) -> set[Fence]:
+        """What this process has claimed and not settled yet, by its own account."""
         # In the order in which a job passes them, so that none slips by.
         here = {job.fence for job in [*self._pool.waiting(), *(call.job for call in self._running())]}
         here.update(outcome.fence for outcome in self._settler.unsettled())
-        self._give_back([job for job in owned if job.fence not in here])
-        self._in_doubt = False
+        return here
 
     def _look_after_running(self) -> None:
         """Store the stacks of those that hang and what tasks have noted, and stop those that an operator wants stopped."""
@@ -188,6 +227,7 @@ class Worker:
         return outcome
 
     def _settled(self, settled: Settled) -> None:
+        self._recent.extend(outcome.fence for outcome in settled.written)
         if follow_up(settled, self._backend, self._claimer.limits):
             self._listener.wake()
         if finish_batches(settled, self._backend):

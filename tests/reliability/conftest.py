@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
+import environ
 import pytest
 from django.db import connections, transaction
 
 from .. import proxy as proxies
+from .. import servers
 
 # The machine is in several files; what they assert is to be told as in a test's own.
 pytest.register_assert_rewrite(*(f"{__package__}.machine_{noun}" for noun in ("actors", "jobs", "keys", "limits", "batches")))
@@ -21,6 +24,57 @@ def proxy(transactional_db):
     line.url = url
     yield line
     line.close()
+
+
+@pytest.fixture(scope="session")
+def migrated():
+    """A PostgreSQL with the tables of the tests, which is down: servers of single tests are copies of it."""
+    if connections["default"].vendor != "postgresql":
+        pytest.skip("PostgreSQL alone is replicated and pooled here.")
+    with servers.scratch() as folder:
+        server = servers.PostgreSQL(folder / "migrated")
+        server.create()
+        server.start()
+        server.ask("CREATE DATABASE queue")
+        servers.migrate(server.url())
+        server.stop()
+        yield server
+
+
+@pytest.fixture
+def home():
+    """A folder for servers of a test's own, which it starts by ``home.start``; they are killed with it."""
+    with servers.scratch() as folder:
+        home = Home(folder)
+        yield home
+        for server in home.started:
+            server.kill()
+
+
+class Home:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.started = folder, []
+
+    def start(self, server: servers.Server):
+        self.started.append(server)
+        server.start()
+        return server
+
+
+@pytest.fixture
+def use_database(transactional_db):
+    """Have the test, on all of its threads, use the database at a URL in place of the default one."""
+    before = connections.settings["default"]
+
+    def use(url):
+        connections["default"].close()
+        del connections["default"]
+        connections.settings["default"] = {**before, **environ.Env.db_url_config(url)}
+
+    yield use
+    connections["default"].close()
+    del connections["default"]
+    connections.settings["default"] = before
 
 
 class Elsewhere:

@@ -89,3 +89,18 @@ def test_a_claim_that_a_failover_has_lost_does_not_let_two_settle_one_attempt(cl
     late = Execution.objects.settle([Settlement.of(first, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="first")])
     assert [outcome.fence for outcome in late.twice] == [first.fence]
     assert Execution.objects.get().process == "another"
+
+
+def test_an_attempt_whose_claim_a_failover_has_lost_leaves_its_number_to_the_next_claim(claim):
+    """Nobody has claimed the job again yet when the lost claim's outcome comes."""
+    tasks.add.enqueue(1)
+    (first,) = claim()
+    Job.objects.update(state="ready", process=None, attempt=0, started_at=None)
+
+    early = Execution.objects.settle([Settlement.of(first, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="first")])
+    assert [outcome.fence for outcome in early.twice] == [first.fence]
+    (second,) = claim(a_process("another"))
+    Execution.objects.settle([Settlement.of(second, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="second")])
+
+    assert Job.objects.get().result == "second"
+    assert Execution.objects.get().process == "another"

@@ -1,0 +1,286 @@
+"""A primary is killed under load, and its standby promoted. PostgreSQL servers of the tests' own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from django.db import Error, connection
+
+from django_dbqueue.models import Execution, Job, Process, Queue
+
+from .. import proxy as proxies
+from .. import servers, tasks
+from ..conftest import log_of, until
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(180)]
+OPTIONS = {"beat_interval": 1, "dead_after": 6, "prefetch": 0}
+
+
+class Pair:
+    """A primary and its standby. ``wire`` is what the standby follows by; ``front`` is an address in front of the primary."""
+
+    def __init__(self, home, migrated, synchronous: bool) -> None:
+        options = {"synchronous_standby_names": "*"} if synchronous else {}
+        self.primary = migrated.copy(home.folder / "one", **options)
+        self.standby = migrated.copy(home.folder / "two")
+        self.wire = proxies.Proxy(("127.0.0.1", self.primary.port))
+        self.front = proxies.Proxy(("127.0.0.1", self.primary.port))
+        self.standby.standby(self.wire.port)
+        home.start(self.primary)
+        home.start(self.standby)
+        until(lambda: self.primary.ask("SELECT state FROM pg_stat_replication") == "streaming")
+
+    @property
+    def url(self) -> str:
+        """Both, of which a client takes the one that can be written to."""
+        hosts = ",".join(f"127.0.0.1:{server.port}" for server in (self.primary, self.standby))
+        return f"postgres://postgres@{hosts}/queue?target_session_attrs=read-write"
+
+    @property
+    def url_of_front(self) -> str:
+        return f"postgres://postgres@127.0.0.1:{self.front.port}/queue"
+
+    def until_replayed(self) -> None:
+        until(lambda: self.primary.ask("SELECT bool_and(replay_lsn >= pg_current_wal_lsn()) FROM pg_stat_replication"))
+
+    def fail_over(self) -> None:
+        self.primary.kill()
+        self.standby.promote()
+        self.front.lead_to(self.standby.port)
+
+    def close(self) -> None:
+        self.wire.close()
+        self.front.close()
+
+
+@pytest.fixture
+def pair(home, migrated, use_database):
+    pairs = []
+
+    def start(synchronous: bool) -> Pair:
+        pairs.append(Pair(home, migrated, synchronous))
+        use_database(pairs[-1].url)
+        return pairs[-1]
+
+    yield start
+    connection.close()
+    for pair in pairs:
+        pair.close()
+
+
+class Client(threading.Thread):
+    """Enqueues until it is told to stop, and knows which jobs were committed for certain."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path, self._stop_asked = str(path), threading.Event()
+        self.confirmed: list[str] = []
+
+    def run(self) -> None:
+        while not self._stop_asked.wait(0.002):
+            try:
+                self.confirmed.append(tasks.leave_line.enqueue(self._path, seconds=0.02).id)
+            except Error:
+                connection.close()
+        connection.close()
+
+    def stop(self) -> None:
+        self._stop_asked.set()
+        self.join()
+
+
+def runs(path: Path) -> Counter[str]:
+    """How often each job has begun."""
+    return Counter(line.split()[0] for line in path.read_text().splitlines()) if path.exists() else Counter()
+
+
+def ids(**which) -> set[str]:
+    """Those of jobs, or nothing while no server answers."""
+    try:
+        return {str(pk) for pk in Job.objects.filter(**which).values_list("pk", flat=True)}
+    except Error:
+        connection.close()
+        return set()
+
+
+def all_end() -> bool:
+    return not Job.objects.exclude(state="successful").exists()
+
+
+@pytest.mark.parametrize("way", ["target_session_attrs", "proxy"])
+def test_a_synchronous_failover_under_load_loses_no_job_and_runs_none_twice(pair, runqueue, tmp_path, way):
+    servers_ = pair(synchronous=True)
+    path = tmp_path / "lines"
+    url = servers_.url if way == "target_session_attrs" else servers_.url_of_front
+    child = runqueue("--processes", "2", **servers.environment(url), DBQUEUE_OPTIONS=json.dumps(OPTIONS))
+    client = Client(path)
+    client.start()
+    until(lambda: len(ids(state="successful")) > 100)
+
+    servers_.fail_over()
+    failed_over, before = time.monotonic(), len(client.confirmed)
+    until(lambda: len(client.confirmed) > before + 50)
+    client.stop()
+
+    until(lambda: ids(state="successful").issuperset(client.confirmed))
+    print(f"went on and was done {time.monotonic() - failed_over:.1f} s after the promotion")
+    until(all_end)
+    assert runs(path) == Counter(ids())
+    assert set(Execution.objects.values_list("outcome", flat=True)) == {"successful"}
+    assert Process.objects.filter(kind="worker").count() == 2
+    assert child.poll() is None
+
+
+class Lost:
+    """Jobs that run when the standby that is promoted does not know of it."""
+
+    NUMBER = 3
+
+    def __init__(self, pair: Pair, tmp_path: Path, runqueue, **options) -> None:
+        self.pair, self.path, self._go, self._runqueue = pair, tmp_path / "lines", tmp_path / "go", runqueue
+        self.child = self.another(**options)
+        until(lambda: Process.objects.filter(kind="worker").exists())
+        Queue.objects.named("default").pause()
+        self.ids = [each.id for each in tasks.leave_line.enqueue_many([(str(self.path), str(self._go))] * self.NUMBER)]
+
+    def another(self, **changes):
+        options = json.dumps({**OPTIONS, **changes})
+        return self._runqueue(**servers.environment(self.pair.url), DBQUEUE_OPTIONS=options)
+
+    def begin(self) -> None:
+        Queue.objects.named("default").resume()
+        until(lambda: runs(self.path) == Counter(self.ids))
+
+    def fail_over(self) -> None:
+        connection.close()
+        self.pair.fail_over()
+        Queue.objects.named("default").resume()
+
+    def go_on(self) -> None:
+        self._go.touch()
+
+    def announced(self) -> set[str]:
+        return set(re.findall(r"Job (\S+) .* runs twice", log_of(self.child)))
+
+
+@pytest.fixture
+def lost(pair, runqueue, tmp_path, request):
+    return Lost(pair(synchronous=False), tmp_path, runqueue, **getattr(request, "param", {}))
+
+
+# It has no room for what it has claimed already.
+@pytest.mark.parametrize("lost", [{"threads": Lost.NUMBER}], indirect=True)
+def test_a_claim_that_a_failover_lost_and_that_is_made_by_another_worker_is_announced(lost):
+    lost.pair.until_replayed()
+    lost.pair.wire.cut()
+    lost.begin()
+
+    lost.fail_over()
+    until(lambda: "could not beat" in log_of(lost.child))
+    lost.another()
+    until(lambda: runs(lost.path) == Counter(lost.ids * 2))
+    lost.go_on()
+
+    until(all_end)
+    until(lambda: lost.announced() == set(lost.ids))
+    assert Execution.objects.filter(outcome="successful").count() == lost.NUMBER
+
+
+def test_a_claim_that_a_failover_lost_and_that_its_own_worker_makes_again_starts_nothing(lost):
+    """It runs already what it claims."""
+    lost.pair.until_replayed()
+    lost.pair.wire.cut()
+    lost.begin()
+
+    lost.fail_over()
+    until(lambda: Job.objects.running().count() == lost.NUMBER)
+    lost.go_on()
+
+    until(all_end)
+    assert runs(lost.path) == Counter(lost.ids)
+    assert Execution.objects.filter(outcome="successful").count() == lost.NUMBER
+
+
+def test_an_end_that_a_failover_lost_is_followed_by_a_run_that_is_announced(lost):
+    lost.begin()
+    lost.pair.until_replayed()
+    lost.pair.wire.cut()
+    lost.go_on()
+    until(all_end)
+
+    lost.fail_over()
+
+    until(all_end)
+    assert runs(lost.path) == Counter(lost.ids * 2)
+    assert lost.announced() == set(lost.ids)
+
+
+class Standby:
+    """A worker that is led to a standby at the address of the primary, and back without being cut off from the standby."""
+
+    def __init__(self, pair: Pair, runqueue) -> None:
+        self.pair = pair
+        self.child = runqueue(**servers.environment(pair.url_of_front), DBQUEUE_OPTIONS=json.dumps(OPTIONS))
+        until(lambda: {"serves", "looks for"} <= set(re.findall("serves|looks for", log_of(self.child))))
+
+    def lead_there(self, connections: int) -> None:
+        """Until so many connections are there, at least."""
+        self.pair.front.lead_to(self.pair.standby.port)
+        self.pair.front.cut()
+        self.pair.front.heal()
+        sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'queue'"
+        until(lambda: "read-only transaction" in log_of(self.child) and self.pair.standby.ask(sessions) >= connections)
+
+    def lead_back(self) -> None:
+        self.pair.front.lead_to(self.pair.primary.port)
+
+    def seconds_of_cpu(self) -> float:
+        """Of all its processes, so far."""
+        clocks = [stat.read_text().rpartition(")")[2].split() for stat in Path("/proc").glob("[0-9]*/stat") if stat.exists()]
+        return sum(int(each[11]) + int(each[12]) for each in clocks if int(each[3]) == self.child.pid) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.fixture
+def standby(pair, runqueue):
+    return Standby(pair(synchronous=False), runqueue)
+
+
+def test_a_standby_at_the_address_of_the_primary_fails_no_job_and_is_not_asked_all_the_time(standby, tmp_path):
+    standby.lead_there(connections=2)
+    results = tasks.record.enqueue_many([()] * 20)
+    standby.pair.until_replayed()
+    before = standby.seconds_of_cpu()
+    time.sleep(4)  # What is measured is the load over a time.
+    load = (standby.seconds_of_cpu() - before) / 4
+
+    standby.lead_back()
+
+    until(all_end)
+    print(f"load {load:.2f}")
+    assert load < 0.5
+    assert len(results) == Execution.objects.filter(outcome="successful").count() == Execution.objects.count()
+    assert standby.child.poll() is None
+
+
+def test_a_connection_to_a_standby_that_stays_open_is_left_when_the_address_is_the_primarys_again(standby, tmp_path):
+    """The standby stands still: by what it has, there is nothing to do."""
+    path, go = tmp_path / "lines", tmp_path / "go"
+    count = [tasks.count_until.enqueue(str(path), str(go)).id for _ in range(8)]
+    until(lambda: runs(path) == Counter(count))
+    standby.pair.until_replayed()
+    standby.pair.wire.cut()
+    standby.lead_there(connections=10)  # Of eight threads, the worker, and the dispatcher.
+
+    standby.lead_back()
+    go.touch()
+    tasks.record.enqueue_many([()] * 40)
+
+    until(all_end, 20)
+    assert set(Execution.objects.values_list("outcome", flat=True)) == {"successful"}

@@ -1,0 +1,124 @@
+"""Workers and those who enqueue behind a real PgBouncer, as docs/scaling.md says."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+
+import pytest
+from django.db import connection
+
+from django_dbqueue.models import Execution, Job
+
+from .. import servers, tasks
+from ..conftest import log_of, most_at_a_time, until
+from ..models import Interval, Run
+from .test_failover import Client, runs
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(180)]
+OPTIONS = {"beat_interval": 1, "dead_after": 6, "poll_interval": 0.5}
+
+
+class Pool:
+    """A PgBouncer in front of a PostgreSQL."""
+
+    def __init__(self, home, migrated, mode: str, **settings) -> None:
+        self._home, self.mode = home, mode
+        self.server = home.start(migrated.copy(home.folder / "server"))
+        self.bouncer = servers.PgBouncer(home.folder / "bouncer", self.server, pool_mode=mode, **settings)
+        home.start(self.bouncer)
+
+    @property
+    def url(self) -> str:
+        return self.bouncer.url() + ("?DISABLE_SERVER_SIDE_CURSORS=True" if self.mode == "transaction" else "")
+
+    def restart(self) -> None:
+        self.bouncer.kill()
+        self.bouncer.start()
+
+
+@pytest.fixture
+def pool(home, migrated, use_database):
+    def start(mode: str, **settings) -> Pool:
+        pool = Pool(home, migrated, mode, **settings)
+        use_database(pool.url)
+        return pool
+
+    yield start
+    connection.close()
+
+
+def run_behind(runqueue, url: str, *arguments: str, **options):
+    options = json.dumps({**OPTIONS, **options})
+    return runqueue(*arguments, **servers.environment(url), DBQUEUE_OPTIONS=options)
+
+
+@pytest.mark.parametrize("mode", ["transaction", "session"])
+def test_behind_a_pool_all_kinds_of_jobs_end_and_its_restart_loses_none(pool, runqueue, tmp_path, mode):
+    behind, path = pool(mode, default_pool_size=40), tmp_path / "lines"
+    child = run_behind(runqueue, behind.url, "--processes", "2")
+    tasks.record.enqueue_many([()] * 200)
+    tasks.row_async.enqueue_many([(f"async {number}",) for number in range(50)])
+    tasks.atomic_row.enqueue_many([(f"atomic {number}",) for number in range(50)])
+    tasks.occupy.enqueue_many([("key", 0.02)] * 20)
+    tasks.fail.enqueue_many([()] * 20)
+    for version in range(30):
+        tasks.leave_version.enqueue(f"name {version % 5}", version)
+
+    until(lambda: not Job.objects.exclude(state__in=["successful", "failed"]).exists())
+    assert Counter(Job.objects.values_list("state", flat=True)) == {"successful": 200 + 50 + 50 + 20 + 5, "failed": 20}
+    assert Run.objects.count() == 300
+    assert most_at_a_time(list(Interval.objects.all())) <= 2
+
+    client = Client(path)
+    client.start()
+    until(lambda: sum(runs(path).values()) > 50)
+    for _ in range(2):
+        behind.restart()
+        before = len(client.confirmed)
+        until(lambda before=before: len(client.confirmed) > before + 50)
+    client.stop()
+    connection.close()
+
+    left = Job.objects.filter(task="tests.tasks.leave_line")
+    until(lambda: not left.exclude(state="successful").exists())
+    assert {str(pk) for pk in left.values_list("pk", flat=True)} >= set(client.confirmed)
+    assert runs(path) == Counter(str(pk) for pk in left.values_list("pk", flat=True))
+    assert set(Execution.objects.values_list("outcome", flat=True)) == {"successful", "failed"}
+    assert child.poll() is None
+
+
+def test_workers_behind_a_pool_by_transactions_say_that_they_poll_and_find_jobs_in_time(pool, runqueue):
+    child = run_behind(runqueue, pool("transaction").url)
+    until(lambda: "LISTEN" in log_of(child))
+    for _ in range(3):
+        time.sleep(1.5)  # Until it looks as seldom as it ever does.
+        began = time.monotonic()
+        tasks.nothing.enqueue().wait(20)
+        assert time.monotonic() - began < 5
+    assert log_of(child).count("LISTEN") == 1
+
+
+def test_what_is_enqueued_through_a_pool_wakes_workers_beside_it(pool, runqueue):
+    behind = pool("transaction")
+    child = run_behind(runqueue, behind.server.url(), poll_interval=30)
+    assert tasks.nothing.enqueue().wait(20)
+    time.sleep(1)
+
+    began = time.monotonic()
+    tasks.nothing.enqueue().wait(20)
+
+    assert time.monotonic() - began < 10
+    assert "LISTEN" not in log_of(child)
+
+
+def test_a_pool_that_is_too_small_slows_jobs_down_and_loses_none(pool, runqueue):
+    behind = pool("transaction", default_pool_size=2)
+    child = run_behind(runqueue, behind.url)
+    tasks.hold_transaction.enqueue_many([(2.0,)] * 6)
+    tasks.record.enqueue_many([()] * 50)
+
+    until(lambda: not Job.objects.exclude(state="successful").exists())
+    assert set(Execution.objects.values_list("outcome", flat=True)) == {"successful"}
+    assert child.poll() is None
