@@ -188,7 +188,9 @@ class JobQuerySet(OperatedJobs):
             if room and (limit := min(limit, room())) <= 0:
                 return False, []
             waiting = self.of_lane(lane).filter(NotBefore(*since)) if since else self.of_lane(lane)
-            rows = lock(waiting).annotate(db_now=Now())
+            # Whoever was declared dead claims nothing, even if it does not know it: its clock may have stood still.
+            owner = Process.objects.using(self.db).filter(pk=process.pk)
+            rows = lock(waiting.filter(Exists(owner))).annotate(db_now=Now())
             found: list[Any] = budget.take(rows, self.model.objects.using(self.db), limit) if budget else list(rows[:limit])
             jobs = found
             if any(job.limits for job in found):
