@@ -79,7 +79,9 @@ def test_a_process_that_was_declared_dead_claims_nothing_though_it_does_not_know
     tasks.add.enqueue(1)
     Process.objects.all().erase()
 
-    assert told(claimer) == ([], ["UPDATE"])
+    jobs, statements = told(claimer)
+
+    assert (jobs, statements[0]) == ([], "UPDATE")
     assert Job.objects.get().state == "ready"
 
 
