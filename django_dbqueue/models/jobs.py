@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections, models, transaction
 from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
 
+from .. import limits
 from ..wakeup import wake_each
 from . import keyed, walking
 from .alike import COLUMNS, Alike, rows_behind
@@ -193,6 +194,8 @@ class JobQuerySet(OperatedJobs):
             rows = lock(waiting.filter(Exists(owner))).annotate(db_now=Now())
             found: list[Any] = budget.take(rows, self.model.objects.using(self.db), limit) if budget else list(rows[:limit])
             jobs = found
+            if unreadable := [job for job in found if job.limits and not limits.are_readable(job.limits)]:
+                self._call_off(unreadable)
             if any(job.limits for job in found):
                 jobs = Semaphore.objects.using(self.db).acquire(found, limit, in_a_row)
             if jobs:
@@ -209,6 +212,12 @@ class JobQuerySet(OperatedJobs):
             job.attempt += 1
             job.belong_to(process, now, clock)
         return len(found) == limit, jobs
+
+    def _call_off(self, unreadable: Sequence[Job]) -> None:
+        """Have jobs whose limits are none be called off when they begin: they must not stop their lane."""
+        self.filter(pk__in=[job.pk for job in unreadable]).update(limits=None)
+        for job in unreadable:
+            job.limits, job.called_off = None, "Its limits cannot be read."
 
     def release(self, jobs: Sequence[Job]) -> int:
         """Give back claimed jobs that were not started: they count no attempt, and nothing is recorded of them.
