@@ -15,6 +15,7 @@ LONGEST_GROUP = 100
 LONGEST_KEY = 460
 # What the key of a rate begins with. No limit's key does: it begins with a quoted group, or a task's path, which has no space.
 RATE = "rate "
+MOST = 10**6
 # Of a rate, in seconds.
 LONGEST_PER = 10.0**8
 
@@ -117,6 +118,21 @@ def of_task(task: Any) -> tuple[Limit | Rate, ...]:
     return (*_as_tuple(task.concurrency), *_as_tuple(task.rate))
 
 
+def are_readable(stored: Any) -> bool:
+    """Whether limits, as stored with a job, are such as ``of_call`` makes. A row by hand may hold anything."""
+    return isinstance(stored, list) and all(isinstance(each, dict) and _is_readable(each) for each in stored)
+
+
+def _is_readable(stored: dict[str, Any]) -> bool:
+    key, every = stored.get("key"), stored.get("every", 0)
+    if not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY:
+        return False
+    if "most" in stored:
+        return type(stored["most"]) is int and 1 <= stored["most"] < MOST
+    is_rate = type(every) in (int, float) and 0 < every < LONGEST_PER
+    return is_rate and type(burst := stored.get("burst", 1)) is int and 1 <= burst < MOST
+
+
 def _key(each: Limit | Rate, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     """``path``, ``path argument+argument=value``, ``"group"`` or ``"group" value``: no two limits share one by chance."""
     name = str(task.module_path) if each.group is None else '"{}"'.format(each.group.replace('"', '""'))
@@ -139,7 +155,7 @@ def _as_tuple(given: Any) -> tuple[Any, ...]:
 
 
 def _must_be_whole(number: Any, where: str) -> None:
-    if type(number) is not int or not 1 <= number < 10**6:
+    if type(number) is not int or not 1 <= number < MOST:
         raise ValueError(f"{where}: {number!r} is not a whole number of at least 1.")
 
 

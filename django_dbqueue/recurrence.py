@@ -77,6 +77,11 @@ class Recurrence:
         """For what drifts: its next time, if its last run ended then."""
         return self._before_the_end(end + (self.every or timedelta()))
 
+    def latest_time(self, now: datetime, planned: datetime | None) -> datetime | None:
+        """The latest that its next time can be; None if there is none before it ends."""
+        following = self.time_after(now, planned)
+        return max(following, now + self.every) if following and self.drift and self.every else following
+
     def next_times(self, number: int, after: datetime, planned: datetime | None = None) -> list[datetime]:
         """The next of its times, without jitter. Of what drifts: those that it would have if it took no time."""
         found: list[datetime] = []

@@ -10,7 +10,7 @@ import pytest
 from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 
-from django_dbqueue.models import Execution, Job, KnownTask, Queue
+from django_dbqueue.models import Execution, Job, KnownTask, Process, Queue
 from django_dbqueue.models.at_once import ClaimAtOnce
 from django_dbqueue.models.states import Lane
 from django_dbqueue.options import Options
@@ -73,6 +73,16 @@ def test_one_statement_claims_what_it_is_told_of(claimer, process):
     assert [job.args for job in jobs] == [[0], [1], [2]]
     assert [(job.state, job.attempt, job.process_id) for job in jobs] == [("running", 1, process.pk)] * 3
     assert list(Job.objects.running().order_by("id").values_list("pk", "attempt")) == [(job.pk, 1) for job in jobs]
+
+
+def test_a_process_that_was_declared_dead_claims_nothing_though_it_does_not_know_it(claimer):
+    tasks.add.enqueue(1)
+    Process.objects.all().erase()
+
+    jobs, statements = told(claimer)
+
+    assert (jobs, statements[0]) == ([], "UPDATE")
+    assert Job.objects.get().state == "ready"
 
 
 def test_a_job_that_was_claimed_so_is_like_any_other(claimer, claim, backend):

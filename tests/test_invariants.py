@@ -66,6 +66,15 @@ def test_an_attempt_is_recorded_once(claim):
         Execution.objects.all()._record([succeed(job)])
 
 
+def test_a_process_that_was_declared_dead_claims_nothing_though_it_does_not_know_it(claim, process):
+    """As one whose host was suspended, and whose clock stood still meanwhile."""
+    tasks.add.enqueue(1)
+    Process.objects.all().erase()
+
+    assert claim() == []
+    assert Job.objects.get().state == "ready"
+
+
 def test_a_late_finisher_cannot_overwrite_the_new_owner(claim):
     tasks.add.enqueue(1)
     (late,) = claim()

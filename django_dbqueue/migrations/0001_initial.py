@@ -372,6 +372,10 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='job',
+            constraint=django_dbqueue.models.expressions.StrictOnSQLite(name='dbqueue_job_types'),
+        ),
+        migrations.AddConstraint(
+            model_name='job',
             constraint=django_dbqueue.models.expressions.UniqueIfPresent(field='key', name='dbqueue_job_key'),
         ),
         migrations.AddConstraint(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections, models
 from django.db.backends.utils import CursorWrapper
+from django.db.models import Exists
 
 from .claim_size import is_small
 from .expressions import composed
@@ -36,9 +37,10 @@ class ClaimAtOnce:
         fields = wanted.model._meta.concrete_fields
         self._names = [field.attname for field in fields]
         self._documents = [field.attname for field in fields if isinstance(field, models.JSONField)]
-        plain = wanted.ready().filter(is_small("args"), is_small("kwargs"), limits__isnull=True).order_by("run_after", "id")
+        owner = Exists(Process.objects.using(wanted.db).filter(pk=process.pk))
+        plain = wanted.ready().filter(owner, is_small("args"), is_small("kwargs"), limits__isnull=True)
         # Not select_for_update(), which Django refuses outside of a transaction: this statement is one.
-        sql, values = composed(plain.values("pk"))
+        sql, values = composed(plain.order_by("run_after", "id").values("pk"))
         columns = ", ".join(f'"{field.column}"' for field in fields)
         claim = CLAIM.format(table=f'"{wanted.model._meta.db_table}"', wanted=sql)
         values = (State.RUNNING.value, process.pk, *values)

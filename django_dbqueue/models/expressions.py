@@ -102,6 +102,47 @@ class PartialIndex(models.Index):
         return present & models.Q(state__in=self.states) if self.states else present
 
 
+class StrictOnSQLite(models.BaseConstraint):
+    """On SQLite, which stores any value in any column: each is of its column's type, in the form in which Django writes it.
+
+    What is not could not be read, or not be found again by its id.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StrictOnSQLite) and self.name == other.name
+
+    def constraint_sql(self, model: Any, schema_editor: Any) -> str:
+        if schema_editor.connection.vendor != "sqlite":
+            return ""
+        columns = [(schema_editor.quote_name(field.column), _strict(field)) for field in model._meta.concrete_fields]
+        checks = " AND ".join(f"({column} IS NULL OR {check.format(column)})" for column, check in columns)
+        return f"CONSTRAINT {schema_editor.quote_name(self.name)} CHECK ({checks})"
+
+    def create_sql(self, model: Any, schema_editor: Any) -> Any:
+        """SQLite makes the table anew; elsewhere there is nothing to make."""
+
+    def remove_sql(self, model: Any, schema_editor: Any) -> Any:
+        """As create_sql()."""
+
+    def validate(self, *args: Any, **kwargs: Any) -> None:
+        """What Django writes is of the column's type."""
+
+
+def _strict(field: Any) -> str:
+    kind = getattr(field, "target_field", field).get_internal_type()
+    match kind:
+        case "UUIDField":
+            return "typeof({0}) = 'text' AND length({0}) = 32 AND {0} NOT GLOB '*[^0-9a-f]*'"
+        case "DateTimeField":
+            fraction = "length({0}) <= 26 AND {0} GLOB '*.[0-9]*' AND substr({0}, 21) NOT GLOB '*[^0-9]*'"
+            second = "strftime('%Y-%m-%d %H:%M:%S', {0}, '+0 days') IS substr({0}, 1, 19)"
+            return f"{second} AND (length({{0}}) = 19 OR ({fraction}))"
+        case "CharField" | "TextField" | "JSONField":
+            return "typeof({0}) = 'text'"
+        case _:
+            return "typeof({0}) = 'integer'"
+
+
 class UniqueIfPresent(models.UniqueConstraint):
     """No two rows have the same value in a field that may be null.
 

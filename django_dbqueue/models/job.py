@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..ids import uuid7
 from ..limits import LONGEST_KEY
-from .expressions import Now, PartialIndex, UniqueIfPresent
+from .expressions import Now, PartialIndex, StrictOnSQLite, UniqueIfPresent
 from .identifier import IdentifierField
 from .jobs import JobQuerySet
 from .noted import Noted
@@ -137,6 +137,7 @@ class Job(models.Model):
             models.CheckConstraint(name="dbqueue_job_priority", condition=Q(priority__gte=-100, priority__lte=100)),
             models.CheckConstraint(name="dbqueue_job_times", condition=READABLE),
             models.CheckConstraint(name="dbqueue_job_failures", condition=Q(failures__lte=F("attempt"))),
+            StrictOnSQLite(name="dbqueue_job_types"),
             UniqueIfPresent(name="dbqueue_job_key", field="key"),
         ]
         indexes = [

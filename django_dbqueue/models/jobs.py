@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import OperationalError, connections, models, transaction
 from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
 
+from .. import limits
 from ..transactions import is_conflict
 from ..wakeup import wake_each
 from . import keyed, walking
@@ -195,13 +196,17 @@ class JobQuerySet(OperatedJobs):
             if room and (limit := min(limit, room())) <= 0:
                 return False, []
             waiting = self.of_lane(lane).filter(NotBefore(*since)) if since else self.of_lane(lane)
+            # Whoever was declared dead claims nothing, even if it does not know it: its clock may have stood still.
+            owner = Process.objects.using(self.db).filter(pk=process.pk)
             found: list[Any] = []
-            for part in locked_parts(waiting.annotate(db_now=Now()), limit):
+            for part in locked_parts(waiting.filter(Exists(owner)).annotate(db_now=Now()), limit):
                 rows = part[: limit - len(found)]
                 found += budget.take(rows, self.model.objects.using(self.db)) if budget else rows
                 if len(found) == limit or (budget and budget.is_spent):
                     break
             jobs = found
+            if unreadable := [job for job in found if job.limits and not limits.are_readable(job.limits)]:
+                self._call_off(unreadable)
             if any(job.limits for job in found):
                 jobs = Semaphore.objects.using(self.db).acquire(found, limit, in_a_row)
             if jobs:
@@ -218,6 +223,12 @@ class JobQuerySet(OperatedJobs):
             job.attempt += 1
             job.belong_to(process, now, clock)
         return len(found) == limit, jobs
+
+    def _call_off(self, unreadable: Sequence[Job]) -> None:
+        """Have jobs whose limits are none be called off when they begin: they must not stop their lane."""
+        self.filter(pk__in=[job.pk for job in unreadable]).update(limits=None)
+        for job in unreadable:
+            job.limits, job.called_off = None, "Its limits cannot be read."
 
     def release(self, jobs: Sequence[Job]) -> int:
         """Give back claimed jobs that were not started: they count no attempt, and nothing is recorded of them.

@@ -5,12 +5,16 @@ from datetime import datetime
 from typing import Any
 
 from django.db import models
+from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from ..selector import QueueSelector
 from .expressions import Now, after
 from .identifier import IdentifierField
 from .primary import PrimaryQuerySet
+
+# A heartbeat may be so many seconds later than the time of who reads it: statements wait for locks.
+AHEAD = 60.0
 
 
 def _random_id() -> int:
@@ -35,8 +39,11 @@ class ProcessQuerySet(PrimaryQuerySet["Process"]):
         return bool(self.update(heartbeat_at=Now(), expires_at=after(dead_after)))
 
     def silent(self) -> ProcessQuerySet:
-        """Those that have not said for too long, by their own measure, that they are alive."""
-        return self.filter(expires_at__lt=Now())
+        """Those that have not said for too long, by their own measure, that they are alive.
+
+        And those whose last heartbeat is in the future: the database's clock was ahead, and who lives has beaten since.
+        """
+        return self.filter(Q(expires_at__lt=Now()) | Q(heartbeat_at__gt=after(AHEAD)))
 
     def seen(self) -> ProcessQuerySet:
         """With the database's time in ``seen_at``, to tell how long ago they beat."""

@@ -120,6 +120,11 @@ class RecurringTask(models.Model):
         """For one that drifts: its next time, if its last run ended then. Raises InvalidSchedule."""
         return self.recurrence.time_from(aware(end))
 
+    def time_if_ahead(self, now: datetime) -> datetime | None:
+        """Its next time, if the one that is planned is later than it can be; else None. Raises InvalidSchedule."""
+        latest, planned = self.recurrence.latest_time(aware(now), self._planned), self._planned
+        return latest if latest and planned and latest < planned else None
+
     def plan(self, now: datetime) -> Plan:
         """What its due time leads to, by the database's time. Raises InvalidSchedule."""
         return self.recurrence.plan(self._planned or aware(now), aware(now))

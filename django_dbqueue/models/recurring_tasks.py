@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -10,6 +11,7 @@ from uuid import UUID
 from django.db import transaction
 from django.db.models import Exists, F, OuterRef, Q
 
+from ..exceptions import InvalidSchedule
 from .expressions import Now, after
 from .job import Job
 from .locking import lock
@@ -47,6 +49,15 @@ class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
     def replan(self) -> int:
         """Have their next time found anew, as after a change of their schedule."""
         return self.update(**TO_BE_PLANNED)
+
+    def replan_ahead(self) -> None:
+        """Plan those anew whose next time is later than it can be: they were planned while the database's clock was ahead."""
+        self.filter(is_over=True, ends_at__gt=Now()).update(is_over=False)
+        rows: Any = self.enabled().filter(next_run_at__gt=Now()).annotate(seen_at=Now())
+        for row in rows:
+            with suppress(InvalidSchedule):
+                if earlier := row.time_if_ahead(row.seen_at):
+                    self._at(row).filter(next_run_at=row.next_run_at).update(next_run_at=earlier)
 
     def undeclared(self) -> RecurringTaskQuerySet:
         """From code that no dispatcher has any more."""

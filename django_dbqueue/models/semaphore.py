@@ -83,6 +83,27 @@ class Semaphore(models.Model):
             self.booked = max(self.booked or self.earliest, self.earliest - self._slack)
             self.is_changed = True
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a rate's times are later than its last start, and the times given out since, can have put them."""
+        if not self.every or not self.earliest or not self.booked:
+            return False
+        latest_booked = self.db_now + timedelta(seconds=AHEAD + EARLY) + 2 * self.every  # type: ignore[attr-defined]
+        return bool(self.earliest > self._latest or self.booked > latest_booked)
+
+    def come_back(self) -> bool:
+        """Have a rate's times be as after a start now at most, if they are ahead. Returns whether they were."""
+        if is_ahead := self.is_ahead:
+            assert self.earliest
+            self.earliest = min(self.earliest, self._latest)
+            self.booked = self.earliest - self._slack
+        return is_ahead
+
+    @property
+    def _latest(self) -> datetime:
+        now: datetime = self.db_now  # type: ignore[attr-defined]
+        return now + (self.every or timedelta()) * self.burst + timedelta(seconds=EARLY)
+
     def free_times(self) -> list[datetime]:
         """The next times at which a job may start, as far as they are given out now."""
         now = self.db_now  # type: ignore[attr-defined]

@@ -141,6 +141,14 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
                 for row in self._locked(waiting):
                     self._give_times(row)
 
+    def replan(self) -> None:
+        """Correct rates whose times are later than they can be: they were given out while the database's clock was ahead."""
+        rows: Any = self.filter(Q(earliest__gt=Now()) | Q(booked__gt=after(AHEAD))).annotate(db_now=Now())
+        ahead = [row.pk for row in rows if row.is_ahead]
+        for start in range(0, len(ahead), AT_ONCE):
+            with transaction.atomic(using=self.db):
+                self._store([row for row in self._locked(ahead[start : start + AT_ONCE]) if row.come_back()])
+
     def _give_times(self, row: Any) -> None:
         times = row.free_times()
         jobs = self._first(row.pk, len(times), {})

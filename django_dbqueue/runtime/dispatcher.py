@@ -57,6 +57,8 @@ class Dispatcher:
         self._scheduler = Scheduler(backend)
         self._prune_at = self._sweep_at = self._revive_at = time.monotonic()
         self._locked_pause = self.LOCKED
+        # Whether times may have been planned by a clock of the database that was ahead.
+        self._is_to_replan = True
         self._trouble = Trouble("Due jobs could not be made ready")
 
     def run(self, stop: Stop, supervisor: int | None = None) -> bool:
@@ -82,6 +84,7 @@ class Dispatcher:
         try:
             if not (chores := look(self._database)):
                 return pause
+            self._replan(chores)
             queues = self._jobs.dispatch(self.BATCH) if chores.due_in == 0.0 else []
             due_in = self._due_in(chores, bool(queues))
             wake_each(self._database, queues)
@@ -128,8 +131,15 @@ class Dispatcher:
             wake_each(self._database, semaphores.revive(self.BATCH))
             self._revive_at = time.monotonic() + min(self.PRUNE, self.REST * (time.monotonic() - began))
 
+    def _replan(self, chores: Chores) -> None:
+        """At its start, and after the database's clock was set back: have what it planned ahead planned anew."""
+        self._is_to_replan |= self._witness.look(chores.now)
+        if self._is_to_replan:
+            self._scheduler.replan()
+            Semaphore.objects.using(self._database).replan()
+            self._is_to_replan = False
+
     def _recover(self, chores: Chores) -> None:
-        self._witness.look(chores.now)
         if chores.silent or chores.orphaned:
             processes = Process.objects.using(self._database)
             silent = processes.silent() if self._witness.may_judge else processes.none()

@@ -43,6 +43,7 @@ class ThreadMember:
     """A role on a thread of this process."""
 
     exitcode: int | None = None
+    ended_at = float("inf")
 
     def __init__(
         self,
@@ -82,11 +83,14 @@ class ThreadMember:
         except BaseException:
             logger.exception("The %s ended by an error.", self.role)
             self.exitcode = 1
+        self.ended_at = time.monotonic()
         self._ended()
 
 
 class ProcessMember:
     """A role in a process of its own, which can be killed. Spawned, not forked: it shares no connection, lock or thread."""
+
+    ended_at = float("inf")
 
     def __init__(
         self,
@@ -141,6 +145,7 @@ class ProcessMember:
 
     def _await_end(self) -> None:
         wait([self._process.sentinel])
+        self.ended_at = time.monotonic()
         self._ended()
 
 

@@ -65,6 +65,11 @@ class Scheduler:
             self._known_at = now + self._enqueue_due(now)
         return max(0.0, self._known_at - time.monotonic())
 
+    def replan(self) -> None:
+        """Plan tasks anew whose next time is later than it can be, and look for what is due at the next turn."""
+        self._tasks.replan_ahead()
+        self._known_at = 0.0
+
     def prune(self, limit: int) -> int:
         """Forget old executions. Returns how many; there may be more if it is the limit."""
         return self._executions.prune(self.KEEP_EXECUTIONS, limit)

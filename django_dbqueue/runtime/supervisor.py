@@ -292,6 +292,8 @@ class Supervisor:
 def _death(member: Member) -> Death:
     """How a member died that has an exit code."""
     code, unbegun = member.exitcode or 0, frozenset(member.board.unbegun())
+    clock = min(member.ended_at, time.monotonic())
     if code == LEFT_JOBS:
-        return Death(how="was told to end", blameless=True, unbegun=unbegun)
-    return Death(how=f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}", unbegun=unbegun)
+        return Death(how="was told to end", blameless=True, unbegun=unbegun, clock=clock)
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return Death(how=how, unbegun=unbegun, clock=clock)

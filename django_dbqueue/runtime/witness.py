@@ -18,14 +18,15 @@ class Witness:
         self._since = self._looked_at = time.monotonic()
         self._seen: datetime | None = None
 
-    def look(self, seen: datetime) -> None:
-        """The database has told its time."""
+    def look(self, seen: datetime) -> bool:
+        """The database has told its time. Returns whether its clock was set back since the last time."""
         now = time.monotonic()
         here = now - self._looked_at
         there = (seen - self._seen).total_seconds() if self._seen else here
         if here > self._gap or abs(there - here) > self._gap:
             self._since = now
         self._seen, self._looked_at = seen, now
+        return there - here < -self._gap
 
     @property
     def may_judge(self) -> bool:

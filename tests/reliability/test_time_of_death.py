@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import pytest
+from django.db import OperationalError
 from django.db.models import F
 
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Execution, Job, Process, Settlement
 from django_dbqueue.runtime import recovery
+from django_dbqueue.runtime.supervisor import Supervisor
 
 from .. import tasks
 from ..conftest import a_process
@@ -66,6 +69,40 @@ def test_a_job_whose_process_was_ended_for_it_has_timed_out(started):
     started(ago=5.5, heartbeat_ago=0)
 
     assert recover(blameless=True) == ("timed_out", "failed")
+
+
+def test_a_job_that_a_supervisor_recovers_later_has_not_run_longer_than_its_timeout_meanwhile(started, backend, monkeypatch):
+    def database_is_away(*args):
+        raise OperationalError("the server is away")
+
+    started(ago=0.5, heartbeat_ago=0)
+    supervisor = Supervisor(backend, [], {})
+    with monkeypatch.context() as patch:
+        patch.setattr(recovery, "recover", database_is_away)
+        supervisor._recover(Process.objects.all(), recovery.Death(how="was killed"))
+
+    class HalfAMinuteLater:
+        monotonic = staticmethod(lambda: time.monotonic() + 30)
+
+    Job.objects.update(started_at=F("started_at") - timedelta(seconds=30))
+    monkeypatch.setattr(recovery, "time", HalfAMinuteLater)
+    assert supervisor._recover_dead()
+
+    assert (Execution.objects.get().outcome, Job.objects.get().state) == ("lost", "scheduled")
+
+
+def test_a_process_that_died_while_the_databases_clock_was_ahead_is_found_dead(started):
+    started(ago=0.5, heartbeat_ago=-3600)
+    Process.objects.update(expires_at=F("heartbeat_at") + timedelta(seconds=30))
+
+    assert Process.objects.silent().exists()
+    assert recover(silent=True) == ("lost", "scheduled")
+
+
+def test_a_process_that_beats_by_a_clock_a_little_ahead_is_not_taken_for_dead(started):
+    started(ago=0.5, heartbeat_ago=-20)
+
+    assert not Process.objects.silent().exists()
 
 
 def test_a_claim_that_a_failover_has_lost_does_not_let_two_settle_one_attempt(claim):
