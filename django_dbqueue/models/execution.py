@@ -97,11 +97,16 @@ class ExecutionQuerySet(AskedExecutions):
             else:
                 settled.lost.append(outcome)
         running = {row[:2] for row in current.values() if row[-1] == State.RUNNING}
+        # Claims that a failover has lost, and that nobody has made anew yet: those attempts get their executions then.
+        ahead = {o.fence for o in settled.lost if o.fence[0] in current and o.fence[1] > current[o.fence[0]][1]}
         settled.twice.extend(
-            o for o in settled.lost if o.fence[:2] in running or known.get(o.fence[:2], (o.process,))[0] != o.process
+            o
+            for o in settled.lost
+            if o.fence in ahead or o.fence[:2] in running or known.get(o.fence[:2], (o.process,))[0] != o.process
         )
         # One that runs elsewhere under the same number gets its execution there.
         unknown = [o for o in settled.lost if o.fence[0] in current and o.fence[:2] not in running | known.keys()]
+        unknown = [outcome for outcome in unknown if outcome.fence not in ahead]
         self.bulk_create([_dropped(outcome) for outcome in unknown], ignore_conflicts=True)
 
 

@@ -87,7 +87,7 @@ class Settled(NamedTuple):
     """The outcomes that were written, those whose job somebody else held, and those whose job was lost meanwhile.
 
     unblocked: the queues of jobs that had waited for a slot, or were asked for again while they ran, and are ready.
-    twice: of the lost ones, those whose attempt another process has made, too, under the same number.
+    twice: of the lost ones, those whose attempt another process has made, or will make, too, under the same number.
     """
 
     written: list[Settlement]

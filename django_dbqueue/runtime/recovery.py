@@ -39,12 +39,14 @@ class Death:
     blameless: none of its jobs can be the cause, but one that should have ended before.
     unbegun: jobs that were claimed, and surely not begun.
     silent: they were not seen to die: nothing is known of what they ran after their last heartbeat.
+    at: when they were seen dead, by the monotonic clock; the database may have been away since.
     """
 
     how: str
     blameless: bool = False
     unbegun: frozenset[UUID] = field(default=frozenset())
     silent: bool = False
+    at: float = field(default_factory=time.monotonic)
 
 
 def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: Death, announce: Callable[[list[UUID]], object]) -> int:
@@ -141,8 +143,8 @@ def _outcome(job: Any, process: Process | None, death: Death, stack: str) -> Set
 
 
 def _ran_for(job: Any, death: Death) -> timedelta:
-    """How long the job has run at least: time after the last sign of life of its process is not running time."""
-    until = job.process.heartbeat_at if death.silent else job.seen_at
+    """How long the job has run at least: time after its process was heard last, or seen dead, is not running time."""
+    until = job.process.heartbeat_at if death.silent else job.seen_at - timedelta(seconds=time.monotonic() - death.at)
     # A worker or supervisor that ends for a job whose time is over knows that it runs. Others may have held it ready for a while.
     waited = timedelta() if death.blameless else timedelta(seconds=Pool.LATE)
     return until - job.started_at - waited if isinstance(until, datetime) else timedelta()

@@ -24,7 +24,7 @@ logger = logging.getLogger("django_dbqueue")
 
 _LOST = "Job %s (attempt %s) was lost to another process; its outcome is dropped."
 _TWICE = (
-    "Job %s (attempt %s) has run twice: two processes have claimed it, as after a failover that lost the first claim. "
+    "Job %s (attempt %s) runs twice: it is claimed twice under this number, as after a failover that lost the first claim. "
     "This outcome is dropped."
 )
 

@@ -13,6 +13,7 @@ from ..backend import DatabaseBackend
 from ..exceptions import Interrupted, JobLost, Stopped
 from ..models import Job, Process, Settled, Settlement, Stack
 from ..models.jobs import JobQuerySet
+from ..models.states import Fence
 from ..options import Options
 from ..selector import QueueSelector
 from . import executor
@@ -53,6 +54,8 @@ class Worker:
         self._pace = Pace()
         self._listener = Listener(backend.database, self._heard, self._pace.tell)
         self._claimed, self._in_doubt, self._looked_at = 0, False, 0.0
+        # Attempts of which the database knew nothing when it was last in doubt: settled, or claimed before a failover.
+        self._lost_claims: set[Fence] = set()
         self._trouble = Trouble("Jobs could not be claimed")
         details = {"queues": str(self._selector), "threads": options.threads}
         self._heartbeat = Heartbeat(Process.Kind.WORKER, backend.database, options, board, details)
@@ -127,12 +130,21 @@ class Worker:
         fit = self._heartbeat.healthy and not self._coroutines.full() and not self._settler.full
         room = (self._coroutines.room() or self._pool.room()) if fit else 0
         before = self._claimed
-        for jobs in self._claimer.claim(room, self._pool.held_bytes()) if room > 0 else ():
+        for jobs in map(self._without_twins, self._claimer.claim(room, self._pool.held_bytes()) if room > 0 else ()):
             others, too_many = self._coroutines.take(jobs, self._claimer.leave)
             self._pool.put(others)
             self._jobs.release(too_many)
             self._claimed += len(jobs)
         return self._claimed - before, room
+
+    def _without_twins(self, jobs: list[Job]) -> list[Job]:
+        """A claim that a failover has lost, and that this process makes again, has the fencing token of the attempt that it
+        runs already. Such a job is given back: the next claim has another token.
+        """
+        if twins := [job for job in jobs if job.fence in self._lost_claims]:
+            logger.error("These jobs run twice: a failover has lost their claims: %s.", ", ".join(map(str, twins)))
+            self._jobs.release(twins)
+        return [job for job in jobs if job not in twins] if twins else jobs
 
     def _give_back(self, jobs: Sequence[Job]) -> None:
         self._jobs.release(jobs)
@@ -146,6 +158,7 @@ class Worker:
         here = {job.fence for job in [*self._pool.waiting(), *(call.job for call in self._running())]}
         here.update(outcome.fence for outcome in self._settler.unsettled())
         self._give_back([job for job in owned if job.fence not in here])
+        self._lost_claims = here - {job.fence for job in owned}
         self._in_doubt = False
 
     def _look_after_running(self) -> None:
