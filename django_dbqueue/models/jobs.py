@@ -43,7 +43,8 @@ def _claim_of(job: Job) -> tuple[int, int | None]:
     return job.attempt, job.process_id
 
 
-_WAS_STOPPED = Q(stop_asked_at__isnull=False)
+# And not enqueued again since.
+_WAS_STOPPED = Q(stop_asked_at__isnull=False, asked_again=False)
 # What a release changes. MySQL sets one column after the other: each expression reads only columns that are set after it.
 _RELEASED: dict[str, Any] = {
     "state": Case(
@@ -54,6 +55,7 @@ _RELEASED: dict[str, Any] = {
     "finished_at": Case(When(_WAS_STOPPED, then=Now()), default=None, output_field=models.DateTimeField()),
     "failures": Case(When(asked_again=True, then=Value(0)), default=F("failures"), output_field=models.PositiveIntegerField()),
     "attempts_before": Case(When(asked_again=True, then=F("attempt")), default=F("attempts_before")),
+    "stop_asked_at": Case(When(asked_again=True, then=None), default=F("stop_asked_at")),
     "asked_again": False,
     "process": None,
     "started_at": None,

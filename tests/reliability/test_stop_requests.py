@@ -105,3 +105,16 @@ def test_a_stop_calls_off_the_run_that_was_asked_for_before_it_and_not_the_one_a
     (job,) = claim()
     settle(job, Outcome.FAILED, State.READY)
     assert Job.objects.get().state == State.READY
+
+
+def test_a_call_after_a_stop_runs_though_the_attempt_is_given_back(claim):
+    tasks.index_document.using(key="a").enqueue(1)
+    (job,) = claim()
+    Job.objects.stop()
+    tasks.index_document.using(key="a").enqueue(2)
+
+    assert Job.objects.release([job]) == 1
+
+    found = Job.objects.get()
+    assert (found.state, found.args, found.stop_asked_at, found.finished_at) == (State.READY, [2], None, None)
+    assert claim()[0].args == [2]
