@@ -473,6 +473,21 @@ def report(account):
     return account
 
 
+@task(concurrency=(limit(1, key=lambda account: account), limit(3, group="bank")))
+def withdraw(account):
+    return account
+
+
+@task(concurrency=limit(2, group="bank"))
+def deposit(account):
+    return account
+
+
+@task(concurrency=limit(2, group="rate bank"), rate=Rate(2, per=3600, group="bank", burst=2))
+def audit():
+    return "all is well"
+
+
 @task(rate=Rate(10, per=60))
 def call_service(number=0):
     return number

@@ -1,7 +1,8 @@
 """``python -m tests.chaos``: a queue under load while everything is killed. See ``--help``.
 
 Needs Linux. It starts database servers of its own, and exits with 1 if a job is lost, or ran again without a reason, or
-if what keys, limits, pipelines, batches or schedules promise is broken.
+if what keys, limits, pipelines, batches or schedules promise is broken; if something could go on and does not; or if two
+transactions wait for each other.
 """
 
 from __future__ import annotations
@@ -55,14 +56,20 @@ def run(given: argparse.Namespace) -> int:
     from .hosts import Host
     from .load import Load
     from .monkey import Monkey
+    from .operators import Holder, Operators
     from .report import report
+    from .watch import Watch
 
     call_command("migrate", run_syncdb=True, verbosity=0)
     folder = Path(tempfile.mkdtemp(prefix="dbqueue-chaos-log-"))
     hosts = [Host("a", server.url, None, env, folder / "a.log"), Host("b", cut_url, line, env, folder / "b.log")]
-    monkey, load = Monkey(hosts, server, given.dead_after * 1.2), Load(given.rate)
+    silence = given.dead_after * 1.2
+    monkey, load, watch = Monkey(hosts, server, silence), Load(given.rate), Watch(given.dead_after, silence)
+    operators, holder = Operators(), Holder()
     try:
         load.start()
+        for thread in (operators, holder, watch):
+            thread.start()
         end = time.monotonic() + given.seconds
         while time.monotonic() < end:
             time.sleep(random.uniform(0.5, 2.5))
@@ -70,16 +77,20 @@ def run(given: argparse.Namespace) -> int:
                 host.keep_alive()
             monkey.act()
         load.stop()
+        operators.end()
+        holder.end()
         monkey.calm_down()
         through = load.wait(given.dead_after * 2 + 120)
+        watch.end()
         codes = [host.close() for host in hosts]
-        found = report(load, monkey.killed_at)
+        found = report(load, operators, watch, monkey.killed_at, server.deadlocks(), given.database)
     finally:
         for host in hosts:
             host.power_off()
         server.close()
         line.close()
-    print("\n".join(["", *(f"{number:4} × {name}" for name, number in sorted(monkey.done.items())), "", *found.lines()]))
+    done = monkey.done + operators.done + holder.done
+    print("\n".join(["", *(f"{number:4} × {name}" for name, number in sorted(done.items())), "", *found.lines()]))
     print(f"exit codes at the end      {codes}\nlogs                       {folder}\n", flush=True)
     return 0 if found.is_clean and through and codes == [0, 0] else 1
 

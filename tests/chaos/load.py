@@ -5,15 +5,17 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
-from django.db import Error, connections, transaction
+from django.db import Error, connection, connections, transaction
 
 from django_dbqueue import batch
-from django_dbqueue.models import Job, RecurringTask
+from django_dbqueue.models import Batch, Job, RecurringTask
+from django_dbqueue.models.expressions import after
 
 from . import tasks
 
@@ -22,10 +24,16 @@ LIMITED_KEYS = 3
 LIFE = 4
 # Of a recurring task, in seconds.
 EVERY = 2
+# One that operators pause and resume, and one that no worker serves.
+PAUSABLE, UNSERVED = "pausable", "unserved"
+ACCOUNTS = 4
 
 
 class Load:
-    """``confirmed`` are the jobs whose enqueueing was committed, ``versions`` the newest of each key, ``batches`` their ids."""
+    """``confirmed`` are the jobs whose enqueueing was committed, ``versions`` the newest of each key, ``batches`` their ids.
+
+    put_off: by debounced job, from when until when it was not to start.
+    """
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
@@ -36,17 +44,29 @@ class Load:
         self.confirmed: set[str] = set()
         self.versions: dict[str, int] = {}
         self.batches: set[str] = set()
+        self.put_off: defaultdict[str, list[tuple[datetime, datetime]]] = defaultdict(list)
         # Each writes about five jobs, and returns their results and what to note once they are committed.
         self._deeds: list[Callable[[], tuple[list[Any], Callable[[], Any]]]] = [
             *[self._effects] * 10,
             *[self._versions] * 5,
             *[self._limited] * 3,
             *[self._walks] * 2,
+            *[self._two_limits] * 3,
+            *[self._debounced] * 3,
+            *[self._at_will] * 2,
+            *([self._by_sql] if connection.vendor == "postgresql" else []),
+            self._much,
             self._batch,
+            self._batch_of_a_job,
         ]
 
     def start(self) -> None:
         task = tasks.effect_of_a_time.module_path
+        by_hand = [
+            RecurringTask(name=f"by hand {n}", task=tasks.effect_at_will.module_path, args=[0.05], every=timedelta(days=1))
+            for n in range(100)
+        ]
+        RecurringTask.objects.bulk_create(by_hand)
         every = {"every": timedelta(seconds=EVERY), "missed": "all", "most_missed": 1000}
         RecurringTask.objects.create(name="the schedule", task=task, **every)
         self._thread.start()
@@ -59,14 +79,18 @@ class Load:
             raise self._error
 
     def wait(self, seconds: float) -> bool:
-        """Until all jobs are finished. Returns whether they are."""
+        """Until all jobs are finished. Returns whether they are. Openers of batches that have died are given up."""
         RecurringTask.objects.all().disable()
+        Job.objects.filter(queue=UNSERVED).move(PAUSABLE)
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if not Job.objects.exclude(state__in=["successful", "failed", "discarded"]).exists():
-                return True
+        is_over = False
+        while time.monotonic() < end and not is_over:
+            unfinished = Job.objects.exclude(state__in=["successful", "failed", "discarded"])
+            if not unfinished.filter(task=tasks.effect_that_opens_a_batch.module_path).exists():
+                Batch.objects.filter(opened_until__isnull=False, sealed_at=None).update(opened_until=after(-1))
+            is_over = not unfinished.exists() and not Batch.objects.filter(finished_at=None).exists()
             time.sleep(0.2)
-        return False
+        return is_over
 
     def _run(self) -> None:
         try:
@@ -107,6 +131,41 @@ class Load:
 
     def _walks(self):
         return tasks.WALK.enqueue_many([(random.choice([0, 0, 2]),) for _ in range(2)]), lambda: None
+
+    def _two_limits(self):
+        """Many of one account, which stand in the bank's line too; some in a queue where they cannot run now."""
+        queue = {"queue_name": random.choice(["default", "default", PAUSABLE, UNSERVED])}
+        account, seconds = f"account {random.randrange(ACCOUNTS)}", random.uniform(0, 0.2)
+        results = tasks.effect_within_two_limits.using(**queue).enqueue_many([(account, seconds)] * random.choice([1, 1, 6]))
+        return [*results, tasks.effect_within_the_same_group.using(**queue).enqueue(seconds)], lambda: None
+
+    def _debounced(self):
+        name = f"debounced {int(time.monotonic() // (3 * LIFE))}{random.choice('ab')}"
+        began = datetime.now(timezone.utc)
+        result = tasks.effect_of_a_debounce.using(run_after=timedelta(seconds=tasks.PUT_OFF)).enqueue(name)
+
+        def note():
+            self.put_off[result.id].append((datetime.now(timezone.utc), began + timedelta(seconds=tasks.PUT_OFF)))
+
+        return [result], note
+
+    def _at_will(self):
+        wait = random.choice([None, None, timedelta(seconds=random.uniform(0, 20))])
+        queue = random.choice(["default", PAUSABLE])
+        return tasks.effect_at_will.using(run_after=wait, queue_name=queue).enqueue_many(
+            [(random.uniform(0, 3),)] * 5
+        ), lambda: None
+
+    def _by_sql(self):
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT dbqueue_enqueue(%s, '[0.05]', key => %s)", [tasks.effect.module_path, None])
+            return [SimpleNamespace(id=str(cursor.fetchone()[0]))], lambda: None
+
+    def _much(self):
+        return tasks.effect_of_much.enqueue_many([("x" * 1_000_000, 0.05)] * 4), lambda: None
+
+    def _batch_of_a_job(self):
+        return [tasks.effect_that_opens_a_batch.enqueue(random.uniform(0, 0.5))], lambda: None
 
     def _batch(self):
         with batch(on_finish=tasks.effect_after_a_batch) as opened:

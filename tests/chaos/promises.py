@@ -12,14 +12,21 @@ from django_dbqueue.models import Batch, Execution, Job, RecurringExecution
 from ..models import Interval, Mark
 from . import tasks
 from .load import EVERY, Load
+from .operators import Operators
+from .watch import Watch
 
 STAGES = 3
+# The databases on which no two transactions of the queue may wait for each other. On the others, deadlocks are counted.
+NO_DEADLOCKS = {"postgresql"}
 
 
-def broken(load: Load) -> dict[str, list[str]]:
+def broken(load: Load, operators: Operators, watch: Watch) -> dict[str, list[str]]:
     """By what the report says of it; each list must be empty."""
     executions = list(Execution.objects.order_by("attempt").defer("message", "traceback", "log"))
     return {
+        "could go on, and stood": [f"{what} for {seconds:.0f} s" for what, seconds in watch.idle.items()],
+        "stopped, and ran on": list(_stopped(operators.stopped, executions)),
+        "debounced, and too early": list(_debounced(load, executions)),
         "limit exceeded": list(_limits(executions)),
         "keys, last version not run": list(_keys(load.versions, executions)),
         "stages, unexplained": list(_pipelines(executions)),
@@ -28,9 +35,25 @@ def broken(load: Load) -> dict[str, list[str]]:
     }
 
 
+def _stopped(attempts: dict[str, int], executions: Iterable[Execution]) -> Iterator[str]:
+    for each in executions:
+        if each.attempt > attempts.get(str(each.job_id), each.attempt):
+            yield f"{each.job_id}: stopped in attempt {attempts[str(each.job_id)]}, and there was attempt {each.attempt}"
+
+
+def _debounced(load: Load, executions: Iterable[Execution]) -> Iterator[str]:
+    """It does not start within the time that it was put off by, whatever became of the attempt before."""
+    for each in executions:
+        for asked_at, until in load.put_off.get(str(each.job_id), ()):
+            # Half a second, as its transaction may have begun so much before its answer came.
+            if asked_at < each.claimed_at < until - timedelta(seconds=0.5):
+                yield f"{each.job_id}: attempt {each.attempt} began at {each.claimed_at}, asked at {asked_at} to wait until {until}"
+
+
 class Span(NamedTuple):
     began_at: datetime
     ended_at: datetime
+    most: int
 
 
 def _limits(executions: Iterable[Execution]) -> Iterator[str]:
@@ -38,10 +61,10 @@ def _limits(executions: Iterable[Execution]) -> Iterator[str]:
     spans: defaultdict[str, list[Span]] = defaultdict(list)
     for interval in Interval.objects.all():
         if span := _held(interval, by_fence.get((interval.job, interval.attempt))):
-            spans[interval.key].append(span)
+            spans[interval.key.partition("/")[0]].append(span)
     for key, found in spans.items():
-        if (most := _most_at_a_time(found)) > tasks.LIMIT:
-            yield f"{key}: {most} at a time"
+        if number := _too_many(found):
+            yield f"{key}: {number} at a time"
 
 
 def _held(interval: Interval, execution: Execution | None) -> Span | None:
@@ -53,16 +76,20 @@ def _held(interval: Interval, execution: Execution | None) -> Span | None:
     until it is recovered. What ended by itself wrote its end before its execution, so nothing of it is cut off here.
     """
     ends = [end for end in (interval.ended_at, execution and execution.finished_at) if end]
-    return Span(interval.began_at, min(ends)) if ends and min(ends) > interval.began_at else None
+    most = int(interval.key.partition("/")[2])
+    return Span(interval.began_at, min(ends), most) if ends and min(ends) > interval.began_at else None
 
 
-def _most_at_a_time(spans: Iterable[Span]) -> int:
-    events = sorted([(span.began_at, 1) for span in spans] + [(span.ended_at, -1) for span in spans])
-    running = most = 0
-    for _time, change in events:
-        running += change
-        most = max(most, running)
-    return most
+def _too_many(spans: Iterable[Span]) -> int:
+    """How many ran at a time, where one of them allows fewer; else 0."""
+    events = sorted([(span.began_at, 1, span.most) for span in spans] + [(span.ended_at, -1, span.most) for span in spans])
+    running, worst = Counter[int](), 0
+    for _time, change, most in events:
+        running[most] += change
+        running += Counter()
+        if running and running.total() > min(running):
+            worst = max(worst, running.total())
+    return worst
 
 
 def _keys(newest: dict[str, int], executions: Iterable[Execution]) -> Iterator[str]:
@@ -83,7 +110,8 @@ def _keys(newest: dict[str, int], executions: Iterable[Execution]) -> Iterator[s
         ended = Counter(run.value for run in runs if outcomes.get((run.job, run.attempt)) == "successful")
         if again := [value for value, times in ended.items() if times > 1]:
             yield f"{name}: versions {again} were successful more than once"
-    if gone := newest.keys() - {name for name, _ in Job.objects.filter(key__isnull=False).values_list("args", flat=True)}:
+    there = Job.objects.filter(task=tasks.effect_of_a_version.module_path).values_list("args", flat=True)
+    if gone := newest.keys() - {name for name, _version in there}:
         yield f"{gone}: there is no job"
 
 
@@ -120,10 +148,15 @@ def _batches(confirmed: set[str]) -> Iterator[str]:
     callbacks = defaultdict(list)
     for job in Job.objects.filter(task=tasks.effect_after_a_batch.module_path):
         callbacks[job.args[0]].append(job)
-    for pk in confirmed | set(callbacks):
+    batches = {str(row.pk): row for row in Batch.objects.all()}
+    for pk in confirmed | set(callbacks) | set(batches):
         members = Job.objects.filter(batch=pk)
-        if len(callbacks[pk]) != 1 or not Batch.objects.filter(pk=pk, finished_at__isnull=False).exists():
-            yield f"{pk}: {len(callbacks[pk])} callbacks"
+        # One whose opener has failed in its block is called off, and followed by nothing.
+        wanted = 1 if pk in confirmed or (pk in batches and batches[pk].on_finish) else 0
+        if len(callbacks[pk]) != wanted or pk not in batches or not batches[pk].finished_at:
+            yield f"{pk}: {len(callbacks[pk])} callbacks, of {wanted}"
+        elif not wanted:
+            continue
         elif members.filter(finished_at__gt=callbacks[pk][0].enqueued_at).exists():
             yield f"{pk}: its callback came before its jobs had ended"
 

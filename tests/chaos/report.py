@@ -11,7 +11,9 @@ from django_dbqueue.models import Execution, Job, RecurringExecution
 
 from ..models import Effect, Interval
 from .load import Load
-from .promises import broken
+from .operators import Operators
+from .promises import NO_DEADLOCKS, broken
+from .watch import Watch
 
 # Ends of an attempt after which it may run again, through no fault of its own.
 EXCUSES = {"lost", "interrupted", "failed", "timed_out"}
@@ -29,6 +31,8 @@ class Report:
     recoveries: list[float] = field(default_factory=list)
     broken: dict[str, list[str]] = field(default_factory=dict)
     of_which: dict[str, int] = field(default_factory=dict)
+    deadlocks: int = 0
+    longest: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_clean(self) -> bool:
@@ -45,13 +49,17 @@ class Report:
             f"run again                  {sum(self.again.values()):,} attempts ({why})",
             f"run again, unexplained     {len(self.unexplained)} {self.unexplained[:5] or ''}",
             *(f"{name:26} {len(found)} {found[:5] or ''}" for name, found in self.broken.items()),
+            f"deadlocks in the log       {self.deadlocks}",
+            f"stood at most              {', '.join(f'{what} {s:.0f} s' for what, s in self.longest.items()) or '–'}",
             f"of which                   {', '.join(f'{number:,} {what}' for what, number in self.of_which.items())}",
             f"killed process → its jobs recovered, longest: {longest}",
         ]
 
 
-def report(load: Load, killed_at: dict[int, datetime]) -> Report:
-    """``load`` knows which jobs were committed."""
+def report(
+    load: Load, operators: Operators, watch: Watch, killed_at: dict[int, datetime], deadlocks: list[str], database: str
+) -> Report:
+    """``load`` knows which jobs were committed, ``operators`` what they have done to them. ``deadlocks``: from the server's log."""
     confirmed = load.confirmed
     jobs = {str(job.pk): job for job in Job.objects.only("pk", "state", "task", "attempt", "key", "stage")}
     outcomes: defaultdict[str, dict[int, str]] = defaultdict(dict)
@@ -70,20 +78,28 @@ def report(load: Load, killed_at: dict[int, datetime]) -> Report:
         if pk in jobs and (jobs[pk].key or jobs[pk].stage is not None):
             result.again.update(outcome for outcome in outcomes[pk].values() if outcome in EXCUSES)
         else:
-            result.unexplained += _check(pk, jobs.get(pk), sorted(effects[pk]), outcomes[pk], result.again)
+            excuses = EXCUSES | ({"discarded"} if pk in operators.retried else set())
+            result.unexplained += _check(pk, jobs.get(pk), sorted(effects[pk]), outcomes[pk], result.again, excuses)
     failed = [pk for pk, job in jobs.items() if job.state == "failed" and not job.task.endswith("effect_once")]
-    result.broken = {"failed, unexplained": failed, **broken(load)}
+    result.deadlocks, result.longest = len(deadlocks), watch.longest
+    result.broken = {"failed, unexplained": failed, **broken(load, operators, watch)}
+    result.broken["deadlocks, though none may be"] = deadlocks if database in NO_DEADLOCKS else []
     result.of_which = {
         "limited attempts": Interval.objects.count(),
         "versions of keys": sum(load.versions.values()),
         "walks": Job.objects.filter(pipeline__isnull=False).count(),
         "batches": len(load.batches),
         "times": RecurringExecution.objects.count(),
+        "debounced calls": sum(map(len, load.put_off.values())),
+        "jobs retried by hand": len(operators.retried),
+        "looks for what stands": watch.samples,
     }
     return result
 
 
-def _check(pk: str, job: Job | None, attempts: list[int], outcomes: dict[int, str], again: Counter[str]) -> list[str]:
+def _check(
+    pk: str, job: Job | None, attempts: list[int], outcomes: dict[int, str], again: Counter[str], excuses: set[str]
+) -> list[str]:
     """What cannot be explained about one job's attempts."""
     if job is None:
         return [f"{pk}: it left a mark, and is not there"]
@@ -91,7 +107,7 @@ def _check(pk: str, job: Job | None, attempts: list[int], outcomes: dict[int, st
     for attempt, outcome in outcomes.items():
         if attempt != max(outcomes):
             again[outcome] += 1
-            if outcome not in EXCUSES:
+            if outcome not in excuses:
                 found.append(f"{pk}: ran again after attempt {attempt} was {outcome}")
     # Attempts are counted by context.attempt: earlier executions, and this one.
     if len(attempts) > len(outcomes):

@@ -37,6 +37,10 @@ class PostgreSQL:
     def _is_down(self) -> bool:
         return not (Path(self._folder) / "postmaster.pid").exists()
 
+    def deadlocks(self) -> list[str]:
+        """What its log says of each."""
+        return deadlocks_in(Path(self._folder, "log"))
+
     def close(self) -> None:
         self._server.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -69,7 +73,12 @@ class MariaDB:
         self._start()
 
     def _start(self) -> None:
-        options = ["--bind-address=127.0.0.1", "--innodb-buffer-pool-size=128M", f"--port={self._port}"]
+        options = [
+            "--bind-address=127.0.0.1",
+            "--innodb-buffer-pool-size=128M",
+            "--innodb-print-all-deadlocks=ON",
+            f"--port={self._port}",
+        ]
         command = ["mariadbd", "--no-defaults", f"--datadir={self._folder}", f"--socket={self._folder}/socket"]
         with open(f"{self._folder}/log", "a") as log:
             self._process = subprocess.Popen([*command, *options, *self._user()], stdout=log, stderr=log)
@@ -84,10 +93,20 @@ class MariaDB:
     def _user(self) -> list[str]:
         return ["--user=root"] if os.getuid() == 0 else []
 
+    def deadlocks(self) -> list[str]:
+        """What its log says of each."""
+        return deadlocks_in(Path(self._folder, "log"))
+
     def close(self) -> None:
         self._process.terminate()
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def deadlocks_in(log: Path) -> list[str]:
+    """PostgreSQL and MariaDB use the same two words."""
+    found = log.read_text(errors="replace").split("deadlock detected")[1:]
+    return [" ".join(text[:3000].split()) for text in found]
 
 
 SERVERS = {"postgresql": PostgreSQL, "mariadb": MariaDB}

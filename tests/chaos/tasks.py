@@ -6,13 +6,23 @@ import asyncio
 import random
 import time
 
-from django_dbqueue import Constant, FanOut, limit, pipeline, task
+from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
+
+from django_dbqueue import Constant, FanOut, batch, limit, pipeline, task
 from django_dbqueue.models.expressions import Now
 
 from ..models import Effect, Interval, Mark
 
 # The database is killed under the tasks too: what fails for that is tried again.
 AGAIN = {"max_attempts": 1000, "backoff": Constant(delay=0.5)}
+
+
+def see(sender, **kwargs):
+    """Of a project that looks at each change of any model."""
+
+
+for signal in (pre_save, post_save, pre_delete, post_delete):
+    signal.connect(see)
 
 
 def mark(context):
@@ -54,7 +64,16 @@ ALL = [effect, effect, effect, effect_of_a_coroutine, effect_with_its_end, effec
 
 # Of keys, limits, pipelines, batches and schedules. The marks say which attempt of the row it is.
 
+# What runs under a limit leaves intervals that say it after a slash.
 LIMIT = 2
+# How long a debounced call is put off, in seconds.
+PUT_OFF = 3
+
+
+@task(key=lambda name: name, on_conflict="replace", takes_context=True, **AGAIN)
+def effect_of_a_debounce(context, name):
+    mark(context)
+    time.sleep(random.uniform(0.2, 2))
 
 
 @task(key=lambda name: name, takes_context=True, **AGAIN)
@@ -65,10 +84,49 @@ def effect_of_a_version(context, name, version):
 
 @task(concurrency=limit(LIMIT, key=lambda key: key), takes_context=True, **AGAIN)
 def effect_within_a_limit(context, key, seconds):
+    occupy(context, seconds, f"{key}/{LIMIT}")
+
+
+def occupy(context, seconds, *keys):
     mark(context)
-    interval = Interval.objects.create(key=key, job=context.task_result.id, attempt=context.job.attempt)
+    fence = {"job": context.task_result.id, "attempt": context.job.attempt}
+    Interval.objects.bulk_create([Interval(key=key, **fence) for key in keys])
     time.sleep(seconds)
-    Interval.objects.filter(pk=interval.pk).update(ended_at=Now())
+    Interval.objects.filter(**fence).update(ended_at=Now())
+
+
+@task(concurrency=(limit(1, key=lambda account: account), limit(4, group="bank")), takes_context=True, **AGAIN)
+def effect_within_two_limits(context, account, seconds):
+    occupy(context, seconds, f"{account}/1", "bank/4")
+
+
+@task(concurrency=limit(3, group="bank"), takes_context=True, **AGAIN)
+def effect_within_the_same_group(context, seconds):
+    """It allows fewer at a time than the others of its group."""
+    occupy(context, seconds, "bank/3")
+
+
+@task(takes_context=True, **AGAIN)
+def effect_of_much(context, text, seconds):
+    mark(context)
+    time.sleep(seconds)
+
+
+@task(takes_context=True, **AGAIN)
+def effect_at_will(context, seconds):
+    """Operators call it off, stop it, and retry it."""
+    mark(context)
+    time.sleep(seconds)
+
+
+@task(takes_context=True, **AGAIN)
+def effect_that_opens_a_batch(context, seconds):
+    """It may die, or be stopped by a deploy, inside the block."""
+    mark(context)
+    with batch(on_finish=effect_after_a_batch):
+        for _ in range(3):
+            effect.enqueue(0.05)
+            time.sleep(seconds)
 
 
 @task(takes_context=True, **AGAIN)
@@ -96,7 +154,7 @@ def effect_that_adds_to_its_batch(context, seconds):
 
 
 @task(takes_context=True, **AGAIN)
-def effect_after_a_batch(context, batch):
+def effect_after_a_batch(context, batch_id):
     mark(context)
 
 

@@ -12,7 +12,9 @@ from .. import proxy as proxies
 from .. import servers
 
 # The machine is in several files; what they assert is to be told as in a test's own.
-pytest.register_assert_rewrite(*(f"{__package__}.machine_{noun}" for noun in ("actors", "jobs", "keys", "limits", "batches")))
+pytest.register_assert_rewrite(
+    *(f"{__package__}.machine_{noun}" for noun in ("actors", "jobs", "keys", "limits", "batches", "liveness"))
+)
 
 
 @pytest.fixture

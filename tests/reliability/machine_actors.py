@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from django.db import connections
+from django.db import connections, transaction
+from django.db.models import QuerySet
 from hypothesis import strategies as st
 
 from django_dbqueue import FanOut, Finish, GoTo
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Execution, Job, Process, Settled, Settlement
 from django_dbqueue.models.expressions import after
+from django_dbqueue.options import Options
 from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.runtime.connection import prepare
 from django_dbqueue.runtime.following import finish_batches, follow_up
@@ -21,7 +25,12 @@ from django_dbqueue.selector import QueueSelector
 from .. import tasks
 
 ACTORS = 3
-QUEUES = ["default", "mail"]
+# Some that a database may take for one.
+QUEUES = ["default", "mail", "Mail", "mail "]
+# What a worker serves.
+SERVED = [("*",), ("default", "mail")]
+# Larger than what a claim loads without counting, and so large that it does not take two of them.
+LARGE, PREFETCHED = 3000, 5000
 Outcome, State = Execution.Outcome, Job.State
 
 
@@ -57,15 +66,20 @@ class Actor:
         self.thread = ThreadPoolExecutor(1, f"actor-{number}")
         self.call(prepare, "default", 10.0)
         self.number, self.incarnation = number, 0
-        self.sign_on()
+        self.sign_on(SERVED[0])
 
-    def sign_on(self) -> None:
+    def sign_on(self, queues: tuple[str, ...] | None = None) -> None:
         """A new identity, as after a restart; what the old one held, it may still try to settle."""
         self.incarnation += 1
-        name = f"worker {self.number}.{self.incarnation}"
-        self.process = Process(name=name, kind="worker", hostname="h", pid=self.number + 1, expires_at=after(3600))
-        self.call(self.process.save)
-        self.claimer = Claimer("default", self.process, QueueSelector(("*",)), in_a_row=lambda job: 3)
+        self.queues = queues or self.queues
+        self.selector = QueueSelector(self.queues)
+        name, serves = f"worker {self.number}.{self.incarnation}", {"queues": ",".join(self.queues)}
+        self.process = Process(
+            name=name, kind="worker", hostname="h", pid=self.number + 1, details=serves, expires_at=after(3600)
+        )
+        self.call(Process.objects.register, self.process)
+        options = Options(prefetch_bytes=PREFETCHED)
+        self.claimer = Claimer("default", self.process, self.selector, options, in_a_row=lambda job: 3)
         self.claimer.FRESH = -1.0
         self.held: list[Job] = []
         self.late: list[Job] = getattr(self, "late", [])
@@ -76,8 +90,38 @@ class Actor:
     def call(self, function: Any, *args: Any) -> Any:
         return self.begin(function, *args).result(30)
 
+    def serves(self, queue: str) -> bool:
+        return self.selector.rank(queue) is not None
+
     def close(self) -> None:
         self.call(connections.close_all)
+        self.thread.shutdown()
+
+
+class Stranger:
+    """Somebody with a connection of his own who holds rows that the queue needs."""
+
+    def __init__(self) -> None:
+        self.thread = ThreadPoolExecutor(1, "stranger")
+
+    @contextmanager
+    def holding(self, rows: QuerySet[Any]) -> Iterator[None]:
+        self.thread.submit(self._take, rows).result(30)
+        try:
+            yield
+        finally:
+            self.thread.submit(self._let_go).result(30)
+
+    def _take(self, rows: QuerySet[Any]) -> None:
+        self.transaction = transaction.atomic()
+        self.transaction.__enter__()
+        list(rows.order_by("pk").select_for_update())
+
+    def _let_go(self) -> None:
+        self.transaction.__exit__(None, None, None)
+
+    def close(self) -> None:
+        self.thread.submit(connections.close_all).result(30)
         self.thread.shutdown()
 
 
@@ -90,7 +134,7 @@ def settle(outcomes: list[Settlement]) -> Settled:
 
 
 def settlement(job: Any, end: End) -> Settlement:
-    if job.called_off:
+    if job.called_off or job.has_expired():
         return Settlement.of(job, Outcome.DISCARDED, State.DISCARDED)
     if job.pipeline and end.outcome == Outcome.SUCCESSFUL:
         return Settlement.of(job, Outcome.SUCCESSFUL, **after_stage(job, _returned(job, end.way), task_backends["default"]))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections import Counter
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import F
@@ -11,17 +13,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from django_dbqueue.compat import task_backends
-from django_dbqueue.models import Batch, Execution, Failure, Job, Process, Progress, Queue, Semaphore, Slot, Stack
-from django_dbqueue.models.expressions import after
+from django_dbqueue.models import Batch, Execution, Failure, Job, KnownTask, Process, Progress, Queue, Semaphore, Slot, Stack
+from django_dbqueue.models.batch_share import BatchShare
+from django_dbqueue.models.expressions import Now, after
 from django_dbqueue.models.noted import Noted
 from django_dbqueue.models.states import FAILURES, FINISHED
 from django_dbqueue.runtime import recovery
 
 from .. import tasks
 from ..conftest import all_claimed
-from .machine_actors import ACTORS, Actor, Outcome, State, actors, ends, queues, settle, settlement
+from .machine_actors import ACTORS, LARGE, SERVED, Actor, Outcome, State, actors, ends, queues, settle, settlement
 
+logger = logging.getLogger(__name__)
+
+TABLES = (Execution, Stack, Progress, Slot, Semaphore, Job, BatchShare, Batch, Process, Failure, Queue, KnownTask)
 OF_A_ROW = ["pk", "attempt", "state", "process", "failures", "result", "stage", "args", "version", "asked_again", "blocked_by"]
+waits = st.sampled_from([None, timedelta(seconds=60)])
 # The stage of a job, None without a pipeline, and its arguments.
 Call = tuple[int | None, list[Any]]
 
@@ -29,7 +36,7 @@ Call = tuple[int | None, list[Any]]
 class Jobs(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        for model in (Execution, Stack, Progress, Slot, Semaphore, Job, Batch, Process, Failure, Queue):
+        for model in TABLES:
             model.objects.all()._raw_delete("default")
         self.actors = [Actor(number) for number in range(ACTORS)]
         self.enqueued: set = set()
@@ -37,7 +44,10 @@ class Jobs(RuleBasedStateMachine):
         # By (job, attempt): which process was given it, and how it ended.
         self.given: dict = {}
         self.ended: dict = {}
+        # Queues and tasks.
         self.paused: set[str] = set()
+        # By queue: how many of its jobs may run at a time.
+        self.restricted: dict[str, int] = {}
         self.retried: set[str] = set()
         self.called_off: set[str] = set()
         # Stopped by an operator while they ran, and not asked for or retried since.
@@ -47,17 +57,29 @@ class Jobs(RuleBasedStateMachine):
         self.called: dict[tuple[str, int], Call] = {}
         # Since which attempt a job's failures count.
         self.since: dict[str, int] = {}
+        # Jobs of keys; attempts after which their run goes on, by a retry or at the next stage.
+        self.of_keys: set[str] = set()
+        self.goes_on: set[tuple[str, int]] = set()
+        # Not to start before, by the database's time.
+        self.not_before: dict[str, datetime] = {}
 
     def teardown(self) -> None:
+        # Of a race, which Hypothesis may not meet again as it repeats the steps, it would tell nothing else.
+        if isinstance(sys.exc_info()[1], Exception):
+            logger.error("A run of the machine has failed.", exc_info=True)
         for actor in self.actors:
             actor.close()
 
     # What a project does.
 
-    @rule(queue=queues, priority=st.sampled_from([-1, 0, 1]), number=st.integers(1, 4), wait=st.sampled_from([None, 60]))
-    def enqueue(self, queue, priority, number, wait):
-        task = tasks.add.using(queue_name=queue, priority=priority, run_after=wait and timedelta(seconds=wait))
+    @rule(queue=queues, priority=st.sampled_from([-1, 0, 1]), number=st.integers(1, 4), wait=waits, expires=waits)
+    def enqueue(self, queue, priority, number, wait, expires):
+        task = tasks.add.using(queue_name=queue, priority=priority, run_after=wait, expires=expires)
         self._asked(*task.enqueue_many([(1,)] * number))
+
+    @rule(queue=queues, number=st.integers(1, 3), large=st.booleans())
+    def enqueue_what_is_large(self, queue, number, large):
+        self._asked(*tasks.add.using(queue_name=queue).enqueue_many([("x" * LARGE * large,)] * number))
 
     @rule(queue=queues)
     def enqueue_what_must_not_run_twice(self, queue):
@@ -77,7 +99,7 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(actor=actors, number=st.integers(1, 4), ends=ends)
     def settle(self, actor, number, ends):
-        self._told(*self._ask_settle(self.actors[actor], number, ends))
+        self._told(*self._ask_settle(self.actors[actor], number, ends), locked=frozenset())
 
     @rule(actor=actors, limit=st.integers(1, 5), ends=ends)
     def settle_together_while_another_claims(self, actor, limit, ends):
@@ -155,6 +177,7 @@ class Jobs(RuleBasedStateMachine):
             self.claim(actor, 5)
         self.kill(actor, False, False)
         Job.objects.filter(state=State.SCHEDULED).update(run_after=after(-1))
+        self.not_before.clear()
         self.dispatch()
         self.claim(other, 50)
         late, call, before = self.actors[actor].late, self.actors[actor].call, self._rows()
@@ -169,7 +192,10 @@ class Jobs(RuleBasedStateMachine):
         """As seen from the rows: all times that are stored lie so much further back."""
         step = timedelta(seconds=seconds)
         Job.objects.update(run_after=F("run_after") - step, enqueued_at=F("enqueued_at") - step)
+        Job.objects.update(expires_at=F("expires_at") - step)
         Process.objects.update(expires_at=F("expires_at") - step)
+        Semaphore.objects.update(earliest=F("earliest") - step, booked=F("booked") - step)
+        self.not_before = {pk: time - step for pk, time in self.not_before.items()}
 
     @rule()
     def recover_the_silent(self):
@@ -187,12 +213,30 @@ class Jobs(RuleBasedStateMachine):
     def retry(self):
         retried = {str(pk) for pk in Job.objects.retriable().values_list("pk", flat=True)}
         self.retried |= retried
+        self.not_before = {pk: time for pk, time in self.not_before.items() if pk not in retried}
         self.stopped -= retried
         Job.objects.all().retry()
 
     @rule(queue=queues, priority=st.sampled_from([-1, 0, 1]))
     def reprioritise(self, queue, priority):
         Job.objects.filter(queue=queue).reprioritise(priority)
+
+    @rule(queue=queues, other=queues)
+    def move(self, queue, other):
+        Job.objects.filter(queue=queue).move(other)
+
+    @rule(queue=queues, limit=st.sampled_from([None, 1, 2]))
+    def restrict(self, queue, limit):
+        Queue.objects.named(queue).restrict(limit)
+        self.restricted = {**self.restricted, queue: limit} if limit else {k: v for k, v in self.restricted.items() if k != queue}
+
+    @rule(actor=actors, queues=st.sampled_from(SERVED))
+    def deploy(self, actor, queues):
+        """Its process ends, without anything to give back, and another one serves what it is told to."""
+        actor = self.actors[actor]
+        if not actor.held:
+            Process.objects.filter(pk=actor.process.pk).erase()
+            actor.sign_on(queues)
 
     @rule(queue=queues)
     def discard(self, queue):
@@ -211,10 +255,11 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(queue=queues)
     def pause_or_resume(self, queue):
-        Queue.objects.know([queue])
-        rows = Queue.objects.filter(name=queue)
-        (rows.resume if queue in self.paused else rows.pause)()
-        self.paused ^= {queue}
+        self._pause_or_resume(Queue.objects.named(queue), queue)
+
+    @rule(task=st.sampled_from([tasks.add, tasks.charge, tasks.withdraw]))
+    def pause_or_resume_a_task(self, task):
+        self._pause_or_resume(KnownTask.objects.named(task.module_path), task.module_path)
 
     @precondition(lambda self: self.enqueued)
     @rule(state=st.sampled_from([State.SUCCESSFUL, State.FAILED]))
@@ -266,7 +311,23 @@ class Jobs(RuleBasedStateMachine):
         for pk, (failures, _before) in jobs.items():
             assert pk in self.retried or failures == counted[pk]
 
+    @invariant()
+    def none_starts_before_its_time(self):
+        """It is asked for with ``replace`` and a time, and whatever becomes of the attempt at hand, it waits for that."""
+        early = Job.objects.ready().filter(pk__in=list(self.not_before)).values_list("pk", Now())
+        for pk, now in early:
+            assert self.not_before[str(pk)] < now + timedelta(seconds=1), "it is ready before its time"
+
     # How.
+
+    def _pause_or_resume(self, rows, name):
+        (rows.resume if name in self.paused else rows.pause)()
+        self.paused ^= {name}
+
+    def _may_start(self, job, queues):
+        """Whether a job is one of those queues', which are served, and neither is paused, nor has its queue no room."""
+        room = self.restricted.get(job.queue, 10**6) > Job.objects.running().filter(queue=job.queue).count()
+        return job.queue in queues and not self.paused & {job.queue, job.task} and room
 
     def _asked(self, *results, stage=None):
         """Calls of tasks were accepted, each by the row that its result names."""
@@ -287,7 +348,10 @@ class Jobs(RuleBasedStateMachine):
         for job in jobs:
             fence = str(job.pk), job.attempt
             assert fence not in self.given, "an attempt was given twice"
-            assert job.queue not in self.paused
+            assert not self.paused & {job.queue, job.task}
+            if most := self.restricted.get(job.queue):
+                assert Job.objects.running().filter(queue=job.queue).count() <= most
+            self.not_before.pop(fence[0], None)
             assert (job.stage, job.args) == self.wanted[fence[0]], "it was called otherwise than it was asked for"
             self.given[fence] = actor.process.name
             self.called[fence] = job.stage, job.args
@@ -298,9 +362,11 @@ class Jobs(RuleBasedStateMachine):
         outcomes = [settlement(job, end) for job, end in zip(jobs, ends, strict=False)]
         return actor, outcomes, actor.begin(settle, outcomes)
 
-    def _told(self, actor, outcomes, future):
+    def _told(self, actor, outcomes, future, locked=None):
+        """``locked``: the jobs whose rows others hold, if that is known. All others are settled."""
         settled = future.result(30)
         assert len(settled.written) + len(settled.held) + len(settled.lost) == len(outcomes)
+        assert locked is None or {outcome.fence[0] for outcome in settled.held} <= locked, "it has ended, and is not written"
         for outcome in settled.written:
             self._accepted(outcome)
         for outcome in settled.lost:
@@ -311,6 +377,8 @@ class Jobs(RuleBasedStateMachine):
         """A job of a pipeline goes where its attempt sent it, but not if it was asked for anew meanwhile."""
         pk, attempt = fence = str(outcome.fence[0]), outcome.fence[1]
         assert self.ended.setdefault(fence, outcome.outcome) == outcome.outcome
+        if outcome.continues:
+            self.goes_on.add(fence)
         if self.wanted[pk] != self.called[fence]:
             return
         if there := outcome.then:

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import itertools
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from django.db import connection
+from django.utils import timezone
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, rule
+from hypothesis.stateful import invariant, precondition, rule
 
 from django_dbqueue import pipeline
 from django_dbqueue.models import Job
 from django_dbqueue.models.states import FINISHED, WAITING
 
 from .. import tasks
-from .machine_actors import State, actors, ends
+from .machine_actors import State, actors, ends, queues
 from .machine_jobs import Jobs
 
-# One key of each kind: without limits, of a limited task, whose limit depends on the call, and of a pipeline.
+# Without limits, of a limited task, whose limit depends on the call, and of a pipeline.
 KINDS = {"plain": tasks.add, "limited": tasks.charge, "walks": pipeline(tasks.grind, tasks.pour)}
-KEYS = {"plain": "tests.tasks.add k", "limited": "tests.tasks.charge k", "walks": "tests.tasks.grind k"}
+PATHS = {"plain": "tests.tasks.add", "limited": "tests.tasks.charge", "walks": "tests.tasks.grind"}
+# Mostly one, and some that a database may take for it.
+KEYS = ["k"] * 5 + ["K", "k ", "\u1e31", "k\u0301"]
 
 
 class Wish(NamedTuple):
     """``newer``: by how much the version is above the newest; None for a call without."""
 
     kind: str
+    key: str
     on_conflict: str
     newer: int | None
     wait: int | None
@@ -34,6 +40,7 @@ class Wish(NamedTuple):
 wishes = st.builds(
     Wish,
     kind=st.sampled_from(list(KINDS)),
+    key=st.sampled_from(KEYS),
     on_conflict=st.sampled_from(["rerun", "rerun", "skip", "replace"]),
     newer=st.sampled_from([None, None, -1, 0, 1, 2]),
     wait=st.sampled_from([None, None, 60]),
@@ -49,12 +56,31 @@ class Keys(Jobs):
     def ask(self, actor, wish):
         before = _row(wish)
         result = self._ask(self.actors[actor], wish, before).result(30)
+        self._answered(wish, before, result)
+
+    @precondition(lambda self: connection.vendor == "postgresql")
+    @rule(key=st.sampled_from([None, *KEYS]), queue=queues)
+    def ask_by_sql(self, key, queue):
+        wish = Wish("plain", key, "rerun", None, None)
+        before, number = key and _row(wish), next(self.calls)
+        with connection.cursor() as cursor:
+            call = "SELECT dbqueue_enqueue(%s, to_jsonb(%s::int[]), queue => %s, key => %s)"
+            cursor.execute(call, [PATHS["plain"], [number], queue, key])
+            result = SimpleNamespace(id=str(cursor.fetchone()[0]), args=[number], enqueued=_fate(wish, before))
+        assert Job.objects.get(pk=result.id).expires_at is None
+        if key:
+            self._answered(wish, before, result)
+        else:
+            self._asked(result)
+
+    def _answered(self, wish, before, result):
         after = _row(wish)
         assert result.enqueued == _fate(wish, before)
         if result.enqueued == "ignored":
             assert after == before
             return
         self._asked(result, stage=_stage(wish))
+        self._put_off(result, wish, before and before["state"])
         assert after["version"] == _version(wish, before)
         if before and before["state"] == State.RUNNING:
             same = ("state", "process_id", "attempt", "started_at")
@@ -65,7 +91,7 @@ class Keys(Jobs):
     @rule(wishes=st.tuples(wishes, wishes), kind=st.sampled_from(list(KINDS)))
     def ask_together(self, wishes, kind):
         """The one of the higher version is what stands, whoever came first."""
-        wishes = [wish._replace(kind=kind) for wish in wishes]
+        wishes = [wish._replace(kind=kind, key=wishes[0].key) for wish in wishes]
         before = _row(wishes[0])
         asked = [(self._ask(actor, wish, before), wish) for actor, wish in zip(self.actors, wishes, strict=False)]
         told = [(future.result(30), wish) for future, wish in asked]
@@ -74,6 +100,7 @@ class Keys(Jobs):
         if not accepted:
             assert after == before
             return
+        self.not_before.pop(accepted[0][0].id, None)
         (winner,) = [(result, wish) for result, wish in accepted if result.args == after["args"]]
         self._asked(winner[0], stage=_stage(winner[1]))
         versions = [_version(wish, before) for _result, wish in accepted]
@@ -87,7 +114,8 @@ class Keys(Jobs):
             return self.ask(actor, wish)
         holder, job = keyed[0]
         asker = self.actors[actor] if self.actors[actor] is not holder else self.actors[actor - 1]
-        wish = wish._replace(kind=_kind(job))
+        kind, key = _kind_and_key(job)
+        wish = wish._replace(kind=kind, key=key)
         holder.held = [job, *(each for each in holder.held if each is not job)]
         settling = self._ask_settle(holder, 1, ends)
         result = self._ask(asker, wish, _row(wish)).result(30)
@@ -99,6 +127,8 @@ class Keys(Jobs):
             self._asked(result, stage=_stage(wish))
         if result.enqueued != "created":
             self._told(*settling)
+        if result.enqueued != "ignored":
+            self._put_off(result, wish, None)
         if result.enqueued != "ignored" and settled.written:
             assert _row(wish)["state"] in WAITING
 
@@ -113,31 +143,45 @@ class Keys(Jobs):
             self._got(claimer, jobs)
         if result.enqueued != "ignored":
             self._asked(result, stage=_stage(wish))
+            self._put_off(result, wish, None)
         if was_first:
             self._got(claimer, jobs)
 
     @invariant()
     def there_is_one_row_for_a_key(self):
-        keys = list(Job.objects.filter(key__isnull=False).values_list("key", flat=True))
-        assert len(keys) == len(set(keys))
+        keys = dict(Job.objects.filter(key__isnull=False).values_list("pk", "key"))
+        assert len(keys) == len(set(keys.values()))
+        self.of_keys |= set(map(str, keys))
+
+    def _put_off(self, result, wish, state):
+        """Until then it does not start. ``state`` is that before the call, None if that is not known."""
+        if wish.wait and (wish.on_conflict == "replace" or state in (State.RUNNING, *FINISHED)):
+            self.not_before[result.id] = timezone.now() + timedelta(seconds=wish.wait)
+        else:
+            self.not_before.pop(result.id, None)
 
     def _ask(self, actor, wish, before):
+        task, args = self._call(wish, before)
+        return actor.begin(task.enqueue, *args)
+
+    def _call(self, wish, before):
         number = next(self.calls)
         version = None if wish.newer is None else _newest(before) + wish.newer
         wait = wish.wait and timedelta(seconds=wish.wait)
-        task = KINDS[wish.kind].using(key="k", version=version, on_conflict=wish.on_conflict, run_after=wait)
-        return actor.begin(task.enqueue, *((number % 2, number) if wish.kind == "limited" else (number,)))
+        task = KINDS[wish.kind].using(key=wish.key, version=version, on_conflict=wish.on_conflict, run_after=wait)
+        return task, ("aA"[number % 2], number) if wish.kind == "limited" else (number,)
 
     def _keyed(self):
         return [(actor, job) for actor in self.actors for job in actor.held if job.key]
 
 
 def _row(wish: Wish) -> dict[str, Any] | None:
-    return Job.objects.filter(key=KEYS[wish.kind]).values().first()
+    return Job.objects.filter(key=f"{PATHS[wish.kind]} {wish.key}").values().first()
 
 
-def _kind(job: Any) -> str:
-    return next(kind for kind, key in KEYS.items() if key == job.key)
+def _kind_and_key(job: Any) -> tuple[str, str]:
+    path, _space, key = job.key.partition(" ")
+    return next(kind for kind in PATHS if PATHS[kind] == path), key
 
 
 def _stage(wish: Wish) -> int | None:

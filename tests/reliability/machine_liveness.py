@@ -1,0 +1,127 @@
+"""What may run runs within a sweep: a round of a dispatcher, and a claim of each worker. Held locks hold up nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import connection, transaction
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
+
+from django_dbqueue.compat import task_backends
+from django_dbqueue.models import Batch, Job, Process, Semaphore, Slot
+from django_dbqueue.models.expressions import Now
+from django_dbqueue.models.states import WAITING
+from django_dbqueue.runtime import recovery
+from django_dbqueue.runtime.claimer import Claimer
+
+from ..conftest import all_claimed
+from .machine_actors import LARGE, QUEUES, State, Stranger, actors, ends
+from .machine_batches import Batches
+from .machine_limits import Limits
+
+# After so many steps it is looked whether all that may run does.
+STEPS = 5
+
+
+class Liveness(Limits, Batches):
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+        self.stranger = Stranger()
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.stranger.close()
+
+    @invariant()
+    def what_may_run_runs_within_a_sweep(self):
+        """Tried, and rolled back."""
+        self.steps += 1
+        if self.steps % STEPS == 0 and (self.batches or Job.objects.filter(state__in=WAITING).exists()):
+            with transaction.atomic():
+                _sweep()
+                for actor in self.actors:
+                    all_claimed(Claimer("default", actor.process, actor.selector), 1000)
+                self._look_for_idle_slots()
+                transaction.set_rollback(True)
+
+    @precondition(lambda self: connection.vendor != "sqlite")
+    @rule(actor=actors, first=st.integers(0, 2), ends=ends)
+    def work_while_others_hold_jobs(self, actor, first, ends):
+        """For how long does not matter: what is done beside does not wait for it."""
+        dies, *live = [*self.actors[actor:], *self.actors[:actor]]
+        locked = frozenset(list(Job.objects.order_by("pk").values_list("pk", flat=True))[first::3])
+        with self.stranger.holding(Job.objects.filter(pk__in=locked)):
+            for each in live:
+                self._told(*self._ask_settle(each, 4, ends), locked=locked)
+            _sweep()
+            for each in live:
+                jobs = self._ask_claim(each, 50).result(30)
+                assert not locked & {job.pk for job in jobs}
+                self._got(each, jobs)
+            assert set(Job.objects.due().values_list("pk", flat=True)) <= locked
+            left = list(Job.objects.ready().filter(limits__isnull=True).exclude(pk__in=locked))
+            # A claim ends at what is too large to be held beside the rest.
+            if not any(isinstance(job.args[0], str) and len(job.args[0]) == LARGE for job in left):
+                served = {queue for queue in QUEUES if any(each.serves(queue) for each in live)}
+                assert not [job for job in left if self._may_start(job, served)], "it is ready, and nobody takes it"
+            name, dead = dies.process.name, Process.objects.filter(pk=dies.process.pk)
+            dies.call(recovery.recover, task_backends["default"], dead, recovery.Death(how="was killed"), list)
+            assert set(Job.objects.orphaned().values_list("pk", flat=True)) <= locked, "it is lost, and not recovered"
+        self._learn_of_recovered({name})
+        self.refused.clear()
+
+    @precondition(lambda self: connection.vendor != "sqlite")
+    @rule(actor=actors, ends=ends, limit=st.integers(1, 5), rows=st.sampled_from([Semaphore, Batch]))
+    def work_once_others_let_go(self, actor, ends, limit, rows):
+        """What needs these rows waits for them, and goes on."""
+        with self.stranger.holding(rows.objects.all()):
+            asked = [self._ask_settle(each, 4, ends) for each in self.actors if each.number != actor]
+            claiming = self._ask_claim(self.actors[actor], limit)
+        for each in asked:
+            self._told(*each)
+        self._got(self.actors[actor], claiming.result(30))
+        self._settled_beside_a_claim()
+
+    def _look_for_idle_slots(self):
+        rows, served = (
+            Job.objects.annotate(db_now=Now()),
+            {queue for queue in QUEUES if any(a.serves(queue) for a in self.actors)},
+        )
+        running = list(rows.filter(state=State.RUNNING))
+        smallest: dict[str, int] = {}
+        for job in running:
+            for each in job.limits or ():
+                if "most" in each:
+                    smallest[each["key"]] = min(each["most"], smallest.get(each["key"], each["most"]))
+        taken, semaphores = Slot.objects.count_by_key(smallest), Semaphore.objects.in_bulk()
+
+        def has_room(limit: dict[str, Any], job: Any) -> bool:
+            key = limit["key"]
+            if "most" in limit:
+                return taken[key] < min(limit["most"], smallest.get(key, limit["most"]))
+            row = semaphores.get(key)
+            return row is None or (
+                (row.booked is None or row.booked <= job.db_now) and (not row.earliest or row.earliest <= job.db_now)
+            )
+
+        for job in rows.filter(state__in=WAITING):
+            if job.state == State.SCHEDULED:
+                assert job.run_after > job.db_now, "it is due, and not ready"
+            elif self._may_start(job, served):
+                assert not all(has_room(limit, job) for limit in job.limits or ()), (
+                    f"{job.task} {job.args} waits beside a free slot"
+                )
+        unfinished = set(Batch.objects.filter(finished_at=None).values_list("pk", flat=True))
+        assert not self._may_end() & unfinished, "all of its jobs have ended, and it has not"
+
+
+def _sweep() -> None:
+    """What a dispatcher does in a round."""
+    while Job.objects.dispatch():
+        pass
+    Semaphore.objects.book()
+    Semaphore.objects.sweep(1000)
+    Semaphore.objects.revive(1000)
+    Batch.objects.finish()
