@@ -51,7 +51,7 @@ def old_root(tmp_path_factory):
     archive = git("archive", OLD, "django_dbqueue") if OLD else None
     if archive is None or archive.returncode:
         why = "The code of a release comes from git's history: " + (archive.stderr.decode() if archive else "there is no git.")
-        pytest.fail(why) if {"CI", "UPGRADE_FROM"} & os.environ.keys() else pytest.skip(why)
+        pytest.fail(why) if "UPGRADE_FROM" in os.environ else pytest.skip(why)
     folder = tmp_path_factory.mktemp("old")
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
         tar.extractall(folder, filter="data")
