@@ -12,7 +12,7 @@ from typing import Any
 from django.db import Error, connection, connections, transaction
 
 from django_dbqueue.models import Batch, Job, Queue, RecurringTask, Semaphore
-from django_dbqueue.models.expressions import lock
+from django_dbqueue.models.locking import lock
 from django_dbqueue.recurring_calls import enqueue
 
 from . import tasks
