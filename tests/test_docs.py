@@ -1,19 +1,22 @@
 """The README and the docs are run: every code block, every command, every table of options.
 
-A ``python`` block is executed, in order within its file, in a module of its own; after each, the jobs that it enqueued are
-run, as the worker in the reader's other terminal would. A ``pycon`` block is compared with its output. A block that begins
-with ``# settings.py`` is executed on a project's settings, which must then pass the checks. The commands of a ``console``
-block must exist, and take their arguments. An ``postgresql`` block is executed on PostgreSQL, for whose function it is. An ``ini`` block must be readable. ``text`` is read by people alone.
+The blocks of a page are executed in their order, as a reader would who has followed the quickstart: with its settings, changed
+by each block that begins with ``# settings.py``, after which the project must pass the checks. ``python`` goes to the tasks of
+the project; after each block, the jobs that it enqueued are run, as the worker in the reader's other terminal would. ``pycon``
+is compared with its output. The commands of ``console`` must exist and take their arguments; what is quick is run.
+``postgresql`` is executed on PostgreSQL, for whose function it is. ``ini`` must be readable. ``text`` is read by people alone.
 """
 
 from __future__ import annotations
 
 import ast
 import configparser
+import contextlib
 import copy
 import dataclasses
 import doctest
 import inspect
+import io
 import re
 import shlex
 import sys
@@ -31,11 +34,11 @@ from django.apps import apps
 from django.conf import settings
 from django.contrib.auth import get_permission_codename
 from django.core.checks import run_checks
-from django.core.management import BaseCommand, get_commands, load_command_class
+from django.core.management import BaseCommand, call_command, get_commands, load_command_class
 from django.db import connection, connections
-from django.test import override_settings
 
 from django_dbqueue import Constant, Exponential, Linear
+from django_dbqueue.backend import DatabaseBackend
 from django_dbqueue.compat import InvalidTask, signals, task_backends
 from django_dbqueue.models import Execution, Job, RecurringTask
 from django_dbqueue.models.execution import ExecutionQuerySet
@@ -46,7 +49,19 @@ from django_dbqueue.routers import QueueRouter
 from django_dbqueue.testing import drain
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = ROOT / "docs"
+QUICKSTART = DOCS / "quickstart.md"
+# As a reader comes to them.
+LISTED = re.findall(
+    r"^(\w+)$", "".join(re.findall(r"^```\{toctree\}(.*?)^```$", (DOCS / "index.md").read_text(), re.M | re.S)), re.M
+)
+PAGES = [
+    ROOT / "README.md",
+    DOCS / "index.md",
+    *(DOCS / f"{name}.md" for name in LISTED),
+    *sorted((DOCS / "decisions").glob("*.md")),
+]
+FRAMEWORK = signals.__name__.removesuffix(".signals")
 SETTINGS = "# settings.py\n"
 
 
@@ -72,9 +87,7 @@ def blocks(page: Path) -> Iterator[Block]:
 def for_this_django(text: str) -> str:
     """The pages name Django's own Tasks framework; on Django 5.2 the backport stands in, under other names."""
     error = f"{InvalidTask.__module__}.{InvalidTask.__qualname__}"
-    return text.replace("django.tasks.exceptions.InvalidTask", error).replace(
-        "django.tasks", signals.__name__.removesuffix(".signals")
-    )
+    return text.replace("django.tasks.exceptions.InvalidTask", error).replace("django.tasks", FRAMEWORK)
 
 
 def name_of(page: Path) -> str:
@@ -94,36 +107,93 @@ def test_every_block_is_of_a_language_that_is_run_or_is_plain_text():
 # Python
 
 
-def with_python(block: Block) -> bool:
-    return block.language in ("python", "pycon", "postgresql")
+def is_run(block: Block) -> bool:
+    return block.language in ("python", "pycon", "postgresql", "console")
+
+
+def is_settings(block: Block) -> bool:
+    return block.language == "python" and block.text.startswith(SETTINGS)
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
-@pytest.mark.parametrize("page", [page for page in PAGES if any(map(with_python, blocks(page)))], ids=name_of)
-def test_the_code_of_a_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch, settings: Any):
+@pytest.mark.parametrize("page", [page for page in PAGES if any(map(is_run, blocks(page)))], ids=name_of)
+def test_the_blocks_of_a_page_run_in_order_with_the_settings_that_the_docs_give(
+    page: Path, monkeypatch: pytest.MonkeyPatch, settings: Any
+):
     if django.VERSION >= (6, 1):
         settings.MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}
-    module = types.ModuleType(f"docs_{page.stem.lower()}")
+    module = types.ModuleType("shop.tasks")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    # By the path that its tasks would have in a project, SQL calls them.
-    monkeypatch.setitem(sys.modules, "shop.tasks", module)
-    for block in filter(with_python, blocks(page)):
-        backend = task_backends["default"]
-        monkeypatch.setitem(
-            vars(backend), "config", backend.config.changed(allow_sql=["default"], allow_commands=["clearsessions"])
-        )
-        if block.text.startswith(SETTINGS):
-            check_settings(block)
+    project = Project(settings)
+    if page.name not in ("README.md", QUICKSTART.name):
+        for block in filter(is_settings, blocks(QUICKSTART)):
+            project.change(block)
+    for block in filter(is_run, blocks(page)):
+        before = set(vars(module))
+        if is_settings(block):
+            project.change(block)
+        elif block.language == "console":
+            run_commands(block)
         elif block.language == "pycon":
             compare(block, module)
         elif block.language == "postgresql":
             execute_sql(block)
         else:
             execute(block, module)
-        drain()
+        if project.has_a_queue():
+            drain()
         for execution in Execution.objects.filter(outcome=Execution.Outcome.FAILED):
             pytest.fail(f"A job of {block.place} failed.\n{execution.traceback}")
-    run_test_cases(module)
+        run_test_cases(module, set(vars(module)) - before)
+
+
+class Project:
+    """The settings of a reader: those that ``startproject`` writes, changed by one block of the docs after the other."""
+
+    def __init__(self, settings: Any) -> None:
+        self._settings = settings
+        self._given: dict[str, Any] = {
+            "INSTALLED_APPS": [
+                "django.contrib.admin",
+                "django.contrib.auth",
+                "django.contrib.contenttypes",
+                "django.contrib.sessions",
+                "django.contrib.messages",
+                "django.contrib.staticfiles",
+            ],
+            "DATABASES": {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "db.sqlite3"}},
+        }
+        self._apply()
+
+    def change(self, block: Block) -> None:
+        """Do what the block says. The project must pass the system checks then."""
+        exec(compile("\n" * (block.line - 1) + block.text, str(block.page), "exec"), self._given)
+        assert set(self._given["INSTALLED_APPS"]) <= set(settings.INSTALLED_APPS)
+        assert {each["ENGINE"] for each in self._given["DATABASES"].values()} <= {
+            "django.db.backends.sqlite3",
+            "django.db.backends.postgresql",
+        }
+        for each in self._given["TASKS"].values():
+            assert each.get("OPTIONS", {}).get("database", "default") in self._given["DATABASES"]
+        self._apply()
+        for alias in task_backends:
+            assert list(task_backends[alias].check()) == []
+        tags = ["dbqueue", "dbqueue_recurring"]
+        assert [message for message in run_checks(tags=tags) if message.id != "dbqueue.W001"] == []
+        if self.has_a_queue() and self._given.get("DATABASE_ROUTERS"):
+            assert QueueRouter().db_for_write(Job) == task_backends["default"].database
+
+    def has_a_queue(self) -> bool:
+        return isinstance(task_backends["default"], DatabaseBackend)
+
+    def _apply(self) -> None:
+        # Any other database than the first is the second one of the tests.
+        tasks = copy.deepcopy(self._given.get("TASKS", {}))
+        for each in tasks.values():
+            if each.get("OPTIONS", {}).get("database", "default") != "default":
+                each["OPTIONS"]["database"] = "other"
+        self._settings.TASKS = tasks or {"default": {"BACKEND": f"{FRAMEWORK}.backends.immediate.ImmediateBackend"}}
+        self._settings.DATABASE_ROUTERS = self._given.get("DATABASE_ROUTERS", [])
 
 
 def execute(block: Block, module: types.ModuleType) -> None:
@@ -151,9 +221,12 @@ def compare(block: Block, module: types.ModuleType) -> None:
         pytest.fail("".join(output))
 
 
-def run_test_cases(module: types.ModuleType) -> None:
-    """The TestCases of a page, as a project's test runner would."""
-    suite = unittest.defaultTestLoader.loadTestsFromModule(module)
+def run_test_cases(module: types.ModuleType, names: set[str]) -> None:
+    """The TestCases of these names, as a project's test runner would."""
+    found = [
+        each for name in sorted(names) if isinstance(each := getattr(module, name), type) and issubclass(each, unittest.TestCase)
+    ]
+    suite = unittest.TestSuite(map(unittest.defaultTestLoader.loadTestsFromTestCase, found))
     wanted = suite.countTestCases()
     result = unittest.TestResult()
     suite.run(result)
@@ -161,40 +234,25 @@ def run_test_cases(module: types.ModuleType) -> None:
     assert result.testsRun == wanted
 
 
-def check_settings(block: Block) -> None:
-    """The settings on a page, on top of a project's own, pass the system checks."""
-    given: dict[str, Any] = {
-        "INSTALLED_APPS": ["django.contrib.auth", "django.contrib.contenttypes"],
-        "DATABASES": {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
-    }
-    before = copy.deepcopy(given)
-    exec(compile("\n" * (block.line - 1) + block.text, str(block.page), "exec"), given)
-    assert set(given["INSTALLED_APPS"]) - set(before["INSTALLED_APPS"]) <= {"django_dbqueue"}
-    assert given.get("DATABASE_ROUTERS", []) in ([], ["django_dbqueue.routers.QueueRouter"])
-    named = []
-    with override_settings(TASKS=given["TASKS"]):
-        for alias in task_backends:
-            backend = task_backends[alias]
-            options = getattr(backend, "config", Options())
-            assert options.database in (None, *given["DATABASES"])
-            named.append(options.database)
-            assert list(backend.check()) == []
-        if given.get("DATABASE_ROUTERS"):
-            assert QueueRouter().db_for_write(Job) == named[0]
-        if not any(named):
-            assert [message for message in run_checks(tags=["dbqueue"]) if message.id != "dbqueue.W001"] == []
-
-
 # Commands
 
 
-@pytest.mark.parametrize("block", all_blocks("console"))
-def test_the_commands_exist_and_take_their_arguments(block: Block):
+# What is quickly done, and changes nothing of a database that is there.
+RUN = {"check", "migrate", "checkqueue"}
+
+
+def run_commands(block: Block) -> None:
     commands = [line.removeprefix("$ ") for line in block.text.splitlines() if line.startswith("$ ")]
     assert commands
     for command in commands:
         # The settings on the page have that database; the tests have others.
-        check_command(command.replace("--database queue", "--database other"))
+        command = command.replace("--database queue", "--database other")
+        check_command(command)
+        match shlex.split(command):
+            case ["python", "manage.py", name] if name in RUN:
+                # 1: there is something to change, such as workers to start.
+                with contextlib.suppress(SystemExit) if name == "checkqueue" else contextlib.nullcontext():
+                    call_command(name, stdout=io.StringIO(), stderr=io.StringIO())
 
 
 def check_command(command: str) -> None:
@@ -342,9 +400,7 @@ def test_links_lead_somewhere(page: Path):
 
 
 def test_every_page_is_reachable_from_the_index():
-    index = (ROOT / "docs/index.md").read_text()
-    listed = set(re.findall(r"^(\w+)$", "".join(re.findall(r"^```\{toctree\}(.*?)^```$", index, re.M | re.S)), re.M))
-    assert listed == {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
+    assert sorted(LISTED) == sorted({page.stem for page in DOCS.glob("*.md")} - {"index"})
 
 
 def test_there_is_no_debris_of_a_database_in_the_settings():

@@ -1,0 +1,74 @@
+"""A newcomer follows the README, or the quickstart, to the letter: a new project, its own processes, SQLite."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import django
+import pytest
+from django.core.management import call_command
+from django.db import connection
+
+from .test_docs import QUICKSTART, ROOT, blocks, is_settings, name_of
+
+TASKS = "# shop/tasks.py\n"
+
+# In the shell of the project. What is enqueued is run by runqueue, which is waited for.
+SHELL = """
+import doctest, json, sys, time
+
+from django_dbqueue.models import Job
+
+typed = {"__name__": "__main__"}
+for place, language, text in json.load(sys.stdin):
+    if language == "pycon":
+        test = doctest.DocTestParser().get_doctest(text, typed, place, place, 0)
+        test.globs = typed
+        assert not doctest.DocTestRunner().run(test, clear_globs=False).failed
+    else:
+        exec(compile(text, place, "exec"), typed)
+    end = time.monotonic() + 60
+    while Job.objects.filter(state__in=["ready", "running", "blocked"]).exists():
+        assert time.monotonic() < end, list(Job.objects.values_list("task", "state"))
+        time.sleep(0.05)
+    assert not Job.objects.filter(state="failed").exists(), place
+"""
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="It has a database of its own, which is SQLite's.")
+@pytest.mark.parametrize("page", [ROOT / "README.md", QUICKSTART], ids=name_of)
+def test_a_new_project_runs_its_first_jobs_by_what_the_page_says(page: Path, tmp_path: Path):
+    env = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"} | {"PYTHONPATH": str(ROOT)}
+
+    def run(*arguments: str, text: str | None = None) -> None:
+        done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, env=env, input=text, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    call_command("startproject", "mysite", str(tmp_path))
+    (tmp_path / "shop").mkdir()
+    call_command("startapp", "shop", str(tmp_path / "shop"))
+    with (tmp_path / "mysite/settings.py").open("a") as settings:
+        settings.write('INSTALLED_APPS += ["shop"]\n')
+        if django.VERSION < (6, 1):
+            settings.write('EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"\n')
+        settings.writelines(block.text for block in blocks(page) if is_settings(block))
+    with (tmp_path / "shop/tasks.py").open("w") as tasks:
+        tasks.writelines(block.text for block in blocks(page) if block.text.startswith(TASKS))
+    run("manage.py", "migrate")
+
+    typed = [
+        (block.place, block.language, block.text)
+        for block in blocks(page)
+        if block.language in ("python", "pycon") and not is_settings(block) and not block.text.startswith(TASKS)
+    ]
+    with (tmp_path / "log").open("w") as log:
+        runqueue = subprocess.Popen([sys.executable, "manage.py", "runqueue"], cwd=tmp_path, env=env, stdout=log, stderr=log)
+    try:
+        run("manage.py", "shell", "-c", SHELL, text=json.dumps(typed))
+    finally:
+        runqueue.terminate()
+        assert runqueue.wait(60) == 0, (tmp_path / "log").read_text()
