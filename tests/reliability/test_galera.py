@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from urllib.parse import urlsplit
 
 import pytest
@@ -48,21 +48,19 @@ def servers():
 
 
 @pytest.fixture
-def nodes(servers, transactional_db, monkeypatch):
+def nodes(servers, transactional_db):
     """Three, of which this thread, and each new one, uses the first."""
-    settings = connections.settings["default"]
-    own = connections["default"]
-    for name, value in {"HOST": "127.0.0.1", "USER": "root", "PASSWORD": "", "PORT": servers.nodes[0].port}.items():
-        monkeypatch.setitem(settings, name, value)
-    del connections["default"]
-    name = own.settings_dict["NAME"]
-    if servers.create(name):
-        call_command("migrate", run_syncdb=True, verbosity=0)
-    for model in [*apps.get_app_config("dbqueue").get_models(), *apps.get_app_config("tests").get_models()]:
-        model._base_manager.all()._raw_delete("default")
-    monkeypatch.setitem(connections.settings["default"], "NAME", name)
-    yield servers.nodes
-    connections["default"].close()
+    own, first = connections["default"], servers.nodes[0]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"HOST": "127.0.0.1", "USER": "root", "PASSWORD": "", "PORT": first.port}.items():
+            patch.setitem(connections.settings["default"], name, value)
+        del connections["default"]
+        if servers.create(own.settings_dict["NAME"]):
+            call_command("migrate", run_syncdb=True, verbosity=0)
+        for model in [*apps.get_app_config("dbqueue").get_models(), *apps.get_app_config("tests").get_models()]:
+            model._base_manager.all()._raw_delete("default")
+        yield servers.nodes
+        connections["default"].close()
     connections["default"] = own
 
 
@@ -221,35 +219,31 @@ def test_workers_at_two_nodes_exceed_no_limit_and_run_no_job_twice(nodes, runque
 
 
 def test_a_node_cut_off_and_a_node_killed_lose_nothing(nodes, servers, runqueue):
-    balancer = Balancer([nodes[2], nodes[0]])
-    hosts = [
-        runqueue("--processes", "1", "--threads", "4", DATABASE_URL=url(port), DBQUEUE_OPTIONS=OPTIONS)
-        for port in (nodes[0].port, nodes[1].port, balancer.port)
-    ]
-    until(lambda: Process.objects.filter(kind="worker").count() == 3)
-    load = LoadAt(balancer.port)
-    load.start()
+    """The host at the node that is killed, and who enqueues there, are led to another node after that."""
+    with closing(Balancer([nodes[2], nodes[0]])) as balancer:
+        hosts = [
+            runqueue("--processes", "1", "--threads", "4", DATABASE_URL=url(port), DBQUEUE_OPTIONS=OPTIONS)
+            for port in (nodes[0].port, nodes[1].port, balancer.port)
+        ]
+        until(lambda: Process.objects.filter(kind="worker").count() == 3)
+        load = LoadAt(balancer.port)
+        load.start()
 
-    def goes_on():
-        number = len(load.confirmed)
-        until(lambda: len(load.confirmed) > number + 50)
+        nodes[1].isolate(yes=True)
+        until(lambda: "could not beat" in log_of(hosts[1]))
+        load.goes_on()
+        nodes[1].isolate(yes=False)
+        servers.wait_for(nodes, 60)
+        load.goes_on()
+        nodes[2].kill()
+        load.goes_on()
+        load.stop()
 
-    goes_on()
-    nodes[1].isolate(yes=True)
-    until(lambda: "could not beat" in log_of(hosts[1]))
-    goes_on()
-    nodes[1].isolate(yes=False)
-    servers.wait_for(nodes, 60)
-    goes_on()
-    nodes[2].kill()
-    goes_on()
-    load.stop()
-
-    assert load.wait(120)
-    found = report(load, {})
-    print("\n".join(found.lines()))
-    assert found.is_clean
-    assert all(host.poll() is None for host in hosts)
+        assert load.wait(120)
+        found = report(load, {})
+        print("\n".join(found.lines()))
+        assert found.is_clean
+        assert all(host.poll() is None for host in hosts)
 
 
 class LoadAt(Load):
@@ -258,6 +252,10 @@ class LoadAt(Load):
     def __init__(self, port):
         super().__init__(rate=40)
         self._port = port
+
+    def goes_on(self):
+        number = len(self.confirmed)
+        until(lambda: len(self.confirmed) > number + 50)
 
     def _run(self):
         with at(self._port):
