@@ -11,14 +11,14 @@ from urllib.parse import urlsplit
 import pytest
 from django.apps import apps
 from django.core.management import call_command
-from django.db import OperationalError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 
 from django_dbqueue import batch
 from django_dbqueue.models import Batch, Execution, Job, Process, Queue, Semaphore, Settlement
 from django_dbqueue.models.claim_size import Budget
 from django_dbqueue.models.states import UNFINISHED, Lane
 from django_dbqueue.runtime import recovery
-from django_dbqueue.runtime.connection import prepare
+from django_dbqueue.runtime.connection import discard, look_after_connections, prepare
 
 from .. import tasks
 from ..chaos.load import Load
@@ -191,6 +191,23 @@ class TestTwoNodes:
 
         assert [outcome.job for outcome in other.result().written] == [job]
         assert Job.objects.get().state == "successful"
+
+    def test_a_task_that_meets_an_error_leaves_its_node(self, nodes):
+        def ask(sql="@@port"):
+            with connections["default"].cursor() as cursor:
+                cursor.execute(f"SELECT {sql}")
+                return cursor.fetchone()
+
+        with closing(Balancer(nodes[:2])) as balancer, pytest.MonkeyPatch.context() as patch:
+            for name, value in {"PORT": balancer.port, "CONN_MAX_AGE": None}.items():  # As a worker keeps its connections.
+                patch.setitem(connections.settings["default"], name, value)
+            discard("default")
+            met = ask()
+            with pytest.raises(DatabaseError):
+                ask("nothing")
+            look_after_connections()
+
+            assert ask() != met
 
 
 def test_workers_at_two_nodes_exceed_no_limit_and_run_no_job_twice(nodes, runqueue):
