@@ -168,6 +168,9 @@ def look_after_connections() -> None:
             continue
         if _is_closed(connection) or _is_in_transaction(connection):
             discard(connection.alias)
+        elif connection.errors_occurred and connection.vendor == "mysql":
+            # A node of Galera that has lost the majority still answers, but serves nothing: another one may.
+            discard(connection.alias)
         elif connection.errors_occurred:
             connection.close_if_unusable_or_obsolete()
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import os
 import random
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from urllib.parse import urlsplit
 
 import pytest
 from django.apps import apps
 from django.core.management import call_command
-from django.db import OperationalError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 
 from django_dbqueue import batch
 from django_dbqueue.models import Batch, Execution, Job, Process, Queue, Semaphore, Settlement
 from django_dbqueue.models.claim_size import Budget
 from django_dbqueue.models.states import UNFINISHED, Lane
 from django_dbqueue.runtime import recovery
-from django_dbqueue.runtime.connection import prepare
+from django_dbqueue.runtime.connection import discard, look_after_connections, prepare
 
 from .. import tasks
 from ..chaos.load import Load
@@ -48,21 +48,19 @@ def servers():
 
 
 @pytest.fixture
-def nodes(servers, transactional_db, monkeypatch):
+def nodes(servers, transactional_db):
     """Three, of which this thread, and each new one, uses the first."""
-    settings = connections.settings["default"]
-    own = connections["default"]
-    for name, value in {"HOST": "127.0.0.1", "USER": "root", "PASSWORD": "", "PORT": servers.nodes[0].port}.items():
-        monkeypatch.setitem(settings, name, value)
-    del connections["default"]
-    name = own.settings_dict["NAME"]
-    if servers.create(name):
-        call_command("migrate", run_syncdb=True, verbosity=0)
-    for model in [*apps.get_app_config("dbqueue").get_models(), *apps.get_app_config("tests").get_models()]:
-        model._base_manager.all()._raw_delete("default")
-    monkeypatch.setitem(connections.settings["default"], "NAME", name)
-    yield servers.nodes
-    connections["default"].close()
+    own, first = connections["default"], servers.nodes[0]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"HOST": "127.0.0.1", "USER": "root", "PASSWORD": "", "PORT": first.port}.items():
+            patch.setitem(connections.settings["default"], name, value)
+        del connections["default"]
+        if servers.create(own.settings_dict["NAME"]):
+            call_command("migrate", run_syncdb=True, verbosity=0)
+        for model in [*apps.get_app_config("dbqueue").get_models(), *apps.get_app_config("tests").get_models()]:
+            model._base_manager.all()._raw_delete("default")
+        yield servers.nodes
+        connections["default"].close()
     connections["default"] = own
 
 
@@ -194,6 +192,23 @@ class TestTwoNodes:
         assert [outcome.job for outcome in other.result().written] == [job]
         assert Job.objects.get().state == "successful"
 
+    def test_a_task_that_meets_an_error_leaves_its_node(self, nodes):
+        def ask(sql="@@port"):
+            with connections["default"].cursor() as cursor:
+                cursor.execute(f"SELECT {sql}")
+                return cursor.fetchone()
+
+        with closing(Balancer(nodes[:2])) as balancer, pytest.MonkeyPatch.context() as patch:
+            for name, value in {"PORT": balancer.port, "CONN_MAX_AGE": None}.items():  # As a worker keeps its connections.
+                patch.setitem(connections.settings["default"], name, value)
+            discard("default")
+            met = ask()
+            with pytest.raises(DatabaseError):
+                ask("nothing")
+            look_after_connections()
+
+            assert ask() != met
+
 
 def test_workers_at_two_nodes_exceed_no_limit_and_run_no_job_twice(nodes, runqueue):
     with transaction.atomic():  # Nobody sees a line: all are ready, and all workers claim them at once.
@@ -221,35 +236,31 @@ def test_workers_at_two_nodes_exceed_no_limit_and_run_no_job_twice(nodes, runque
 
 
 def test_a_node_cut_off_and_a_node_killed_lose_nothing(nodes, servers, runqueue):
-    balancer = Balancer([nodes[2], nodes[0]])
-    hosts = [
-        runqueue("--processes", "1", "--threads", "4", DATABASE_URL=url(port), DBQUEUE_OPTIONS=OPTIONS)
-        for port in (nodes[0].port, nodes[1].port, balancer.port)
-    ]
-    until(lambda: Process.objects.filter(kind="worker").count() == 3)
-    load = LoadAt(balancer.port)
-    load.start()
+    """The host at the node that is killed, and who enqueues there, are led to another node after that."""
+    with closing(Balancer([nodes[2], nodes[0]])) as balancer:
+        hosts = [
+            runqueue("--processes", "1", "--threads", "4", DATABASE_URL=url(port), DBQUEUE_OPTIONS=OPTIONS)
+            for port in (nodes[0].port, nodes[1].port, balancer.port)
+        ]
+        until(lambda: Process.objects.filter(kind="worker").count() == 3)
+        load = LoadAt(balancer.port)
+        load.start()
 
-    def goes_on():
-        number = len(load.confirmed)
-        until(lambda: len(load.confirmed) > number + 50)
+        nodes[1].isolate(yes=True)
+        until(lambda: "could not beat" in log_of(hosts[1]))
+        load.goes_on()
+        nodes[1].isolate(yes=False)
+        servers.wait_for(nodes, 60)
+        load.goes_on()
+        nodes[2].kill()
+        load.goes_on()
+        load.stop()
 
-    goes_on()
-    nodes[1].isolate(yes=True)
-    until(lambda: "could not beat" in log_of(hosts[1]))
-    goes_on()
-    nodes[1].isolate(yes=False)
-    servers.wait_for(nodes, 60)
-    goes_on()
-    nodes[2].kill()
-    goes_on()
-    load.stop()
-
-    assert load.wait(120)
-    found = report(load, {})
-    print("\n".join(found.lines()))
-    assert found.is_clean
-    assert all(host.poll() is None for host in hosts)
+        assert load.wait(120)
+        found = report(load, {})
+        print("\n".join(found.lines()))
+        assert found.is_clean
+        assert all(host.poll() is None for host in hosts)
 
 
 class LoadAt(Load):
@@ -258,6 +269,10 @@ class LoadAt(Load):
     def __init__(self, port):
         super().__init__(rate=40)
         self._port = port
+
+    def goes_on(self):
+        number = len(self.confirmed)
+        until(lambda: len(self.confirmed) > number + 50)
 
     def _run(self):
         with at(self._port):
