@@ -11,11 +11,12 @@ from django.conf import settings
 from django.db import DataError, InternalError, OperationalError, connection, connections
 
 from django_dbqueue.compat import signals
-from django_dbqueue.models import Execution, Job, Settlement
+from django_dbqueue.models import Execution, Job, Settled, Settlement
 from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.models.jobs import JobQuerySet
 from django_dbqueue.models.queue import QueueQuerySet
 from django_dbqueue.options import Options
+from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.runtime.settler import Settler
 
 from . import tasks
@@ -312,3 +313,77 @@ def test_lines_of_the_log_have_fields_for_machines(worker, caplog):
     assert (line.task, line.queue, line.attempt) == ("tests.tasks.fail", "low", 1)
     assert line.process_name.startswith("worker@")
     assert any("serves" in record.message and record.process_name == line.process_name for record in caplog.records)
+
+
+class TestAfterAFailover:
+    """The database that answers after an outage does not know the last commits."""
+
+    @pytest.fixture
+    def fail_over(self, monkeypatch):
+        """Have the worker's next look for jobs fail, and the row of the only job be as given when the next one comes."""
+
+        def fail_over(**row):
+            claim = Claimer.claim
+
+            def forget(self, *args):
+                monkeypatch.setattr(Claimer, "claim", claim)
+                Execution.objects.all().delete()
+                Job.objects.update(**row)
+                raise OperationalError("server closed the connection")
+
+            monkeypatch.setattr(Claimer, "claim", forget)
+
+        return fail_over
+
+    def begin(self, worker, tmp_path):
+        """A job that has begun. Returns the files of its beginnings, and for its end."""
+        path, go = tmp_path / "lines", tmp_path / "go"
+        tasks.leave_line.enqueue(str(path), str(go))
+        worker()
+        until(lambda: path.exists() and path.read_text())
+        return path, go
+
+    READY = {"state": "ready", "process": None, "attempt": 0, "started_at": None, "finished_at": None}
+
+    def test_a_lost_claim_that_is_made_again_while_the_job_runs_starts_nothing(self, worker, tmp_path, caplog, fail_over):
+        path, go = self.begin(worker, tmp_path)
+
+        fail_over(**self.READY)
+        until(lambda: "goes on: its claim was lost" in caplog.text)
+        go.touch()
+
+        until(lambda: finished() == 1)
+        assert len(path.read_text().splitlines()) == Execution.objects.count() == 1
+        assert "runs twice" not in caplog.text
+
+    def test_a_run_that_goes_on_and_is_refused_is_followed_by_another(self, worker, tmp_path, caplog, fail_over, monkeypatch):
+        path, go = self.begin(worker, tmp_path)
+        fail_over(**self.READY)
+        until(lambda: "goes on: its claim was lost" in caplog.text)
+
+        settle = ExecutionQuerySet.settle
+
+        def refuse(self, outcomes):
+            monkeypatch.setattr(ExecutionQuerySet, "settle", settle)
+            return Settled([], [], list(outcomes), [], [])
+
+        monkeypatch.setattr(ExecutionQuerySet, "settle", refuse)
+        go.touch()
+
+        until(lambda: finished() == 1)
+        assert len(path.read_text().splitlines()) == 2
+        assert Execution.objects.get().attempt == 2
+
+    @pytest.mark.parametrize("lost", ["its claim", "its end"])
+    def test_what_has_ended_and_runs_again_is_announced(self, worker, tmp_path, caplog, fail_over, lost):
+        path, go = self.begin(worker, tmp_path)
+        process = Job.objects.get().process_id
+        go.touch()
+        until(lambda: finished() == 1)
+
+        running = {"state": "running", "process": process, "attempt": 1, "finished_at": None}
+        fail_over(**(self.READY if lost == "its claim" else running))
+
+        until(lambda: len(path.read_text().splitlines()) == 2)
+        until(lambda: finished() == 1)
+        assert f"runs twice: {lost} was lost" in caplog.text

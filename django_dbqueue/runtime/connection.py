@@ -84,6 +84,8 @@ def _prepare_unconnected(connection: Any, limit: float) -> None:
     options = {key: value for key, value in connection.settings_dict["OPTIONS"].items() if key != "isolation_level"}
     if connection.vendor == "postgresql":
         options |= _patience(limit)
+        # Before it is made: Django asks something on each new connection.
+        note_line(connection)
     if connection.vendor == "mysql":
         options |= {"connect_timeout": int(limit) + 1, "read_timeout": int(limit) + 1, "write_timeout": int(limit) + 1}
     connection.settings_dict = {**connection.settings_dict, "OPTIONS": options}
@@ -94,8 +96,6 @@ def _prepare_connected(connection: Any, **kwargs: Any) -> None:
     if getattr(_thread, "is_of_coroutines", False):
         of_coroutines.set()
     database, limit = getattr(_thread, "prepared", (None, 0.0))
-    if connection.alias == database and connection.vendor == "postgresql":
-        note_line(connection.connection)
     # Behind a pool by transactions, what is set here would stay with a connection that others are given.
     if connection.alias == database and not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
         if connection.vendor == "postgresql":

@@ -16,7 +16,7 @@ from typing import Any
 
 _LOOK = 0.5
 
-# By thread: its connection, and until when it waits.
+# By thread: its connection, of Django's, and until when it waits.
 _lines: dict[int, Any] = {}
 _ends: dict[int, float] = {}
 _start = threading.Lock()
@@ -24,7 +24,7 @@ _started = False
 
 
 def note_line(line: Any) -> None:
-    """The calling thread waits on this connection, of the driver's."""
+    """The calling thread waits on the driver's connection of this one, from the first question that is asked on it."""
     _lines[threading.get_ident()] = line
 
 
@@ -58,12 +58,12 @@ def _run() -> None:
         time.sleep(_LOOK)
         now = time.monotonic()
         for thread, end in list(_ends.items()):
-            if end < now and thread in _lines:
+            if end < now and (line := _lines.get(thread)) and (driver := line.connection):
                 _ends.pop(thread, None)
-                _cut(_lines[thread])
+                _cut(driver)
 
 
-def _cut(line: Any) -> None:
+def _cut(driver: Any) -> None:
     """The driver's own close() would wait for the thread that uses it."""
-    with suppress(Exception), socket.socket(fileno=os.dup(line.fileno())) as copy:
+    with suppress(Exception), socket.socket(fileno=os.dup(driver.fileno())) as copy:
         copy.shutdown(socket.SHUT_RDWR)

@@ -63,7 +63,8 @@ class Heartbeat:
 
     def start(self, supervisor: int | None = None) -> Process:
         self.process.supervisor_id = supervisor
-        self._sign_on()
+        with answered_within(self._options.answer_limit):
+            self._sign_on()
         self._last = time.monotonic()
         self._thread.start()
         return self.process

@@ -122,11 +122,11 @@ def test_a_synchronous_failover_under_load_loses_no_job_and_runs_none_twice(pair
     child = runqueue("--processes", "2", **servers.environment(url), DBQUEUE_OPTIONS=json.dumps(OPTIONS))
     client = Client(path)
     client.start()
-    until(lambda: len(ids(state="successful")) > 100)
+    until(lambda: len(ids(state="successful")) > 50)
 
     servers_.fail_over()
     failed_over, before = time.monotonic(), len(client.confirmed)
-    until(lambda: len(client.confirmed) > before + 50)
+    until(lambda: len(client.confirmed) > before + 30)
     client.stop()
 
     until(lambda: ids(state="successful").issuperset(client.confirmed))
