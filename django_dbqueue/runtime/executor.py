@@ -25,6 +25,7 @@ from ..exceptions import (
     CalledOff,
     Expired,
     Interrupted,
+    Interruption,
     InvalidTaskPath,
     JobLost,
     Retried,
@@ -41,7 +42,7 @@ from ..retry import wait_before_retry
 from ..tasks import load
 from . import calls
 from .calls import CoroutineCall, ThreadCall
-from .connection import look_after_connections, of_coroutines, ready_connections
+from .connection import close_interrupted, look_after_connections, of_coroutines, ready_connections
 from .lines import Lines
 from .stages import after_stage
 
@@ -62,7 +63,20 @@ def run(call: ThreadCall, backend: DatabaseBackend) -> Settlement | Settled:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise  # Workers run tasks on other threads: here it is a person's Ctrl-C.
+        if call.reason:
+            close_interrupted()
+            error = _behind_the_driver(error)
         return attempt.fail(error)
+
+
+def _behind_the_driver(error: BaseException) -> BaseException:
+    """The interruption that a database's driver has answered with an error of its own, if that is what ended a task."""
+    behind: BaseException | None = error
+    while isinstance(error, (DatabaseError, InterfaceError)) and behind is not None:
+        if isinstance(behind, Interruption):
+            return behind.with_traceback(error.__traceback__)
+        behind = behind.__cause__ or behind.__context__
+    return error
 
 
 async def run_async(call: CoroutineCall, backend: DatabaseBackend) -> Settlement:
