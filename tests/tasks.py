@@ -335,6 +335,12 @@ def atomic_under_snapshot(name):
     meanwhile()
 
 
+@task(atomic=True)
+def atomic_change(name):
+    Effect.objects.update(attempt=1)
+    meanwhile()
+
+
 def meanwhile():
     """What a test does while that task runs."""
 
@@ -557,3 +563,20 @@ def query_too_long(seconds):
         with connection.cursor() as cursor:
             cursor.execute(sql)
             cursor.fetchall()
+
+
+@task(atomic=True)
+def count_up():
+    """Read, then write. Where the database would let one overwrite what another has written meanwhile, the row is locked."""
+    rows = Run.objects.all()
+    if connection.vendor == "mysql" and connection.isolation_level == "repeatable read":
+        rows = rows.select_for_update()
+    (number,) = rows.values_list("job", flat=True)
+    time.sleep(0.02)
+    Run.objects.update(job=str(int(number) + 1))
+
+
+@task
+def ask_for_one_key(number):
+    for _ in range(5):
+        nothing.using(key="one").enqueue()

@@ -134,7 +134,7 @@ class Attempt:
         self._started_at = call.job.claimed_at
         self._task: Any = None
         self._earlier: list[Execution] = []
-        # Whether the database has undone a task that had returned, for the sake of another transaction.
+        # Whether the database has undone the task's transaction for the sake of another one.
         self._is_unserialized = False
 
     @property
@@ -205,7 +205,7 @@ class Attempt:
                 settled = self._executions.settle([success])
         except BaseException as error:
             if not committed or success is None:
-                self._is_unserialized = success is not None and _is_serialization_failure(error)
+                self._is_unserialized = _is_serialization_failure(error)
                 raise
             self._keep_error_of_hook(error)
         self.announce(success)
@@ -238,7 +238,7 @@ class Attempt:
             return self._snooze(error)
         if self._is_unserialized and self._job.on_lost == OnLost.RETRY:
             self._warn("is given back: its transaction could not be serialized with another: %s", error)
-            return self._settle(Outcome.INTERRUPTED, State.SCHEDULED, wait=1.0)
+            return self._settle(Outcome.INTERRUPTED, State.SCHEDULED, wait=random.uniform(0.5, 1.5))
         if self._task is None:
             return self._decide_unbegun(error, report)
         if isinstance(error, Retried):
