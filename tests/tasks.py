@@ -363,6 +363,12 @@ def atomic_under_snapshot(name):
     meanwhile()
 
 
+@task(atomic=True)
+def atomic_change(name):
+    Effect.objects.update(attempt=1)
+    meanwhile()
+
+
 def meanwhile():
     """What a test does while that task runs."""
 
@@ -590,3 +596,30 @@ async def cancel_for_ever(value, after_end):
 @task
 def echo_text(text, wait=0.0):
     time.sleep(wait)
+
+
+@task(timeout=0.5)
+def query_too_long(seconds):
+    """Most of the time it waits for an answer. On the line, without a transaction, as tasks are by default."""
+    sql = {"postgresql": f"SELECT pg_sleep({seconds})", "mysql": f"SELECT SLEEP({seconds})"}[connection.vendor]
+    while True:
+        with connection.cursor() as cursor:
+            cursor.execute(sql)
+            cursor.fetchall()
+
+
+@task(atomic=True)
+def count_up():
+    """Read, then write. Where the database would let one overwrite what another has written meanwhile, the row is locked."""
+    rows = Run.objects.all()
+    if connection.vendor == "mysql" and connection.isolation_level == "repeatable read":
+        rows = rows.select_for_update()
+    (number,) = rows.values_list("job", flat=True)
+    time.sleep(0.02)
+    Run.objects.update(job=str(int(number) + 1))
+
+
+@task
+def ask_for_one_key(number):
+    for _ in range(5):
+        nothing.using(key="one").enqueue()

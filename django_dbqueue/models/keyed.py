@@ -86,13 +86,25 @@ def begin_anew(rows: models.QuerySet[Job], wait: float | datetime) -> None:
 
 
 def _merge(rows: models.QuerySet[Job], jobs: Sequence[Job], how: Merge) -> list[tuple[Job, Fate]]:
+    is_own = not connections[rows.db].in_atomic_block
     with transaction.atomic(using=rows.db, savepoint=False):
+        if is_own:
+            _read_committed(connections[rows.db])
         standing = _stand(rows, jobs)
         met = [(standing[job.key or ""], _meet(standing[job.key or ""], job, how)) for job in jobs]
         changed = {row.pk: row for row, _fate in met if vars(row).pop("is_changed", False)}
         _let_batches_wait(rows, list(changed.values()))
         _write(rows, list(changed.values()))
     return met
+
+
+def _read_committed(connection: Any) -> None:
+    """Have this transaction see what others have committed up to each statement: a stricter one of PostgreSQL refuses to lock a
+    row that was changed since it began.
+    """
+    if connection.vendor == "postgresql" and connection.isolation_level > 2:
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
 
 def _stand(rows: models.QuerySet[Job], jobs: Iterable[Job]) -> dict[str, Job]:

@@ -175,6 +175,17 @@ def look_after_connections() -> None:
             connection.close_if_unusable_or_obsolete()
 
 
+def close_interrupted() -> None:
+    """After an exception that was raised in the calling thread from outside: it may have come in the middle of an answer, and
+    MySQL's driver has no more than *Commands out of sync* to say to whoever uses the connection next.
+    """
+    for connection in connections.all(initialized_only=True):
+        # In a worker, none is. In a test's transaction, drain() goes on.
+        if not connection.in_atomic_block:
+            with suppress(Exception):
+                connection.close()
+
+
 def _is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
     """By Django's account, or by the driver's, where it has one, for a BEGIN that Django did not see."""
     if connection.in_atomic_block or not connection.autocommit:

@@ -25,6 +25,7 @@ from ..exceptions import (
     CalledOff,
     Expired,
     Interrupted,
+    Interruption,
     InvalidTaskPath,
     JobLost,
     Retried,
@@ -42,7 +43,7 @@ from ..tasks import load
 from ..transactions import is_conflict
 from . import calls
 from .calls import CoroutineCall, ThreadCall
-from .connection import look_after_connections, of_coroutines, ready_connections
+from .connection import close_interrupted, look_after_connections, of_coroutines, ready_connections
 from .lines import Lines
 from .stages import after_stage
 
@@ -63,7 +64,20 @@ def run(call: ThreadCall, backend: DatabaseBackend) -> Settlement | Settled:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise  # Workers run tasks on other threads: here it is a person's Ctrl-C.
+        if call.reason:
+            close_interrupted()
+            error = _behind_the_driver(error)
         return attempt.fail(error)
+
+
+def _behind_the_driver(error: BaseException) -> BaseException:
+    """The interruption that a database's driver has answered with an error of its own, if that is what ended a task."""
+    behind: BaseException | None = error
+    while isinstance(error, (DatabaseError, InterfaceError)) and behind is not None:
+        if isinstance(behind, Interruption):
+            return behind.with_traceback(error.__traceback__)
+        behind = behind.__cause__ or behind.__context__
+    return error
 
 
 async def run_async(call: CoroutineCall, backend: DatabaseBackend) -> Settlement:
@@ -121,7 +135,7 @@ class Attempt:
         self._started_at = call.job.claimed_at
         self._task: Any = None
         self._earlier: list[Execution] = []
-        # Whether the database has undone a task that had returned, for the sake of another transaction.
+        # Whether the database has undone the task's transaction for the sake of another one.
         self._is_unserialized = False
 
     @property
@@ -192,7 +206,7 @@ class Attempt:
                 settled = self._executions.settle([success])
         except BaseException as error:
             if not committed or success is None:
-                self._is_unserialized = success is not None and is_conflict(error)
+                self._is_unserialized = is_conflict(error)
                 raise
             self._keep_error_of_hook(error)
         self.announce(success)
@@ -225,7 +239,7 @@ class Attempt:
             return self._snooze(error)
         if self._is_unserialized and self._job.on_lost == OnLost.RETRY:
             self._warn("is given back: its transaction could not be serialized with another: %s", error)
-            return self._settle(Outcome.INTERRUPTED, State.SCHEDULED, wait=1.0)
+            return self._settle(Outcome.INTERRUPTED, State.SCHEDULED, wait=random.uniform(0.5, 1.5))
         if self._task is None:
             return self._decide_unbegun(error, report)
         if isinstance(error, Retried):

@@ -14,7 +14,7 @@ from ..models import Job, Settlement
 from ..options import Options
 from .board import Board
 from .calls import ThreadCall
-from .connection import close_connections, look_after_connections, ready_connections
+from .connection import close_connections, close_interrupted, look_after_connections, ready_connections
 from .durations import Durations
 
 logger = logging.getLogger("django_dbqueue")
@@ -152,6 +152,8 @@ class Pool:
                 ready_connections()
                 if outcome := self._run(call):
                     self._settle(outcome)
+                if call.reason:
+                    close_interrupted()
                 look_after_connections()
             except BaseException:
                 logger.exception("After job %s; the thread goes on.", call.job.pk, extra=call.job.log_fields)

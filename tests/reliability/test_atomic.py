@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 
 from django_dbqueue import batch, task, testing
 from django_dbqueue.compat import InvalidTask, signals
@@ -15,7 +16,7 @@ from django_dbqueue.runtime.calls import ThreadCall
 
 from .. import tasks
 from ..conftest import a_process, until, until_somebody_waits_for_a_lock
-from ..models import Run
+from ..models import Effect, Run
 from .conftest import Elsewhere
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -160,3 +161,41 @@ def test_an_atomic_task_under_repeatable_read_whose_row_changes_meanwhile_runs_a
     (job,) = claim()
     assert [outcome.state for outcome in run(job, backend).written] == ["successful"]
     assert Run.objects.get().job == "second"
+
+
+@pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="SQLite's writers wait for each other.")
+def test_an_atomic_task_and_a_call_of_its_key_that_wait_for_each_other_lose_nothing(backend, claim, monkeypatch):
+    """The call holds the job's row and wants what the task has changed; the task's end wants the job's row."""
+    Effect.objects.create(job="shared", attempt=0)
+    task = tasks.atomic_change.using(key="a")
+    task.enqueue("first")
+    (job,) = claim()
+    changed = threading.Event()
+
+    def call():
+        with transaction.atomic():
+            task.enqueue("second")
+            changed.wait(30)
+            Effect.objects.update(attempt=2)
+
+    def wait_for_the_call():
+        changed.set()
+        until_somebody_waits_for_a_lock()
+
+    monkeypatch.setattr(tasks, "meanwhile", wait_for_the_call)
+    caller = Elsewhere(call)
+    began = time.monotonic()
+    outcome = run(job, backend)
+
+    try:
+        caller.result()
+    except OperationalError:
+        # The caller was told, and has changed nothing.
+        assert outcome.written
+        assert (Job.objects.get().state, Job.objects.get().args, Effect.objects.get().attempt) == ("successful", ["first"], 1)
+    else:
+        assert (outcome.outcome, outcome.state) == ("interrupted", "scheduled")
+        Execution.objects.settle([outcome])
+        again = Job.objects.get()
+        assert (again.state, again.failures, again.args, Effect.objects.get().attempt) == ("scheduled", 0, ["second"], 2)
+    assert time.monotonic() - began < 20

@@ -6,8 +6,10 @@ import json
 import os
 import signal
 import time
+from urllib.parse import urlsplit, urlunsplit
 
 import pytest
+from django.db import connections
 
 from django_dbqueue.models import Execution, Job, Process
 
@@ -110,6 +112,22 @@ def test_runqueue_gives_up_on_a_database_that_does_not_come(runqueue, proxy):
     assert child.wait(20) == 1
     assert "See that its server runs" in log_of(child)
     assert "Traceback" not in log_of(child)
+
+
+@pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="SQLite has no users.")
+@pytest.mark.parametrize("changes", [{"user": "nobody_of_that_name"}, {"path": "/no_such_database"}], ids=str)
+def test_runqueue_ends_at_once_if_the_server_refuses_its_user_or_database(runqueue, changes):
+    url = urlsplit(os.environ["DATABASE_URL"])
+    user = changes.get("user", url.username)
+    password = f":{url.password}" if url.password else ""
+    netloc = f"{user}{password}@{url.netloc.rpartition('@')[2]}"
+    url = url._replace(netloc=netloc, path=changes.get("path", url.path))
+
+    child = runqueue(DATABASE_URL=urlunsplit(url), DBQUEUE_IN_TEST_DATABASE="0")
+
+    assert child.wait(60) == 1
+    assert "The server refuses the connection to 'default'" in log_of(child)
+    assert "Traceback" not in log_of(child) and "Waiting for the database" not in log_of(child)
 
 
 LOG_THAT_HANGS = """

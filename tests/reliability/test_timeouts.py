@@ -48,6 +48,19 @@ def test_a_coroutine_is_cancelled_and_clears_up(runqueue):
     assert neighbour.wait(20).return_value == "x"
 
 
+@pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="SQLite has no line on which an answer can be under way.")
+def test_connection_of_a_task_that_was_interrupted_in_a_query_is_not_used_again(worker):
+    """Of twelve that are interrupted so, half are on MariaDB between the query and its answer."""
+    interrupted = [tasks.query_too_long.enqueue(0.02) for _ in range(12)]
+    neighbours = [tasks.row.enqueue(str(number)) for number in range(24)]
+
+    worker(threads=4)
+
+    until(lambda: not Job.objects.exclude(state__in=["failed", "successful"]).exists())
+    assert {tuple(outcomes(each)) for each in interrupted} == {("timed_out",)}
+    assert {tuple(outcomes(each)) for each in neighbours} == {("successful",)}
+
+
 @only_with_processes
 @pytest.mark.parametrize(
     ("stuck", "place"),

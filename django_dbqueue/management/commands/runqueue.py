@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -32,6 +33,13 @@ from ...tasks import modules_with_tasks
 
 # By --verbosity. Normal is what the project has, or INFO.
 LEVELS = {0: logging.WARNING, 1: None}
+
+# MySQL's ER_DBACCESS_DENIED_ERROR, ER_ACCESS_DENIED_ERROR and its kind, and ER_BAD_DB_ERROR; what PostgreSQL and PgBouncer say.
+REFUSED = (1044, 1045, 1049, 1698)
+REFUSED_TEXT = re.compile(
+    r"authentication failed|no password supplied|no pg_hba.conf entry|no such (?:user|database)"
+    r'|(?:role|database) ".*" does not exist'
+)
 
 
 class Command(BaseCommand):
@@ -117,7 +125,7 @@ def _in(seconds: float, act: Callable[[], object]) -> None:
 
 
 def _wait_for_database(database: str, options: Options, stop: Stop) -> None:
-    """Until a connection can be made, ``stop`` is asked for, or ``give_up_after`` has passed."""
+    """Until a connection can be made or is refused for good, ``stop`` is asked for, or ``give_up_after`` has passed."""
     end = time.monotonic() + options.give_up_after
     trouble = Trouble("Waiting for the database")
 
@@ -130,7 +138,7 @@ def _wait_for_database(database: str, options: Options, stop: Stop) -> None:
                 trouble.over()
                 return
             except Error as error:
-                if time.monotonic() > end:
+                if time.monotonic() > end or _is_refused(error):
                     return
                 trouble.report(error)
                 stop.wait(1.0)
@@ -142,12 +150,23 @@ def _wait_for_database(database: str, options: Options, stop: Stop) -> None:
         thread.join(0.1)
 
 
+def _is_refused(error: Error) -> bool:
+    """Whether the server does not know the user, the password or the database. It will not change its mind while it is asked.
+
+    PostgreSQL's driver tells no code of a connection that was not made; of another language than English, its text says nothing.
+    """
+    cause = error.__cause__
+    return bool(cause and cause.args and cause.args[0] in REFUSED) or bool(REFUSED_TEXT.search(str(error)))
+
+
 def _look_at(database: str) -> None:
     """Say it at once, and simply, if there is no queue to work on."""
     try:
         Process.objects.using(database).exists()
     except Error as error:
         said = str(error).partition("\n")[0]
+        if _is_refused(error):
+            raise CommandError(f"The server refuses the connection to {database!r}: {said}\nSee DATABASES.") from None
         migrate = "migrate" if database == DEFAULT_DB_ALIAS else f"migrate dbqueue --database {database}"
         raise CommandError(
             f"The queue's tables in the database {database!r} cannot be read: {said}\n"
