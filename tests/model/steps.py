@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from django_dbqueue.compat import task_backends
@@ -14,9 +15,10 @@ from django_dbqueue.models import Execution, Job, Process, Semaphore, Settlement
 from django_dbqueue.models.expressions import after
 from django_dbqueue.models.states import FINISHED, UNSUCCESSFUL, Fence, Lane, Outcome, State
 from django_dbqueue.runtime import recovery
+from django_dbqueue.runtime.worker import Worker as Role
 
 from .. import tasks
-from .database import Database, Violation
+from .database import Database, Rows, Violation
 from .world import By, Claim, Fact, Worker, World, name_of, observe
 
 LANE = Lane("default", 0)
@@ -130,15 +132,25 @@ class Model:
             told = told._replace(rows=rows, facts=facts).with_worker(worker._replace(in_doubt=True))
             return f"{said}; the COMMIT succeeds, and its answer is lost", told
         if how == "failover":
-            return self._failover(said, told.with_worker(worker._replace(claims=(*worker.claims, *given))))
+            kept = self._kept(told, worker, given)
+            return self._failover(said, told.with_worker(worker._replace(claims=(*worker.claims, *kept))))
         told = told._replace(rows=rows, facts=facts)
-        twins = [claim for claim in given if claim.row.fence in worker.lost]
-        kept = tuple(claim for claim in given if claim not in twins)
+        kept = self._kept(told, worker, given)
         told = told.with_worker(worker._replace(claims=(*worker.claims, *kept)))
-        for claim in twins:
-            also, told = self.release(told, number, claim)
-            said = f"{said}; it had made this claim before, and {also}"
+        for twin in set(given) - set(kept):
+            said = f"{said}, which it had claimed before, and gives it back"
+            rows = self._without_twins(told, worker, twin)[1]
+            told = told._replace(rows=rows, facts=observe(self.database, told, rows, said, By(ends=twin)))
         return said, told
+
+    def _kept(self, world: World, worker: Worker, given: tuple[Claim, ...]) -> tuple[Claim, ...]:
+        return tuple(claim for claim in given if not worker.lost or self._without_twins(world, worker, claim)[0])
+
+    def _without_twins(self, world: World, worker: Worker, claim: Claim) -> tuple[bool, Rows]:
+        """As Worker passes on what it has claimed."""
+        role: Any = SimpleNamespace(_lost_claims=worker.lost, _jobs=Job.objects)
+        key = ("twins", worker.lost, claim.row.fence)
+        return self.database.do(world.rows, key, lambda: bool(Role._without_twins(role, [claim.row])))
 
     def release(self, world: World, number: int, claim: Claim, how: str = "") -> Step:
         worker = self._worker(world, number)
@@ -178,15 +190,22 @@ class Model:
     def give_back_unknown(self, world: World, number: int) -> Step:
         """As Worker does once its connection is back."""
         worker = self._worker(world, number)
-        here = frozenset(claim.row.fence for claim in worker.claims)
+        held = [claim.row for claim in worker.claims]
 
-        def give_back() -> tuple[int, frozenset[Fence]]:
-            owned = list(Job.objects.running().filter(process=worker.process))
-            released = Job.objects.release([job for job in owned if job.fence not in here])
-            return released, here - {job.fence for job in owned}
+        def give_back() -> frozenset[Fence]:
+            role: Any = SimpleNamespace(
+                _owned=lambda: Job.objects.running().filter(process=worker.process),
+                _pool=SimpleNamespace(waiting=lambda: held),
+                _running=list,
+                _settler=SimpleNamespace(unsettled=list),
+                _give_back=Job.objects.release,
+            )
+            Role._give_back_unknown(role)
+            return frozenset(role._lost_claims)
 
-        (released, lost), rows = self.database.do(world.rows, ("give back", worker.process, here), give_back)
-        said = f"{worker} has its connection back, and gives back what it does not know: {released}"
+        key = ("give back", worker.process, frozenset(job.fence for job in held))
+        lost, rows = self.database.do(world.rows, key, give_back)
+        said = f"{worker} has its connection back, and gives back what it does not know"
         facts = observe(self.database, world, rows, said, By(gives_back=worker))
         worker = worker._replace(in_doubt=False, lost=lost)
         return said, world.with_worker(worker)._replace(rows=rows, facts=facts)

@@ -28,6 +28,7 @@ from django_dbqueue.models.process import ProcessQuerySet
 from django_dbqueue.models.slot import SlotQuerySet
 from django_dbqueue.models.states import State
 from django_dbqueue.runtime import recovery
+from django_dbqueue.runtime.worker import Worker
 
 from .. import tasks
 from .database import Database
@@ -55,11 +56,11 @@ def two_jobs_with_a_limit_of_one():
 
 
 SCENARIOS = {
-    "deaths": Scenario(one_job, {"crash": 1, "time": 1, "silence": 1, "unbegun": 1, "failure": 1}),
+    "deaths": Scenario(one_job, {"crash": 1, "time": 1, "silence": 1, "unbegun": 1}),
     "outages": Scenario(one_job, {"crash": 1, "no answer": 1, "failure": 1, "time": 1}),
     "failovers": Scenario(one_job, {"failover": 1, "no answer": 1, "release": 1}),
-    "stops": Scenario(one_job, {"stop": 1, "retry": 1, "crash": 1, "failure": 1, "release": 1}),
-    "keys": Scenario(one_job_with_a_key, {"call": 2, "time": 1, "interrupted": 1}),
+    "stops": Scenario(one_job, {"stop": 1, "retry": 1, "crash": 1, "failure": 1}),
+    "keys": Scenario(one_job_with_a_key, {"call": 2, "time": 1}),
     "stops and keys": Scenario(one_job_with_a_key, {"call": 1, "stop": 1, "interrupted": 1, "release": 1}),
     "limits": Scenario(two_jobs_with_a_limit_of_one, {"crash": 1, "release": 1, "no answer": 1}),
 }
@@ -198,10 +199,15 @@ def a_dropped_outcome_in_the_place_of_the_next(monkeypatch):
     monkeypatch.setattr(ExecutionQuerySet, "settle", record_all)
 
 
+def a_lost_claim_that_its_worker_makes_again(monkeypatch):
+    """One process has one fencing token twice."""
+    monkeypatch.setattr(Worker, "_without_twins", lambda self, jobs: jobs)
+
+
 MUTANTS = [
     (judged_by_now, "deaths", "has timed out after 0 s"),
     (a_stop_of_the_attempt, "stops", "runs again, though an operator has stopped it"),
-    (a_stop_that_a_release_forgets, "stops", "runs again, though an operator has stopped it"),
+    (a_stop_that_a_release_forgets, "stops and keys", "runs again, though an operator has stopped it"),
     (again_at_once, "keys", "s before the time that was asked for"),
     (released_at_once, "stops and keys", "s before the time that was asked for"),
     (a_fence_without_process, "failovers", "was accepted for claim #2, which another has made"),
@@ -211,6 +217,7 @@ MUTANTS = [
     (slots_that_do_not_count, "limits", "2 jobs run under a limit of 1"),
     (a_call_that_is_forgotten, "keys", "has not run as it was asked for last"),
     (a_stop_that_outlives_a_call, "stops and keys", "has not run as it was asked for last"),
+    (a_lost_claim_that_its_worker_makes_again, "failovers", "was accepted for claim #2, which another has made"),
     (a_dropped_outcome_in_the_place_of_the_next, "failovers", "UNIQUE constraint failed"),
 ]
 
