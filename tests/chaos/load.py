@@ -23,7 +23,7 @@ LIMITED_KEYS = 3
 # So many seconds a key is asked for, and then no more: what was its last version must have been run.
 LIFE = 4
 # Of a recurring task, in seconds.
-EVERY = 2
+EVERY, SCHEDULE = 2, "the schedule"
 # One that operators pause and resume, and one that no worker serves.
 PAUSABLE, UNSERVED = "pausable", "unserved"
 ACCOUNTS = 4
@@ -68,7 +68,7 @@ class Load:
         ]
         RecurringTask.objects.bulk_create(by_hand)
         every = {"every": timedelta(seconds=EVERY), "missed": "all", "most_missed": 1000}
-        RecurringTask.objects.create(name="the schedule", task=task, **every)
+        RecurringTask.objects.create(name=SCHEDULE, task=task, **every)
         self._thread.start()
 
     def stop(self) -> None:

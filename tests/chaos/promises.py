@@ -11,7 +11,7 @@ from django_dbqueue.models import Batch, Execution, Job, RecurringExecution
 
 from ..models import Interval, Mark
 from . import tasks
-from .load import EVERY, Load
+from .load import EVERY, SCHEDULE, Load
 from .operators import Operators
 from .watch import Watch
 
@@ -163,7 +163,8 @@ def _batches(confirmed: set[str]) -> Iterator[str]:
 
 def _times() -> Iterator[str]:
     """One job each, and none is left out: what no dispatcher was there for is made up for."""
-    times = dict(RecurringExecution.objects.order_by("run_at").values_list("run_at", "job"))
+    rows = RecurringExecution.objects.filter(task__name=SCHEDULE)
+    times = dict(rows.order_by("run_at").values_list("run_at", "job"))
     jobs = set(Job.objects.filter(task=tasks.effect_of_a_time.module_path).values_list("pk", flat=True))
     if alone := jobs - set(times.values()):
         yield f"{len(alone)} jobs beside those of the times"

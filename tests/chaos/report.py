@@ -10,7 +10,7 @@ from statistics import median
 from django_dbqueue.models import Execution, Job, RecurringExecution
 
 from ..models import Effect, Interval
-from .load import Load
+from .load import SCHEDULE, Load
 from .operators import Operators
 from .promises import NO_DEADLOCKS, broken
 from .watch import Watch
@@ -89,7 +89,7 @@ def report(
         "versions of keys": sum(load.versions.values()),
         "walks": Job.objects.filter(pipeline__isnull=False).count(),
         "batches": len(load.batches),
-        "times": RecurringExecution.objects.count(),
+        "times": RecurringExecution.objects.filter(task__name=SCHEDULE).count(),
         "debounced calls": sum(map(len, load.put_off.values())),
         "jobs retried by hand": len(operators.retried),
         "looks for what stands": watch.samples,

@@ -22,7 +22,7 @@ from django_dbqueue.runtime import recovery
 
 from .. import tasks
 from ..conftest import all_claimed
-from .machine_actors import ACTORS, LARGE, SERVED, Actor, Outcome, State, actors, ends, queues, settle, settlement
+from .machine_actors import ACTORS, LARGE, PREFETCHED, SERVED, Actor, Outcome, State, actors, ends, queues, settle, settlement
 
 logger = logging.getLogger(__name__)
 
@@ -345,6 +345,8 @@ class Jobs(RuleBasedStateMachine):
 
     def _got(self, actor, jobs):
         self._look()
+        large = [job.size for job in jobs if job.size]
+        assert len(large) <= 1 or sum(large) <= PREFETCHED, "it has loaded more than it may"
         for job in jobs:
             fence = str(job.pk), job.attempt
             assert fence not in self.given, "an attempt was given twice"
