@@ -163,7 +163,7 @@ def test_two_versions_of_the_code_work_off_one_queue_during_a_rolling_deploy(old
         old.call("fill('after the migration', 40)")
         new.call("fill('new, as the old one still runs', 40)")
         new_one = new.runqueue()
-        until(lambda: Process.objects.using(ALIAS).alive().filter(kind=Process.Kind.WORKER).count() == 2)
+        until(lambda: Process.objects.using(ALIAS).alive().filter(kind=Process.Kind.WORKER).count() == 2, 120)
         (tmp_path / "go").touch()
         ran = beside_each_other(old, new, marks)
         # What the old one has claimed and not begun, it gives back.
@@ -203,7 +203,7 @@ def beside_each_other(old, new, marks):
     for number in range(20):
         for code in (old, new):
             code.call(f"fill('{code.name} and {number}', 40)")
-        until(have_ended)
+        until(have_ended, 120)
         if len(ran()) == 4:
             break
     return ran()
