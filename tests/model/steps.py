@@ -18,7 +18,7 @@ from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.worker import Worker as Role
 
 from .. import tasks
-from .database import Database, Rows, Violation
+from .database import Database, Violation
 from .world import By, Claim, Fact, Worker, World, name_of, observe
 
 LANE = Lane("default", 0)
@@ -131,26 +131,21 @@ class Model:
         if how == "no answer":
             told = told._replace(rows=rows, facts=facts).with_worker(worker._replace(in_doubt=True))
             return f"{said}; the COMMIT succeeds, and its answer is lost", told
-        if how == "failover":
-            kept = self._kept(told, worker, given)
-            return self._failover(said, told.with_worker(worker._replace(claims=(*worker.claims, *kept))))
-        told = told._replace(rows=rows, facts=facts)
-        kept = self._kept(told, worker, given)
-        told = told.with_worker(worker._replace(claims=(*worker.claims, *kept)))
-        for twin in set(given) - set(kept):
-            said = f"{said}, which it had claimed before, and gives it back"
-            rows = self._without_twins(told, worker, twin)[1]
-            told = told._replace(rows=rows, facts=observe(self.database, told, rows, said, By(ends=twin)))
-        return said, told
+        going_on, started = self._sorted(told, worker, given)
+        if going_on:
+            said = f"{said}, which it runs already: it goes on"
+        claims = tuple(going_on.get(claim.row.fence, claim) for claim in worker.claims)
+        told = told.with_worker(worker._replace(claims=(*claims, *started)))
+        return self._failover(said, told) if how == "failover" else (said, told._replace(rows=rows, facts=facts))
 
-    def _kept(self, world: World, worker: Worker, given: tuple[Claim, ...]) -> tuple[Claim, ...]:
-        return tuple(claim for claim in given if not worker.lost or self._without_twins(world, worker, claim)[0])
-
-    def _without_twins(self, world: World, worker: Worker, claim: Claim) -> tuple[bool, Rows]:
-        """As Worker passes on what it has claimed."""
-        role: Any = SimpleNamespace(_lost_claims=worker.lost, _jobs=Job.objects)
-        key = ("twins", worker.lost, claim.row.fence)
-        return self.database.do(world.rows, key, lambda: bool(Role._without_twins(role, [claim.row])))
+    def _sorted(self, world: World, worker: Worker, given: tuple[Claim, ...]) -> tuple[dict[Fence, Claim], list[Claim]]:
+        """As Worker passes on what it has claimed: what goes on under the new claim, by its token, and what begins."""
+        here = {claim.row.fence: claim for claim in worker.claims}
+        role: Any = SimpleNamespace(_before=set(worker.lost), _going_on=set(), _here=lambda: set(here))
+        begin = [claim.row for claim in given] if not worker.lost else Role._not_here(role, [claim.row for claim in given])
+        started = [claim for claim in given if claim.row in begin]
+        others = [claim for claim in given if claim.row not in begin]
+        return {claim.row.fence: replace(here[claim.row.fence], serial=claim.serial) for claim in others}, started
 
     def release(self, world: World, number: int, claim: Claim, how: str = "") -> Step:
         worker = self._worker(world, number)
@@ -190,20 +185,18 @@ class Model:
     def give_back_unknown(self, world: World, number: int) -> Step:
         """As Worker does once its connection is back."""
         worker = self._worker(world, number)
-        held = [claim.row for claim in worker.claims]
+        here = {claim.row.fence for claim in worker.claims}
 
         def give_back() -> frozenset[Fence]:
+            owned = Job.objects.running().filter(process=worker.process)
+            known = {job.fence for job in owned}
             role: Any = SimpleNamespace(
-                _owned=lambda: Job.objects.running().filter(process=worker.process),
-                _pool=SimpleNamespace(waiting=lambda: held),
-                _running=list,
-                _settler=SimpleNamespace(unsettled=list),
-                _give_back=Job.objects.release,
+                _recent=(), _going_on=set(), _owned=lambda: owned, _here=lambda: here, _give_back=Job.objects.release
             )
             Role._give_back_unknown(role)
-            return frozenset(role._lost_claims)
+            return frozenset(role._before - known)
 
-        key = ("give back", worker.process, frozenset(job.fence for job in held))
+        key = ("give back", worker.process, frozenset(here))
         lost, rows = self.database.do(world.rows, key, give_back)
         said = f"{worker} has its connection back, and gives back what it does not know"
         facts = observe(self.database, world, rows, said, By(gives_back=worker))
@@ -241,7 +234,7 @@ class Model:
             ids = (
                 frozenset(Job.objects.running().filter(process=process).values_list("pk", flat=True)) if unbegun else frozenset()
             )
-            death = recovery.Death(how="was killed", unbegun=ids, at=time.monotonic() - ago)
+            death = recovery.Death(how="was killed", unbegun=ids, clock=time.monotonic() - ago)
             _recover(Process.objects.filter(pk=process), death)
 
         known = " and had not begun" if unbegun else ""
@@ -364,8 +357,7 @@ class Model:
             return step[1]
 
         for number in (1, 2):
-            if self._worker(world, number).silent:
-                world = then(self.beat(world, number))
+            world = then(self.beat(world, number))
             if self._worker(world, number).in_doubt:
                 world = then(self.give_back_unknown(world, number))
             for claim in self._worker(world, number).claims:

@@ -201,7 +201,7 @@ def a_dropped_outcome_in_the_place_of_the_next(monkeypatch):
 
 def a_lost_claim_that_its_worker_makes_again(monkeypatch):
     """One process has one fencing token twice."""
-    monkeypatch.setattr(Worker, "_without_twins", lambda self, jobs: jobs)
+    monkeypatch.setattr(Worker, "_not_here", lambda self, jobs: jobs)
 
 
 MUTANTS = [
