@@ -170,19 +170,19 @@ def by_account(account):
 @pytest.mark.parametrize(
     ("one", "other", "said"),
     [
-        ({"concurrency": limit(1, group="bank")}, {"concurrency": limit(4, group="bank")}, "1 at a time and 4 at a time"),
+        ({"concurrency": limit(1, group="vault")}, {"concurrency": limit(4, group="vault")}, "1 at a time and 4 at a time"),
         (
-            {"rate": Rate(5, per=60, group="bank")},
-            {"rate": Rate(5, group="bank", burst=2)},
+            {"rate": Rate(5, per=60, group="vault")},
+            {"rate": Rate(5, group="vault", burst=2)},
             "5 in 60 s with burst=1 and 5 in 1 s with burst=2",
         ),
-        ({"concurrency": limit(4, group="bank")}, {"concurrency": limit(4, group="bank")}, None),
-        ({"rate": Rate(60, per=60, group="bank")}, {"rate": Rate(1, group="bank")}, None),
-        ({"concurrency": limit(1, group="bank")}, {"concurrency": limit(4, group="Bank")}, None),
-        ({"concurrency": limit(1, group="bank")}, {"rate": Rate(4, group="bank")}, None),
+        ({"concurrency": limit(4, group="vault")}, {"concurrency": limit(4, group="vault")}, None),
+        ({"rate": Rate(60, per=60, group="vault")}, {"rate": Rate(1, group="vault")}, None),
+        ({"concurrency": limit(1, group="vault")}, {"concurrency": limit(4, group="Bank")}, None),
+        ({"concurrency": limit(1, group="vault")}, {"rate": Rate(4, group="vault")}, None),
         ({"concurrency": limit(1)}, {"concurrency": limit(4)}, None),
-        ({"concurrency": limit(1, key=by_account, group="bank")}, {"concurrency": limit(4, group="bank")}, None),
-        ({"concurrency": limit(1, group="bank")}, {"concurrency": limit(4, group="bank"), "backend": "other"}, None),
+        ({"concurrency": limit(1, key=by_account, group="vault")}, {"concurrency": limit(4, group="vault")}, None),
+        ({"concurrency": limit(1, group="vault")}, {"concurrency": limit(4, group="vault"), "backend": "other"}, None),
     ],
 )
 def test_check_warns_of_tasks_of_one_group_with_different_numbers(monkeypatch, one, other, said):
@@ -195,4 +195,4 @@ def test_check_warns_of_tasks_of_one_group_with_different_numbers(monkeypatch, o
     found = [message for message in messages if "shop.tasks" in message]
 
     assert len(found) == (said is not None)
-    assert not found or f"shop.tasks.first and shop.tasks.second share the group 'bank' and do not agree: {said}." in found[0]
+    assert not found or f"shop.tasks.first and shop.tasks.second share the group 'vault' and do not agree: {said}." in found[0]
