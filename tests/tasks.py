@@ -95,6 +95,18 @@ def count_too_long():
 
 
 @task(timeout=2)
+def loop_for(seconds):
+    for _ in range(int(seconds * 100)):
+        time.sleep(0.01)
+
+
+@task
+def hold_the_interpreter(seconds):
+    """In C code that does not let go of it."""
+    ctypes.PyDLL(None).usleep(seconds * 1_000_000)
+
+
+@task(timeout=2)
 def loop_too_long():
     Run.objects.create(job="begun")
     try:

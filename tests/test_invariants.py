@@ -279,6 +279,25 @@ def test_the_message_of_a_group_is_that_of_the_first_in_one_settlement(claim):
     assert Failure.objects.get().message == "order 1"
 
 
+@pytest.mark.parametrize("together", [1, 30])
+def test_messages_of_one_place_whose_words_are_free_are_one_group_from_the_twenty_first_on(claim, together):
+    def failure(word, location="x"):
+        return ErrorReport(type="ValueError", message=word, traceback="", location=location, pattern=word)
+
+    words = [failure("w" * length) for length in range(1, 31)]
+    errors = [*words, failure("w"), failure("w", location="elsewhere")]
+    tasks.add.enqueue_many([(number,) for number in range(32)])
+    ends = [Settlement.of(job, Outcome.FAILED, State.FAILED, error=e) for job, e in zip(claim(), errors, strict=True)]
+
+    for start in range(0, 32, together):
+        settle(*ends[start : start + together])
+
+    counts = dict(Failure.objects.filter(location="x").values_list("pk", "count"))
+    assert sorted(counts.values()) == [*[1] * 19, 2, 10]
+    assert Failure.objects.get(location="elsewhere").count == 1
+    assert Execution.objects.filter(failure__count=10).count() == 10
+
+
 @pytest.mark.parametrize(("failures", "state"), [(1, "scheduled"), (4, "failed")])
 def test_a_lost_job_has_all_its_attempts(claim, process, failures, state):
     """Without importing its task, which may be what its processes died of."""

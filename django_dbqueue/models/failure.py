@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from django.db import models, transaction
-from django.db.models import Case, F, Value, When
+from django.db.models import Case, Count, F, Value, When
 from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 
@@ -16,6 +17,9 @@ from .primary import PrimaryQuerySet
 
 # How many are forgotten in one transaction.
 MOST_PRUNED = 10_000
+# So many groups one exception has at one place; and the kind of message of those that come after them, which no message has.
+MOST_ALIKE = 20
+FURTHER = "\0"
 
 
 class FailureQuerySet(PrimaryQuerySet["Failure"]):
@@ -55,15 +59,31 @@ class FailureQuerySet(PrimaryQuerySet["Failure"]):
     def identify(self, reports: Mapping[str, ErrorReport]) -> dict[str, int]:
         """The group's id for each fingerprint; a group is made for one that was never seen."""
         known = self._ids(reports)
-        new = [
-            Failure(fingerprint=key, error_type=r.type[:255], message=r.message, location=r.location)
-            for key, r in sorted(reports.items())
-            if key not in known
-        ]
-        if new:
-            self.bulk_create(new, ignore_conflicts=True)
-            known = self._ids(reports)
+        if missing := {key: report for key, report in reports.items() if key not in known}:
+            groups = self._grouped(missing)
+            prints = {key: report.fingerprint for key, report in groups.items()}
+            found = self._ids(prints.values())
+            new = {report.fingerprint: report for report in groups.values() if report.fingerprint not in found}
+            if new:
+                rows = [
+                    Failure(fingerprint=key, error_type=r.type[:255], message=r.message, location=r.location)
+                    for key, r in sorted(new.items())
+                ]
+                self.bulk_create(rows, ignore_conflicts=True)
+                found = self._ids(prints.values())
+            known |= {key: found[fingerprint] for key, fingerprint in prints.items()}
         return known
+
+    def _grouped(self, new: Mapping[str, ErrorReport]) -> dict[str, ErrorReport]:
+        """Where one place has many kinds of messages already, their words are values: all further ones are one kind."""
+        rows = self.filter(location__in={report.location for report in new.values()}).order_by()
+        counts = Counter({tuple(place): n for *place, n in rows.values_list("error_type", "location").annotate(Count("pk"))})
+        groups = {}
+        for key, report in sorted(new.items()):
+            place = report.type[:255], report.location
+            counts[place] += 1
+            groups[key] = report if counts[place] <= MOST_ALIKE else replace(report, pattern=FURTHER)
+        return groups
 
     def record(self, ids: list[int]) -> None:
         """Count one more of each. A resolved group that fails again is open again."""
@@ -72,8 +92,8 @@ class FailureQuerySet(PrimaryQuerySet["Failure"]):
         for pk, times in sorted(Counter(ids).items()):
             self.filter(pk=pk).update(count=F("count") + times, last_seen=Now(), state=reopened)
 
-    def _ids(self, reports: Mapping[str, ErrorReport]) -> dict[str, int]:
-        return dict(self.filter(fingerprint__in=list(reports)).values_list("fingerprint", "pk"))
+    def _ids(self, fingerprints: Iterable[str]) -> dict[str, int]:
+        return dict(self.filter(fingerprint__in=list(fingerprints)).values_list("fingerprint", "pk"))
 
 
 class Failure(models.Model):

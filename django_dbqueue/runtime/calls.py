@@ -27,6 +27,8 @@ class Call:
     def __init__(self, job: Job) -> None:
         self.job, self.began = job, time.monotonic()
         self.should_stop = False
+        # Seconds since it began in which no thread of its process could run.
+        self.held_up = 0.0
         self.reason: type[Interruption] | None = None
         self.asked_at = float("inf")
         self.log: Lines | None = None

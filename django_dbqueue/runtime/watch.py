@@ -26,6 +26,8 @@ class Watch:
 
     # So often it looks, in seconds: while there are jobs, and while there are none.
     LOOK, IDLE = 0.2, 0.5
+    # If it comes round so much later, in seconds, no thread of this process could run meanwhile.
+    HELD_UP = 1.0
     # A job hangs that runs so many times as long as its task usually does, and for so many seconds at least.
     TIMES, LEAST = 20.0, 60.0
     # A hanging job's stack is taken again after so many seconds.
@@ -55,15 +57,24 @@ class Watch:
 
     def _run(self, ended: Stop) -> None:
         calls: Sequence[Call] = ()
+        expected_at = time.monotonic() + self.IDLE
         while not ended.wait(self.LOOK if calls else self.IDLE):
             calls = self._running()
             self._forget(calls)
+            self._note_hold_up(calls, time.monotonic() - expected_at)
             for call in calls:
                 self._look(call, time.monotonic())
+            expected_at = time.monotonic() + (self.LOOK if calls else self.IDLE)
+
+    def _note_hold_up(self, calls: Iterable[Call], late: float) -> None:
+        """Somebody's C code has not let go of the interpreter, or the host was suspended."""
+        if late > self.HELD_UP:
+            for call in calls:
+                call.held_up += min(late, time.monotonic() - call.began)
 
     def _look(self, call: Call, now: float) -> None:
         job = call.job
-        if job.timeout and now - call.began > job.timeout.total_seconds():
+        if job.timeout and self._ran(call, now) > job.timeout.total_seconds():
             call.ask(TimedOut)
         if now - call.asked_at > self._grace and call not in self.stuck:
             logger.error("Job %s of %s does not stop; its worker is replaced.", job.pk, job.task, extra=job.log_fields)
@@ -72,6 +83,11 @@ class Watch:
         elif now - call.began > self._longest(job) and now - self._looked.get(call, float("-inf")) > self.AGAIN:
             logger.warning("Job %s of %s hangs.", job.pk, job.task, extra=job.log_fields)
             self._take_stack(call, now)
+
+    def _ran(self, call: Call, now: float) -> float:
+        """In seconds. Time in which it was held up does not count, up to as much as its timeout: it may be the cause of it."""
+        timeout = call.job.timeout.total_seconds() if call.job.timeout else 0.0
+        return now - call.began - min(call.held_up, timeout)
 
     def _longest(self, job: Job) -> float:
         usual = self._durations.usual(job.task)

@@ -90,6 +90,18 @@ def test_what_cannot_be_interrupted_is_ended_with_its_process_and_its_neighbours
     assert tasks.add.enqueue(1).wait(20).return_value == 1
 
 
+def test_time_in_which_a_neighbour_holds_the_interpreter_does_not_count_but_no_more_than_the_timeout(worker):
+    """Three seconds are more than the timeout of two. It is not the neighbours' fault, as far as anybody can tell."""
+    neighbours = [tasks.loop_for.enqueue(0.5), tasks.loop_for.enqueue(60)]
+    worker(threads=3)
+    until(lambda: Job.objects.running().count() == 2)
+    holder = tasks.hold_the_interpreter.enqueue(3)
+
+    until(lambda: not Job.objects.exclude(state__in=["failed", "successful"]).exists())
+
+    assert [outcomes(each) for each in (holder, *neighbours)] == [["successful"], ["successful"], ["timed_out"]]
+
+
 @only_with_processes
 def test_while_a_worker_with_a_stuck_job_ends_another_one_works(runqueue):
     stuck = tasks.sleep_too_long.enqueue(3600)
