@@ -248,6 +248,8 @@ def test_a_node_cut_off_and_a_node_killed_lose_nothing(nodes, servers, runqueue)
 
         nodes[1].isolate(yes=True)
         until(lambda: "could not beat" in log_of(hosts[1]))
+        hosts.append(runqueue("--only", "workers", DATABASE_URL=url(nodes[1].port), DBQUEUE_OPTIONS=OPTIONS))
+        until(lambda: "Waiting for the database" in log_of(hosts[-1]))
         load.goes_on()
         nodes[1].isolate(yes=False)
         servers.wait_for(nodes, 60)

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
-from django.db import DEFAULT_DB_ALIAS, Error, connections
+from django.db import DEFAULT_DB_ALIAS, Error, ProgrammingError, connections
 from django.utils import autoreload
 
 from ...backend import DatabaseBackend
@@ -24,7 +24,7 @@ from ...compat import DEFAULT_TASK_BACKEND_ALIAS, task_backends
 from ...exceptions import InvalidOption
 from ...models import Process
 from ...options import Options
-from ...runtime.connection import keep_connections, prepare
+from ...runtime.connection import discard, keep_connections, prepare
 from ...runtime.log import Trouble, log_to_console
 from ...runtime.signals import obey_signals, run_beside_signals
 from ...runtime.stop import Stop
@@ -125,7 +125,7 @@ def _in(seconds: float, act: Callable[[], object]) -> None:
 
 
 def _wait_for_database(database: str, options: Options, stop: Stop) -> None:
-    """Until a connection can be made or is refused for good, ``stop`` is asked for, or ``give_up_after`` has passed."""
+    """Until a connection is made and served, or is refused for good; ``stop`` is asked for, or ``give_up_after`` has passed."""
     end = time.monotonic() + options.give_up_after
     trouble = Trouble("Waiting for the database")
 
@@ -133,8 +133,9 @@ def _wait_for_database(database: str, options: Options, stop: Stop) -> None:
         prepare(database, options.statement_limit)
         while not stop.asked:
             try:
-                connections[database].ensure_connection()
-                connections[database].close()
+                # A node of Galera that has lost the majority lets everybody in, and serves nobody.
+                with suppress(ProgrammingError):
+                    Process.objects.using(database).exists()
                 trouble.over()
                 return
             except Error as error:
@@ -142,6 +143,8 @@ def _wait_for_database(database: str, options: Options, stop: Stop) -> None:
                     return
                 trouble.report(error)
                 stop.wait(1.0)
+            finally:
+                discard(database)
 
     # A connection that is being made cannot be interrupted: its thread is left behind.
     thread = threading.Thread(target=wait, name="database", daemon=True)
