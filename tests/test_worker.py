@@ -14,7 +14,6 @@ from django_dbqueue.compat import signals
 from django_dbqueue.models import Execution, Job, Settled, Settlement
 from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.models.jobs import JobQuerySet
-from django_dbqueue.models.queue import QueueQuerySet
 from django_dbqueue.options import Options
 from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.runtime.settler import Settler
@@ -296,10 +295,11 @@ def test_a_receiver_that_exits_ends_no_thread_and_no_job(worker):
 def test_a_claim_that_breaks_while_lanes_are_read_ends_no_worker(worker, monkeypatch):
     worker()
     tasks.nothing.enqueue().wait(timeout=20)
-    break_once(monkeypatch, QueueQuerySet, "paused", OperationalError("server closed the connection"))
+    calls = break_once(monkeypatch, JobQuerySet, "lanes", OperationalError("server closed the connection"))
 
     for priority in range(5):
         tasks.nothing.using(priority=priority).enqueue().wait(timeout=20)
+    assert calls
 
 
 def test_lines_of_the_log_have_fields_for_machines(worker, caplog):
