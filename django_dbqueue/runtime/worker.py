@@ -130,23 +130,27 @@ class Worker:
         for jobs in self._claimer.claim(room, self._pool.held_bytes()) if room > 0 else ():
             others, too_many = self._coroutines.take(jobs, self._claimer.leave)
             self._pool.put(others)
-            self._jobs.release(too_many)
+            self._give_back(too_many)
             self._claimed += len(jobs)
         return self._claimed - before, room
 
     def _give_back(self, jobs: Sequence[Job]) -> None:
-        self._jobs.release(jobs)
+        """Those whose rows others have locked stay this process's: they are in doubt, and given back later."""
+        if self._jobs.release(jobs) < len(jobs):
+            self._in_doubt = True
         for job in jobs:
             self._board.drop(job.pk)
 
     def _give_back_unknown(self) -> None:
-        """A claim that broke may still have been committed: such jobs are this process's, but never came here."""
+        """Jobs that are this process's, and not here: of a claim that broke and may still have been committed, or locked as they
+        were given back.
+        """
         owned = list(self._owned())
         # In the order in which a job passes them, so that none slips by.
         here = {job.fence for job in [*self._pool.waiting(), *(call.job for call in self._running())]}
         here.update(outcome.fence for outcome in self._settler.unsettled())
-        self._give_back([job for job in owned if job.fence not in here])
         self._in_doubt = False
+        self._give_back([job for job in owned if job.fence not in here])
 
     def _look_after_running(self) -> None:
         """Store the stacks of those that hang and what tasks have noted, and stop those that an operator wants stopped."""
