@@ -15,6 +15,7 @@ from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.board import Board
 from django_dbqueue.runtime.dispatcher import Dispatcher
 from django_dbqueue.runtime.settler import Settler
+from django_dbqueue.runtime.worker import Worker
 
 from . import tasks
 from .conftest import until
@@ -101,6 +102,38 @@ def test_a_closed_settler_still_writes_what_was_locked(claim):
     settler.join(30)
     assert (settler.alive, settled()) == (False, 1)
     connections.close_all()
+
+
+def test_a_claimed_job_whose_row_is_locked_keeps_no_others_from_being_given_back(claim, backend):
+    tasks.nothing.enqueue_many([()] * 3)
+    jobs = claim()
+    worker = Worker(backend, backend.config, Board.private(10))
+    worker._heartbeat.process = jobs[0].process
+
+    with locked(jobs[:1]):
+        giving_back = Elsewhere(lambda: worker._give_back(jobs))
+        until(lambda: Job.objects.ready().count() == 2, 10)
+        giving_back.result()
+        assert worker._in_doubt
+
+    worker._give_back_unknown()
+    assert (Job.objects.ready().count(), worker._in_doubt) == (3, False)
+    worker._listener.close()
+
+
+def test_a_claimed_job_whose_row_is_locked_keeps_no_others_of_its_dead_process_from_being_recovered(claim, process):
+    tasks.nothing.enqueue_many([()] * 3)
+    jobs = claim()
+    death = recovery.Death(how="died", unbegun=frozenset(job.pk for job in jobs))
+
+    with locked(jobs[:1]):
+        recovering = Elsewhere(
+            lambda: recovery.recover(task_backends["default"], Process.objects.filter(pk=process.pk), death, list)
+        )
+        until(lambda: Job.objects.ready().count() == 2, 10)
+        recovering.result()
+
+    assert recovery.recover(task_backends["default"], Process.objects.none(), recovery.Death(how="died"), list) == 1
 
 
 def test_orphans_whose_rows_are_locked_keep_no_others_from_being_recovered(claim, process, monkeypatch):

@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from django.db import OperationalError, connections, models, transaction
@@ -21,7 +20,7 @@ from .batch_share import BatchShare, EndedRun
 from .claim_size import Budget
 from .expressions import Among, NotBefore, Now, after
 from .lanes import lanes
-from .locking import delete, lock_first, locked_parts
+from .locking import delete, lock, lock_first, locked_parts
 from .operated import OperatedJobs
 from .process import Process
 from .semaphore import Semaphore
@@ -37,10 +36,6 @@ if TYPE_CHECKING:
 
 # So often a claim goes on behind jobs that find no slot.
 ROUNDS = 50
-
-
-def _claim_of(job: Job) -> tuple[int, int | None]:
-    return job.attempt, job.process_id
 
 
 # And not enqueued again since.
@@ -236,12 +231,17 @@ class JobQuerySet(OperatedJobs):
         """Give back claimed jobs that were not started: they count no attempt, and nothing is recorded of them.
 
         A job that an operator has stopped meanwhile is DISCARDED. One that was enqueued again meanwhile waits for the time of
-        that call.
+        that call. One whose row somebody else has locked stays as it is.
         """
-        released = 0
-        for (attempt, process), group in groupby(sorted(jobs, key=_claim_of), key=_claim_of):
-            owned = self.running().filter(attempt=attempt, process=process, pk__in=[job.pk for job in group])
-            released += owned.update(**_RELEASED)
+        if not jobs:
+            return 0
+        fences = {job.fence for job in jobs}
+        with transaction.atomic(using=self.db, savepoint=False):
+            # In the order in which a settlement locks them, and found by key alone.
+            rows = lock(self.filter(Among([job.id for job in jobs])).order_by("pk"))
+            owned = [row[0] for row in rows.values_list("pk", "attempt", "process_id") if row in fences]
+            # Who has a process runs.
+            released = self.filter(Among(owned)).update(**_RELEASED) if owned else 0
         wake_each(self.db, (job.queue for job in jobs))
         return released
 

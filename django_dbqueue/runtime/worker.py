@@ -145,17 +145,21 @@ class Worker:
         for jobs in self._claimer.claim(room, self._pool.held_bytes()) if room > 0 else ():
             others, too_many = self._coroutines.take(self._not_here(jobs) if self._before else jobs, self._claimer.leave)
             self._pool.put(others)
-            self._jobs.release(too_many)
+            self._give_back(too_many)
             self._claimed += len(jobs)
         return self._claimed - before, room
 
     def _give_back(self, jobs: Sequence[Job]) -> None:
-        self._jobs.release(jobs)
+        """Those whose rows others have locked stay this process's: they are in doubt, and given back later."""
+        if self._jobs.release(jobs) < len(jobs):
+            self._in_doubt = True
         for job in jobs:
             self._board.drop(job.pk)
 
     def _give_back_unknown(self) -> None:
-        """A claim that broke may still have been committed: such jobs are this process's, but never came here."""
+        """Jobs that are this process's, and not here: of a claim that broke and may still have been committed, or locked as they
+        were given back.
+        """
         ended = set(self._recent)
         owned = list(self._owned())
         here = self._here()
@@ -163,9 +167,8 @@ class Worker:
         for job in gone:
             if job.fence in ended:
                 logger.error(TWICE, job.pk, job.attempt, "its end", extra=job.log_fields)
+        self._before, self._going_on, self._in_doubt = here | ended, self._going_on & here, False
         self._give_back(gone)
-        self._before, self._going_on = here | ended, self._going_on & here
-        self._in_doubt = False
 
     def _not_here(self, jobs: Sequence[Job]) -> Sequence[Job]:
         """Without those that go on here under the claim that was just made, as a failover has lost the one before it."""

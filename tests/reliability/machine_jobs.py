@@ -138,12 +138,7 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(actor=actors, number=st.integers(1, 3))
     def release(self, actor, number):
-        actor = self.actors[actor]
-        jobs, actor.held = actor.held[:number], actor.held[number:]
-        owned = [job for job in jobs if self._runs(job) and self._current(job) == (str(job.pk), job.attempt)]
-        assert actor.call(Job.objects.release, jobs) == len(owned)
-        for job in owned:
-            self.ended[str(job.pk), job.attempt] = "released"
+        self._give_back(self.actors[actor], number)
 
     # What goes wrong.
 
@@ -358,6 +353,16 @@ class Jobs(RuleBasedStateMachine):
             self.given[fence] = actor.process.name
             self.called[fence] = job.stage, job.args
         actor.held += jobs
+
+    def _give_back(self, actor, number, locked=frozenset()):
+        """All but those whose rows others hold."""
+        jobs, kept = actor.held[:number], actor.held[number:]
+        owned = [job for job in jobs if self._runs(job) and self._current(job) == (str(job.pk), job.attempt)]
+        released = [job for job in owned if job.pk not in locked]
+        assert actor.call(Job.objects.release, jobs) == len(released)
+        for job in released:
+            self.ended[str(job.pk), job.attempt] = "released"
+        actor.held = [job for job in owned if job.pk in locked] + kept
 
     def _ask_settle(self, actor, number, ends):
         jobs, actor.held = actor.held[:number], actor.held[number:]

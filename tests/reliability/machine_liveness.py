@@ -40,10 +40,10 @@ class Liveness(Limits, Batches):
         self.steps += 1
         if self.steps % STEPS == 0 and (self.batches or Job.objects.filter(state__in=WAITING).exists()):
             with transaction.atomic():
-                _sweep()
+                began = _sweep()
                 for actor in self.actors:
                     all_claimed(Claimer("default", actor.process, actor.selector), 1000)
-                self._look_for_idle_slots()
+                self._look_for_idle_slots(began)
                 transaction.set_rollback(True)
 
     @precondition(lambda self: connection.vendor != "sqlite")
@@ -55,12 +55,13 @@ class Liveness(Limits, Batches):
         with self.stranger.holding(Job.objects.filter(pk__in=locked)):
             for each in live:
                 self._told(*self._ask_settle(each, 4, ends), locked=locked)
-            _sweep()
+                self._give_back(each, 2, locked)
+            began = _sweep()
             for each in live:
                 jobs = self._ask_claim(each, 50).result(30)
                 assert not locked & {job.pk for job in jobs}
                 self._got(each, jobs)
-            assert set(Job.objects.due().values_list("pk", flat=True)) <= locked
+            assert set(Job.objects.due().filter(run_after__lt=began).values_list("pk", flat=True)) <= locked
             left = list(Job.objects.ready().filter(limits__isnull=True).exclude(pk__in=locked))
             # A claim ends at what is too large to be held beside the rest.
             if not any(isinstance(job.args[0], str) and len(job.args[0]) == LARGE for job in left):
@@ -84,7 +85,7 @@ class Liveness(Limits, Batches):
         self._got(self.actors[actor], claiming.result(30))
         self._settled_beside_a_claim()
 
-    def _look_for_idle_slots(self):
+    def _look_for_idle_slots(self, began):
         rows, served = (
             Job.objects.annotate(db_now=Now()),
             {queue for queue in QUEUES if any(a.serves(queue) for a in self.actors)},
@@ -108,7 +109,7 @@ class Liveness(Limits, Batches):
 
         for job in rows.filter(state__in=WAITING):
             if job.state == State.SCHEDULED:
-                assert job.run_after > job.db_now, "it is due, and not ready"
+                assert job.run_after >= began, "it is due, and not ready"
             elif self._may_start(job, served):
                 assert not all(has_room(limit, job) for limit in job.limits or ()), (
                     f"{job.task} {job.args} waits beside a free slot"
@@ -117,11 +118,13 @@ class Liveness(Limits, Batches):
         assert not self._may_end() & unfinished, "all of its jobs have ended, and it has not"
 
 
-def _sweep() -> None:
-    """What a dispatcher does in a round."""
+def _sweep() -> Any:
+    """What a dispatcher does in a round. Returns when it has begun: jobs that are lost are due again within seconds."""
+    began = Process.objects.values_list(Now(), flat=True)[0]
     while Job.objects.dispatch():
         pass
     Semaphore.objects.book()
     Semaphore.objects.sweep(1000)
     Semaphore.objects.revive(1000)
     Batch.objects.finish()
+    return began
