@@ -19,7 +19,7 @@ from django_dbqueue.runtime.worker import Worker
 
 from . import tasks
 from .conftest import until
-from .reliability.conftest import held_open
+from .reliability.conftest import Elsewhere, held_open
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
