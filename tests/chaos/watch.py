@@ -18,7 +18,9 @@ from .operators import Holder
 SAMPLE = 0.5
 # What a dispatcher's sweep takes at most, in seconds; what a start, an end or a busy machine may need; and a frozen process, which
 # is replaced after 20.
-SWEEP, MARGIN, FROZEN = 2.4, 15.0, 20.0
+SWEEP, MARGIN, FROZEN = 2.4, 10.0, 20.0
+# What is told as it happens.
+LONG = 10.0
 # With fewer running, workers have nothing to do: a host has eight threads.
 FEW = 4
 
@@ -67,6 +69,9 @@ class Watch(threading.Thread):
     def _look(self) -> None:
         now = time.monotonic()
         patience = {what: seconds for seconds, found in self._stands() for what in found}
+        for what in self._since.keys() - patience.keys():
+            if (stood := now - self._since[what]) > LONG:
+                print(f"    {time.strftime('%H:%M:%S')}  {what} stood for {stood:.0f} s", flush=True)
         self._since = {what: self._since.get(what, now) for what in patience}
         for what, since in self._since.items():
             kind = what.partition(":")[0]
@@ -77,7 +82,7 @@ class Watch(threading.Thread):
     def _stands(self) -> list[tuple[float, list[str]]]:
         """What could go on now, and how long it may stand."""
         closed = [UNSERVED, *Queue.objects.paused().values_list("name", flat=True)]
-        waiting = Job.objects.filter(state__in=["ready", "blocked"]).exclude(queue__in=closed).only("state", "limits", "task")
+        waiting = Job.objects.filter(state__in=["ready", "blocked"]).exclude(queue__in=closed).defer("args", "kwargs")
         are_few = Job.objects.running().count() < FEW
         rows: list[Any] = [job for job in waiting[:5000] if are_few or job.state == "blocked"]
         keys = {each["key"] for job in rows for each in job.limits or ()}
@@ -88,7 +93,12 @@ class Watch(threading.Thread):
             taken = slots[limit["key"]]
             return taken.taken < min(limit["most"], taken.smallest or limit["most"])
 
-        free = [job for job in rows if all(map(has_room, job.limits or ()))]
+        # The first of each line: while others behind it wait, it changes with each slot that is given out.
+        first: dict[Any, Job] = {}
+        for job in sorted(rows, key=_place):
+            if all(map(has_room, job.limits or ())):
+                first.setdefault((job.state, job.blocked_by or job.queue), job)
+        free = list(first.values())
         due = Job.objects.due().values_list("pk", flat=True)
         batches = Batch.objects.due().values_list("pk", flat=True)
         return [
@@ -98,6 +108,11 @@ class Watch(threading.Thread):
             (self._patience, [f"batch: {pk}" for pk in batches]),
             (self._longer, [f"ended, not written: {pk}" for pk in _ended_and_running()]),
         ]
+
+
+def _place(job: Job) -> tuple[Any, ...]:
+    """In its lane, or in its line."""
+    return job.state, -job.priority, job.run_after if job.state == "ready" else job.pk, job.pk
 
 
 def _ended_and_running() -> list[Any]:
