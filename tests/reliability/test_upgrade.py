@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
+import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -48,13 +48,13 @@ OLD = last_release()
 
 @pytest.fixture(scope="module")
 def old_root(tmp_path_factory):
-    archive = git("archive", OLD, "django_dbqueue") if OLD else None
+    archive = git("archive", "--format=zip", OLD, "django_dbqueue") if OLD else None
     if archive is None or archive.returncode:
         why = "The code of a release comes from git's history: " + (archive.stderr.decode() if archive else "there is no git.")
         pytest.fail(why) if "UPGRADE_FROM" in os.environ else pytest.skip(why)
     folder = tmp_path_factory.mktemp("old")
-    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
-        tar.extractall(folder, filter="data")
+    with zipfile.ZipFile(io.BytesIO(archive.stdout)) as code:
+        code.extractall(folder)
     return folder
 
 
