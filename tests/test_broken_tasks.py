@@ -166,7 +166,10 @@ def test_reload_starts_once_a_broken_task_module_is_cured(runqueue, broken, tmp_
 
     def cure():
         """Until the reloader, which does not say when it has looked at a file first, has seen that it is another."""
-        (tmp_path / "broken_tasks.py").write_text("from django_dbqueue import task\n\n@task\ndef cured():\n    return 1\n")
+        # As a whole: whoever reads half a file would not look at it again.
+        whole = tmp_path / "whole"
+        whole.write_text("from django_dbqueue import task\n\n@task\ndef cured():\n    return 1\n")
+        whole.replace(tmp_path / "broken_tasks.py")
         return log_of(child).count("in this process") > 1
 
     until(cure)
