@@ -37,7 +37,7 @@ class Node:
             "base_port": self.group_port,
             "gmcast.listen_addr": f"tcp://127.0.0.1:{self.group_port}",
             "ist.recv_addr": f"127.0.0.1:{self._transfer_port}",
-            "gcache.size": "32M",
+            "gcache.size": "512M",
             # As short as a full machine allows: so long, a killed node holds up the others' commits.
             "evs.suspect_timeout": "PT3S",
             "evs.inactive_timeout": "PT6S",
