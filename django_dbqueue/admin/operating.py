@@ -25,7 +25,7 @@ SHOWN = 10
 
 
 class OperatingAdmin(ReadingAdmin):
-    """Shows rows, and lets whoever may do so act on them by ``verbs``, each for any number of rows."""
+    """Lists rows, with ``verbs`` as actions on any number of them, for users who have the permission."""
 
     verbs: tuple[Verb, ...] = ()
 

@@ -19,7 +19,7 @@ PARTS = 50
 MOST_IN_A_PART = 1000
 
 
-def lock(rows: QS, **options: Any) -> QS:
+def lock(rows: QS) -> QS:
     """Lock the rows, stepping over those that somebody else holds. SQLite locks as a whole and needs nothing said.
 
     For rows that are found by their primary key, or that are few.
@@ -27,11 +27,11 @@ def lock(rows: QS, **options: Any) -> QS:
     features = connections[rows.db].features
     if not features.has_select_for_update:
         return rows
-    return rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked, **options)
+    return rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked)
 
 
 def lock_first(rows: QS, limit: int) -> list[Any]:
-    """The first of these rows that nobody else holds, locked."""
+    """Lock the first rows that no other transaction has locked. Returns them."""
     found: list[Any] = []
     for part in locked_parts(rows, limit):
         found += part[: limit - len(found)]
@@ -41,7 +41,7 @@ def lock_first(rows: QS, limit: int) -> list[Any]:
 
 
 def locked_parts(rows: QS, limit: int) -> Iterator[QS]:
-    """As lock_first, for a caller who reads each part before the next, and stops when there is enough."""
+    """Yield locked rows in parts. The caller reads each part before the next, and stops when it has enough rows."""
     if not _is_mysql(rows):
         yield lock(rows)[:limit]
         return
@@ -57,7 +57,7 @@ def locked_parts(rows: QS, limit: int) -> Iterator[QS]:
 
 
 def lock_keys(rows: QS, keys: Sequence[Any]) -> list[Any]:
-    """Lock those of these rows that have one of the keys and that nobody else holds. Returns their keys."""
+    """Lock the rows with these keys, without those that other transactions have locked. Returns the keys of the locked rows."""
     wanted = _by_key(rows, keys) if _is_mysql(rows) else rows.filter(pk__in=keys)
     return list(lock(wanted).order_by("pk").values_list("pk", flat=True))
 

@@ -1,4 +1,4 @@
-"""What there is beside the rows: the memory of the workers, and what the outside was told; and the properties that hold of both."""
+"""The state beside the rows (the workers' memory, and what clients were told), and the properties that are checked."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def test_an_atomic_task_and_a_call_of_its_key_that_wait_for_each_other_lose_noth
     try:
         caller.result()
     except OperationalError:
-        # The caller was told, and has changed nothing.
+        # The caller got an error, and its call has changed nothing.
         assert outcome.written
         assert (Job.objects.get().state, Job.objects.get().args, Effect.objects.get().attempt) == ("successful", ["first"], 1)
     else:
