@@ -14,7 +14,7 @@ from typing import Any
 from django.db import Error, connection, connections, transaction
 
 from django_dbqueue import batch
-from django_dbqueue.models import Batch, Job, RecurringTask
+from django_dbqueue.models import Batch, Execution, Job, RecurringTask
 from django_dbqueue.models.expressions import after
 
 from . import tasks
@@ -27,6 +27,7 @@ EVERY, SCHEDULE = 2, "the schedule"
 # One that operators pause and resume, and one that no worker serves.
 PAUSABLE, UNSERVED = "pausable", "unserved"
 ACCOUNTS = 4
+MOST_WAITING = 1000
 
 
 class Load:
@@ -79,12 +80,17 @@ class Load:
             raise self._error
 
     def wait(self, seconds: float) -> bool:
-        """Until all jobs are finished. Returns whether they are. Openers of batches that have died are given up."""
+        """Until all jobs are finished. Returns whether they are: false if none ended for so many seconds.
+
+        Openers of batches that have died are given up.
+        """
         RecurringTask.objects.all().disable()
         Job.objects.filter(queue=UNSERVED).move(PAUSABLE)
-        end = time.monotonic() + seconds
+        end, ended = time.monotonic() + seconds, 0
         is_over = False
         while time.monotonic() < end and not is_over:
+            if (number := Execution.objects.count()) > ended:
+                end, ended = time.monotonic() + seconds, number
             unfinished = Job.objects.exclude(state__in=["successful", "failed", "discarded"])
             if not unfinished.filter(task=tasks.effect_that_opens_a_batch.module_path).exists():
                 Batch.objects.filter(opened_until__isnull=False, sealed_at=None).update(opened_until=after(-1))
@@ -101,6 +107,8 @@ class Load:
     def _enqueue_until_stopped(self) -> None:
         while not self._stopped.wait(5 / self._rate):
             try:
+                if is_behind():
+                    continue
                 with transaction.atomic():
                     results, note = random.choice(self._deeds)()
                 self.confirmed |= {result.id for result in results}
@@ -172,3 +180,8 @@ class Load:
             results = tasks.effect.enqueue_many([(0.05,)] * 3)
             results += [tasks.effect_that_adds_to_its_batch.enqueue(0.05), tasks.WALK.enqueue(2)]
         return results, lambda: self.batches.add(str(opened.id))
+
+
+def is_behind() -> bool:
+    """Whether so many jobs wait that what is enqueued now would not run before the harm ends."""
+    return Job.objects.filter(state__in=["ready", "blocked"]).exclude(queue=UNSERVED).count() > MOST_WAITING

@@ -17,7 +17,7 @@ from .watch import Watch
 
 STAGES = 3
 # The databases on which no two transactions of the queue may wait for each other. On the others, deadlocks are counted.
-NO_DEADLOCKS = {"postgresql"}
+NO_DEADLOCKS = {"postgresql", "mariadb"}
 
 
 def broken(load: Load, operators: Operators, watch: Watch) -> dict[str, list[str]]:
