@@ -14,6 +14,7 @@ from django.db import connections
 from .compat import TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
 from .exceptions import InvalidTaskPath, NotYetVisible
 from .models import Execution, Job, Progress
+from .models.document import Unreadable
 from .models.noted import Noted
 from .models.states import Fate
 from .tasks import Task, load
@@ -183,16 +184,21 @@ def result_of(
         started_at=attempts[0].started_at if attempts else job.started_at,
         last_attempted_at=job.started_at if running or not attempts else attempts[-1].started_at,
         finished_at=job.finished_at and (attempts[-1].finished_at if attempts else job.finished_at),
-        args=job.args,
-        kwargs=job.kwargs,
+        args=_as_json(job.args),
+        kwargs=_as_json(job.kwargs),
         backend=alias,
         errors=[TaskError(exception_class_path=e.error_type, traceback=e.traceback) for e in attempts if e.error_type],
         worker_ids=[e.process for e in attempts] + ([job.process.name if job.process else "?"] if running else []),
-        metadata=job.metadata,
+        metadata=_as_json(job.metadata),
         progress=progress.noted if progress else None,
     )
-    object.__setattr__(result, "_return_value", job.result)
+    object.__setattr__(result, "_return_value", _as_json(job.result))
     return result
+
+
+def _as_json(document: Any) -> Any:
+    """Django takes nothing else."""
+    return repr(document) if isinstance(document, Unreadable) else document
 
 
 def task_of(job: Job, alias: str) -> Task[..., Any]:

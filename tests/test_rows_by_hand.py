@@ -5,11 +5,18 @@ from __future__ import annotations
 import pytest
 from django.db import IntegrityError, connection, transaction
 
-from django_dbqueue.models import Job
+from django_dbqueue.models import Execution, Job
+from django_dbqueue.models.document import Unreadable
 from django_dbqueue.models.job import TIMES_OF_A_JOB
+from django_dbqueue.models.states import Lane
+from django_dbqueue.runtime.calls import ThreadCall
+from django_dbqueue.runtime.claimer import Claimer
+from django_dbqueue.runtime.executor import run
+from django_dbqueue.selector import QueueSelector
 from django_dbqueue.testing import drain
 
 from . import tasks
+from .conftest import a_process
 
 pytestmark = pytest.mark.django_db
 
@@ -38,7 +45,7 @@ pytestmark = pytest.mark.django_db
     ],
     ids=str,
 )
-def test_job_whose_documents_have_another_shape_does_not_stop_its_lane(values):
+def test_job_whose_documents_have_another_shape_does_not_stop_its_lane(values, admin_client):
     by_hand = Job.objects.create(task="tests.tasks.add", queue="default", **{"args": [1], **values})
     behind = tasks.add.enqueue(1)
 
@@ -48,6 +55,44 @@ def test_job_whose_documents_have_another_shape_does_not_stop_its_lane(values):
     assert behind.return_value == 1
     by_hand.refresh_from_db()
     assert by_hand.state in ("failed", "successful", "discarded")
+    assert admin_client.get(f"/admin/dbqueue/job/{by_hand.pk}/change/").status_code == 200
+
+
+MANY_DIGITS = "9" * 5000
+DEEP = {"sqlite": 990, "postgresql": 5000, "mysql": 30}[connection.vendor]
+UNDECODABLE = {
+    "args": [f"[{MANY_DIGITS}]", "[" * DEEP + "]" * DEEP],
+    "kwargs": [f'{{"b": {MANY_DIGITS}}}'],
+    "metadata": [f'{{"b": {MANY_DIGITS}}}'],
+    "limits": [f'[{{"key": "a", "most": {MANY_DIGITS}}}]', f'[{{"key": "a", "every": {MANY_DIGITS}}}]'],
+    "pipeline": [f"[[{MANY_DIGITS}]]"],
+    "result": [MANY_DIGITS],
+}
+
+
+@pytest.mark.parametrize("claim_it", [drain, "at once"], ids=["drain", "at once"])
+@pytest.mark.parametrize(("column", "document"), [(name, each) for name, documents in UNDECODABLE.items() for each in documents])
+def test_job_with_json_that_python_cannot_decode_does_not_stop_its_lane(claim_it, column, document, backend, admin_client):
+    by_hand = Job.objects.create(task="tests.tasks.add", queue="default", args=[1], stage=0 if column == "pipeline" else None)
+    with connection.cursor() as cursor:
+        json = "%s::jsonb" if connection.vendor == "postgresql" else "%s"
+        cursor.execute(f"UPDATE dbqueue_job SET {column} = {json}", [document])
+    behind = tasks.add.enqueue(1)
+    if claim_it == "at once":
+        if connection.vendor != "postgresql":
+            pytest.skip("PostgreSQL only")
+        claimed = Claimer("default", a_process(), QueueSelector(["*"]))._at_once(Lane("default", 0))(10)
+        Execution.objects.settle([run(ThreadCall(job), backend) for job in claimed])
+    drain()
+
+    behind.refresh()
+    assert behind.return_value == 1
+    by_hand.refresh_from_db()
+    assert by_hand.state in ("failed", "successful", "discarded")
+    assert admin_client.get(f"/admin/dbqueue/job/{by_hand.pk}/change/").status_code == 200
+    if isinstance(getattr(by_hand, column), Unreadable):
+        assert by_hand.state == "failed" or column not in ("args", "kwargs")
+        assert backend.get_result(str(by_hand.pk)).is_finished
 
 
 # That a job which is not finished has no finished_at is another constraint.

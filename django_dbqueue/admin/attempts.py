@@ -68,7 +68,7 @@ def _stage(job: Job, execution: Execution) -> str:
     """By its name only in this run: an earlier one may have had other stages."""
     if execution.stage is None:
         return ""
-    place, stages = execution.stage, job.pipeline or []
+    place, stages = execution.stage, job.stages
     if execution.attempt <= job.attempts_before or place >= len(stages):
         return _("stage %d") % (place + 1)
     name = stages[place]["task"].rpartition(".")[2]

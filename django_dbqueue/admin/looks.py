@@ -87,7 +87,7 @@ def _both(large: str, small: str, number: float) -> str:
 
 def pretty(value: Any) -> str:
     """JSON to be read; of very much of it the beginning."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=repr)
     if len(text) > LONGEST_JSON:
         text = text[:LONGEST_JSON] + "\n[…]"
     return format_html('<pre class="dbq-text">{}</pre>', text)

@@ -15,17 +15,20 @@ from ..tasks import Task, discover, load
 from .config import options
 
 HIDDEN = "••••••"
+DEEPEST = 100
 
 
-def without_secrets(value: Any) -> Any:
-    """JSON, with hidden values replaced."""
+def without_secrets(value: Any, depth: int = 0) -> Any:
+    """JSON, with hidden values replaced, and all that is nested deeper than ``DEEPEST`` levels."""
     match value:
-        case Mapping():
-            return {name: HIDDEN if _is_secret(name) else without_secrets(each) for name, each in value.items()}
         case str():
             return value
+        case Mapping() | Sequence() if depth == DEEPEST:
+            return "…"
+        case Mapping():
+            return {name: HIDDEN if _is_secret(name) else without_secrets(each, depth + 1) for name, each in value.items()}
         case Sequence():
-            return [without_secrets(each) for each in value]
+            return [without_secrets(each, depth + 1) for each in value]
     return value
 
 

@@ -28,7 +28,7 @@ def stages_of(job: Job, attempts: list[Attempt]) -> list[dict[str, Any]]:
             "is_current": place == job.stage,
             "badge": _badge(job, place, place in passed),
         }
-        for place, stage in enumerate(job.pipeline or ())
+        for place, stage in enumerate(job.stages)
     ]
 
 
@@ -52,7 +52,7 @@ def children_of(job: Job) -> str:
 
 def _ids(job: Job) -> list[UUID]:
     """Of a job that ended at a stage that is not its last, with ids as its result."""
-    ended_early = job.pipeline and job.state == Job.State.SUCCESSFUL and (job.stage or 0) + 1 < len(job.pipeline)
+    ended_early = job.state == Job.State.SUCCESSFUL and (job.stage or 0) + 1 < len(job.stages)
     if not ended_early or not isinstance(job.result, list):
         return []
     try:

@@ -3,6 +3,7 @@
 import datetime
 import django.db.models.deletion
 import django_dbqueue.ids
+import django_dbqueue.models.document
 import django_dbqueue.models.expressions
 import django_dbqueue.models.identifier
 import django_dbqueue.models.process
@@ -22,8 +23,8 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.UUIDField(default=django_dbqueue.ids.uuid7, editable=False, primary_key=True, serialize=False)),
                 ('description', models.CharField(blank=True, max_length=200, verbose_name='description')),
-                ('on_finish', models.JSONField(blank=True, null=True, verbose_name='on finish')),
-                ('on_success', models.JSONField(blank=True, null=True, verbose_name='on success')),
+                ('on_finish', django_dbqueue.models.document.DocumentField(blank=True, null=True, verbose_name='on finish')),
+                ('on_success', django_dbqueue.models.document.DocumentField(blank=True, null=True, verbose_name='on success')),
                 ('created_at', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now(), verbose_name='created at')),
                 ('opened_until', models.DateTimeField(blank=True, null=True, verbose_name='opened until')),
                 ('sealed_at', models.DateTimeField(blank=True, null=True, verbose_name='sealed at')),
@@ -75,16 +76,16 @@ class Migration(migrations.Migration):
                 ('task', django_dbqueue.models.identifier.IdentifierField(max_length=255, verbose_name='task')),
                 ('queue', django_dbqueue.models.identifier.IdentifierField(max_length=100, verbose_name='queue')),
                 ('priority', models.SmallIntegerField(default=0, verbose_name='priority')),
-                ('args', models.JSONField(blank=True, default=list, verbose_name='arguments')),
-                ('kwargs', models.JSONField(blank=True, default=dict, verbose_name='keyword arguments')),
-                ('metadata', models.JSONField(blank=True, default=dict, verbose_name='metadata')),
+                ('args', django_dbqueue.models.document.DocumentField(blank=True, default=list, verbose_name='arguments')),
+                ('kwargs', django_dbqueue.models.document.DocumentField(blank=True, default=dict, verbose_name='keyword arguments')),
+                ('metadata', django_dbqueue.models.document.DocumentField(blank=True, default=dict, verbose_name='metadata')),
                 ('max_attempts', models.PositiveSmallIntegerField(default=1, help_text='After so many failures it is tried no more. 0: as its task and its queue say when it runs first.', verbose_name='most attempts')),
                 ('on_lost', models.CharField(choices=[('retry', 'Try again'), ('fail', 'Fail')], default='retry', help_text='What becomes of it when its process dies.', max_length=5, verbose_name='when lost')),
                 ('timeout', models.DurationField(blank=True, help_text='It is stopped if it runs longer.', null=True, verbose_name='timeout')),
                 ('key', django_dbqueue.models.identifier.IdentifierField(blank=True, max_length=460, null=True, verbose_name='key')),
                 ('version', models.BigIntegerField(blank=True, help_text='The newest of its key.', null=True, verbose_name='version')),
-                ('limits', models.JSONField(blank=True, null=True, verbose_name='limits')),
-                ('pipeline', models.JSONField(blank=True, null=True, verbose_name='pipeline')),
+                ('limits', django_dbqueue.models.document.DocumentField(blank=True, null=True, verbose_name='limits')),
+                ('pipeline', django_dbqueue.models.document.DocumentField(blank=True, null=True, verbose_name='pipeline')),
                 ('stage', models.PositiveSmallIntegerField(blank=True, null=True, verbose_name='stage')),
                 ('enqueued_at', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now(), verbose_name='enqueued at')),
                 ('expires_at', models.DateTimeField(blank=True, help_text='It is called off if it is not started by then.', null=True, verbose_name='expires at')),
@@ -99,7 +100,7 @@ class Migration(migrations.Migration):
                 ('stop_asked_at', models.DateTimeField(blank=True, null=True, verbose_name='asked to stop at')),
                 ('started_at', models.DateTimeField(blank=True, null=True, verbose_name='started at')),
                 ('finished_at', models.DateTimeField(blank=True, null=True, verbose_name='finished at')),
-                ('result', models.JSONField(blank=True, null=True, verbose_name='result')),
+                ('result', django_dbqueue.models.document.DocumentField(blank=True, null=True, verbose_name='result')),
                 ('batch', models.ForeignKey(blank=True, db_constraint=False, db_index=False, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='dbqueue.batch', verbose_name='batch')),
             ],
             options={
@@ -204,7 +205,7 @@ class Migration(migrations.Migration):
                 ('kind', models.CharField(choices=[('supervisor', 'Supervisor'), ('worker', 'Worker'), ('dispatcher', 'Dispatcher')], max_length=20, verbose_name='kind')),
                 ('hostname', models.CharField(max_length=150, verbose_name='host')),
                 ('pid', models.PositiveIntegerField(verbose_name='process id')),
-                ('details', models.JSONField(default=dict, verbose_name='details')),
+                ('details', django_dbqueue.models.document.DocumentField(default=dict, verbose_name='details')),
                 ('started_at', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now(), verbose_name='started at')),
                 ('expires_at', models.DateTimeField(verbose_name='taken for dead after')),
                 ('heartbeat_at', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now(), verbose_name='last heartbeat')),
@@ -232,8 +233,8 @@ class Migration(migrations.Migration):
                 ('timezone', models.CharField(blank=True, help_text="Of the cron expression. Empty: the project's TIME_ZONE.", max_length=64, verbose_name='time zone')),
                 ('every', models.DurationField(blank=True, help_text='An interval in place of a cron expression: 00:05:00 is five minutes.', null=True, verbose_name='every')),
                 ('drift', models.BooleanField(default=False, help_text='Count the interval from the end of a run, not from its planned time.', verbose_name='drift')),
-                ('args', models.JSONField(blank=True, default=list, verbose_name='arguments')),
-                ('kwargs', models.JSONField(blank=True, default=dict, verbose_name='keyword arguments')),
+                ('args', django_dbqueue.models.document.DocumentField(blank=True, default=list, verbose_name='arguments')),
+                ('kwargs', django_dbqueue.models.document.DocumentField(blank=True, default=dict, verbose_name='keyword arguments')),
                 ('queue', django_dbqueue.models.identifier.IdentifierField(blank=True, help_text='Empty: as the task has it.', max_length=100, verbose_name='queue')),
                 ('priority', models.SmallIntegerField(blank=True, help_text='Empty: as the task has it.', null=True, verbose_name='priority')),
                 ('missed', models.CharField(choices=[('skip', 'Skip them'), ('one', 'Run once for all of them'), ('all', 'Run for each of them')], default='skip', max_length=4, verbose_name='missed runs')),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections, models
+from django.db import connections
 from django.db.backends.utils import CursorWrapper
 from django.db.models import Exists
 
 from .claim_size import is_small
+from .document import DocumentField, decoded
 from .expressions import composed
 from .process import Process
 from .states import State
@@ -36,7 +36,7 @@ class ClaimAtOnce:
         self._process, self._model, self._database = process, wanted.model, wanted.db
         fields = wanted.model._meta.concrete_fields
         self._names = [field.attname for field in fields]
-        self._documents = [field.attname for field in fields if isinstance(field, models.JSONField)]
+        self._documents = [field.attname for field in fields if isinstance(field, DocumentField)]
         owner = Exists(Process.objects.using(wanted.db).filter(pk=process.pk))
         plain = wanted.ready().filter(owner, is_small("args"), is_small("kwargs"), limits__isnull=True)
         # Not select_for_update(), which Django refuses outside of a transaction: this statement is one.
@@ -53,7 +53,7 @@ class ClaimAtOnce:
         clock = time.monotonic()
         jobs = [self._model.from_db(self._database, self._names, row) for row in rows]
         for job in jobs:
-            loaded = {name: json.loads(text) for name in self._documents if (text := getattr(job, name)) is not None}
+            loaded = {name: decoded(text) for name in self._documents if (text := getattr(job, name)) is not None}
             job.__dict__.update(loaded)
             job.belong_to(self._process, job.started_at, clock)
         return sorted(jobs, key=lambda job: (job.run_after, job.id))

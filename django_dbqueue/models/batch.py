@@ -15,6 +15,7 @@ from ..ids import uuid7
 from .batch_share import BatchShare
 from .cluster import certify
 from .counts import LIMIT, count
+from .document import DocumentField
 from .expressions import Now, after
 from .job import Job
 from .jobs import JobQuerySet
@@ -149,8 +150,8 @@ class Batch(models.Model):
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     description = models.CharField(_("description"), max_length=200, blank=True)
     # Jobs that are enqueued when it has finished, as their columns.
-    on_finish = models.JSONField(_("on finish"), null=True, blank=True)
-    on_success = models.JSONField(_("on success"), null=True, blank=True)
+    on_finish = DocumentField(_("on finish"), null=True, blank=True)
+    on_success = DocumentField(_("on success"), null=True, blank=True)
     created_at = models.DateTimeField(_("created at"), db_default=Now())
     # While it is being filled. One that is sealed has it only if its opener was taken for dead.
     opened_until = models.DateTimeField(_("opened until"), null=True, blank=True)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from django.db import models
 from django.db.models import Case, F, When, lookups
 
+from .document import DocumentField
+
 if TYPE_CHECKING:
     from .job import Job
 
@@ -50,7 +52,7 @@ class Budget:
 
     def take(self, rows: models.QuerySet[Job], jobs: models.QuerySet[Job]) -> list[Job]:
         """The first of these rows, loaded, for which there is room. ``jobs`` finds large ones again."""
-        small = {f"small_{name}": Case(When(is_small(name), then=F(name)), output_field=models.JSONField()) for name in _LARGE}
+        small = {f"small_{name}": Case(When(is_small(name), then=F(name)), output_field=DocumentField()) for name in _LARGE}
         found = list(rows.defer(*_LARGE).annotate(**small))
         large = []
         for job in found:

@@ -13,6 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..ids import uuid7
 from ..limits import LONGEST_KEY
+from .document import DocumentField
 from .expressions import Now, PartialIndex, StrictOnSQLite, UniqueIfPresent
 from .identifier import IdentifierField
 from .jobs import JobQuerySet
@@ -35,9 +36,9 @@ class Job(models.Model):
     task = IdentifierField(_("task"), max_length=255)
     queue = IdentifierField(_("queue"), max_length=100)
     priority = models.SmallIntegerField(_("priority"), default=0)
-    args = models.JSONField(_("arguments"), default=list, blank=True)
-    kwargs = models.JSONField(_("keyword arguments"), default=dict, blank=True)
-    metadata = models.JSONField(_("metadata"), default=dict, blank=True)
+    args = DocumentField(_("arguments"), default=list, blank=True)
+    kwargs = DocumentField(_("keyword arguments"), default=dict, blank=True)
+    metadata = DocumentField(_("metadata"), default=dict, blank=True)
     max_attempts = models.PositiveSmallIntegerField(
         _("most attempts"),
         default=1,
@@ -55,9 +56,9 @@ class Job(models.Model):
     key = IdentifierField(_("key"), max_length=460, null=True, blank=True)
     version = models.BigIntegerField(_("version"), null=True, blank=True, help_text=_("The newest of its key."))
     # Of a limited job: each limit, as it was at the call.
-    limits = models.JSONField(_("limits"), null=True, blank=True)
+    limits = DocumentField(_("limits"), null=True, blank=True)
     # Of a pipeline: each stage's task, queue and priority; and the place of the one that it is at.
-    pipeline = models.JSONField(_("pipeline"), null=True, blank=True)
+    pipeline = DocumentField(_("pipeline"), null=True, blank=True)
     stage = models.PositiveSmallIntegerField(_("stage"), null=True, blank=True)
     batch = models.ForeignKey(
         "dbqueue.Batch",
@@ -98,7 +99,7 @@ class Job(models.Model):
         db_index=False,
         related_name="jobs",
     )
-    result = models.JSONField(_("result"), null=True, blank=True)
+    result = DocumentField(_("result"), null=True, blank=True)
 
     objects = JobQuerySet.as_manager()
 
@@ -193,6 +194,12 @@ class Job(models.Model):
     def fence(self) -> Fence:
         """The fencing token of the attempt that this claimed job is in."""
         return self.id, self.attempt, self.process_id
+
+    @property
+    def stages(self) -> list[dict[str, Any]]:
+        """Those of its pipeline; none of one that nobody can read, in a row that was inserted by hand."""
+        stored = self.pipeline if isinstance(self.pipeline, list) else []
+        return stored if all(isinstance(each, dict) and {"task", "queue"} <= each.keys() for each in stored) else []
 
     @property
     def columns(self) -> dict[str, Any]:

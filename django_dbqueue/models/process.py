@@ -9,6 +9,7 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from ..selector import QueueSelector
+from .document import DocumentField
 from .expressions import Now, after
 from .identifier import IdentifierField
 from .primary import PrimaryQuerySet
@@ -76,7 +77,7 @@ class Process(models.Model):
         db_constraint=False,
         related_name="children",
     )
-    details = models.JSONField(_("details"), default=dict)
+    details = DocumentField(_("details"), default=dict)
     started_at = models.DateTimeField(_("started at"), db_default=Now())
     expires_at = models.DateTimeField(_("taken for dead after"))
     heartbeat_at = models.DateTimeField(_("last heartbeat"), db_default=Now())

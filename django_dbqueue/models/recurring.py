@@ -11,6 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from ..recurrence import Plan, Recurrence
+from .document import DocumentField
 from .identifier import IdentifierField
 from .recurring_tasks import RecurringTaskQuerySet
 
@@ -43,8 +44,8 @@ class RecurringTask(models.Model):
     drift = models.BooleanField(
         _("drift"), default=False, help_text=_("Count the interval from the end of a run, not from its planned time.")
     )
-    args = models.JSONField(_("arguments"), default=list, blank=True)
-    kwargs = models.JSONField(_("keyword arguments"), default=dict, blank=True)
+    args = DocumentField(_("arguments"), default=list, blank=True)
+    kwargs = DocumentField(_("keyword arguments"), default=dict, blank=True)
     queue = IdentifierField(_("queue"), max_length=100, blank=True, help_text=_("Empty: as the task has it."))
     priority = models.SmallIntegerField(_("priority"), null=True, blank=True, help_text=_("Empty: as the task has it."))
     missed = models.CharField(_("missed runs"), max_length=4, choices=Missed.choices, default=Missed.SKIP)
