@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
 from inspect import iscoroutinefunction
+from itertools import takewhile
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -129,6 +130,8 @@ class Attempt:
 
     # A job whose task is unknown here is given back for a tenth of the time that it has waited, within these seconds.
     SHORTEST_WAIT, LONGEST_WAIT = 1.0, 30.0
+    # An attempt whose transaction conflicts with another counts as a failure only if so many before it in a row did.
+    MOST_CONFLICTS = 20
 
     def __init__(self, call: Any, backend: DatabaseBackend) -> None:
         self._call, self._job, self._backend = call, call.job, backend
@@ -237,9 +240,9 @@ class Attempt:
             return self._interrupt(report)
         if isinstance(error, Snoozed):
             return self._snooze(error)
-        if self._is_unserialized and self._job.on_lost == OnLost.RETRY:
+        if self._is_unserialized and self._conflicts(report.type) < self.MOST_CONFLICTS and self._job.on_lost == OnLost.RETRY:
             self._warn("is given back: its transaction could not be serialized with another: %s", error)
-            return self._settle(Outcome.INTERRUPTED, State.SCHEDULED, wait=random.uniform(0.5, 1.5))
+            return self._settle(Outcome.INTERRUPTED, State.SCHEDULED, wait=random.uniform(0.5, 1.5), error=report)
         if self._task is None:
             return self._decide_unbegun(error, report)
         if isinstance(error, Retried):
@@ -253,6 +256,13 @@ class Attempt:
             return self._give_up(outcome, State.FAILED, report)
         self._warn("is tried again in %.3g s: %s", wait, report.headline)
         return self._settle(outcome, State.SCHEDULED if wait else State.READY, wait=wait, error=report)
+
+    def _conflicts(self, error_type: str) -> int:
+        """How many attempts just before this one were given back for the same."""
+        alike = takewhile(
+            lambda each: (each.outcome, each.error_type) == (Outcome.INTERRUPTED, error_type), reversed(self._earlier)
+        )
+        return sum(1 for _ in alike)
 
     def _interrupt(self, report: errors.ErrorReport) -> Settlement:
         """Give the job back; but not one that must not run twice, if it was not its own wish to be interrupted."""

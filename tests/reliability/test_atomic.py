@@ -163,6 +163,25 @@ def test_an_atomic_task_under_repeatable_read_whose_row_changes_meanwhile_runs_a
     assert Run.objects.get().job == "second"
 
 
+@pytest.mark.skipif(connections["default"].vendor != "postgresql", reason="PostgreSQL ends what cannot be serialized.")
+def test_an_atomic_task_that_always_conflicts_fails_in_the_end(backend, claim, monkeypatch):
+    tasks.atomic_under_snapshot.enqueue("never")
+    monkeypatch.setattr(tasks, "meanwhile", lambda: Elsewhere(lambda: Job.objects.update(metadata={})).result())
+    monkeypatch.setattr(executor.Attempt, "MOST_CONFLICTS", 3)
+
+    ends = []
+    while not ends or ends[-1] == "interrupted":
+        (job,) = claim()
+        outcome = run(job, backend)
+        ends.append(outcome.outcome)
+        Execution.objects.settle([outcome])
+        Job.objects.filter(state="scheduled").update(run_after=job.enqueued_at)
+        Job.objects.dispatch()
+
+    assert ends == ["interrupted"] * 3 + ["failed"]
+    assert (Job.objects.get().failures, Run.objects.count()) == (1, 0)
+
+
 @pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="SQLite's writers wait for each other.")
 def test_an_atomic_task_and_a_call_of_its_key_that_wait_for_each_other_lose_nothing(backend, claim, monkeypatch):
     """The call holds the job's row and wants what the task has changed; the task's end wants the job's row."""
