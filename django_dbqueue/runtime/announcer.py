@@ -70,10 +70,12 @@ def announce_beside(backend: DatabaseBackend, jobs: list[UUID]) -> None:
 
 
 def announce(backend: DatabaseBackend, jobs: Iterable[UUID]) -> None:
-    """Send ``task_finished`` for finished jobs. What its receivers raise is logged."""
+    """Send ``task_finished`` for finished jobs, but those that were asked for again. What its receivers raise is logged."""
     for job in jobs:
         try:
-            signals.task_finished.send_robust(type(backend), task_result=backend.get_result(str(job)))
+            result = backend.get_result(str(job))
+            if result.is_finished:
+                signals.task_finished.send_robust(type(backend), task_result=result)
         except TaskResultDoesNotExist:
             logger.warning("task_finished is not sent for job %s: it has been deleted.", job)
         except Exception:

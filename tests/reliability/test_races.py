@@ -174,22 +174,26 @@ def test_what_must_not_run_twice_is_not_begun_by_who_has_lost_it(claim):
     assert Job.objects.begin(owner)
 
 
-def test_who_listens_hears_of_a_job_that_died_with_its_process(claim, process):
+@pytest.mark.parametrize("is_asked_again", [False, True])
+def test_who_listens_hears_of_a_job_that_died_with_its_process_and_ends_with_it(claim, process, is_asked_again):
     heard = []
 
     def listen(task_result, **kwargs):
         heard.append((task_result.id, task_result.status))
 
-    result = tasks.transfer.enqueue("x")
+    result = tasks.transfer.using(key="x").enqueue("x")
     (job,) = claim()
     Job.objects.begin(job)
+    if is_asked_again:
+        tasks.transfer.using(key="x").enqueue("x")
     signals.task_finished.connect(listen)
     try:
         recover(Process.objects.filter(pk=process.pk))
     finally:
         signals.task_finished.disconnect(listen)
 
-    assert heard == [(result.id, "FAILED")]
+    assert heard == ([] if is_asked_again else [(result.id, "FAILED")])
+    assert Job.objects.get().state == ("ready" if is_asked_again else "failed")
 
 
 def test_recovery_imports_nothing(claim, process):
