@@ -36,6 +36,9 @@ class Heartbeat:
     ``back`` is called, on its thread, when a beat is written after one that was not.
     """
 
+    # As long as beats fail, it is said again after so many seconds.
+    SAY_AGAIN = 60.0
+
     def __init__(
         self,
         kind: Process.Kind,
@@ -50,6 +53,7 @@ class Heartbeat:
         self._ended = threading.Event()
         self._last = time.monotonic()
         self._is_away = self.declared_dead = False
+        self._said_at = 0.0
         hostname = socket.gethostname()[:150]
         self.process = Process(
             # A new name at each start: a restarted container often has its predecessor's host and process id.
@@ -120,6 +124,7 @@ class Heartbeat:
             if self._processes.filter(pk=self.process.pk).beat(self._options.dead_after) or self._signs_on_again():
                 self._last = began
                 if self._is_away:
+                    logger.warning("%s beats again.", self.process, extra=self.process.log_fields)
                     self._is_away = False
                     note_end_of_outage()
                     self._back()
@@ -129,6 +134,8 @@ class Heartbeat:
                 )
                 self.declared_dead = True
         except (DatabaseError, InterfaceError) as error:
-            logger.warning("%s could not beat: %s", self.process, error, extra=self.process.log_fields)
+            if not self._is_away or time.monotonic() - self._said_at > self.SAY_AGAIN:
+                logger.warning("%s could not beat: %s", self.process, error, extra=self.process.log_fields)
+                self._said_at = time.monotonic()
             self._is_away = True
             close_connections()

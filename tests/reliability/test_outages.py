@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from contextlib import closing, suppress
@@ -40,6 +41,9 @@ def test_outcomes_of_an_outage_are_settled_after_it(runqueue, proxy, how, embedd
     assert len(results) == Execution.objects.count()
     assert tasks.add.enqueue(1).wait(20).return_value == 1
     assert child.poll() is None
+    for what in ("could not beat", "beats again"):
+        said = re.findall(rf"(\S+) {what}", log_of(child))
+        assert said and len(said) == len(set(said)), "it is said at each beat"
 
 
 def test_a_drain_goes_on_after_the_server_was_away(runqueue, proxy):
