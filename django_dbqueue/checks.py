@@ -96,18 +96,17 @@ def options_for_sqlite(alias: str) -> str:
 @register("dbqueue_recurring")
 def check_recurring_tasks(app_configs: Any = None, **kwargs: Any) -> Iterator[CheckMessage]:
     """Whether the modules that hold tasks can be imported, all that they declare to recur can, and shared limits are alike."""
-    all_needed = not all(config.allow_import_errors for config in _configs())
     for name in dict.fromkeys(modules_with_tasks(_task_modules())):
         try:
             import_module(name)
         except InvalidSchedule as error:
             yield Error(f"{name}: {error}", id="dbqueue.E006")
         except Exception as error:
-            if all_needed:
+            if not all(config.allows_import_error(name) for config in _configs()):
                 yield Error(
                     f"{name} holds tasks and cannot be imported: {type(error).__name__}: {error}",
-                    hint="Cure or remove the module: runqueue does not start with it. To serve the other tasks meanwhile, "
-                    "set OPTIONS['allow_import_errors'] = True.",
+                    hint="Cure or remove the module: runqueue does not start with it. To serve the other tasks without it, "
+                    f"set OPTIONS['allow_import_errors'] = [{name!r}].",
                     id="dbqueue.E008",
                 )
     any_runs_them = any(isinstance(task_backends[alias], DatabaseBackend) for alias in task_backends)

@@ -30,7 +30,7 @@ class Options:
     timeout: how long a job may run, for tasks that do not say it themselves; None without end.
     per_queue: other values for the jobs of some queues: ``{"mail": {"timeout": 30}}``.
     task_modules: modules that hold tasks, beside the module ``tasks`` of each installed app.
-    allow_import_errors: runqueue serves although a module that holds tasks cannot be imported.
+    allow_import_errors: runqueue serves although one of these modules that hold tasks cannot be imported; True for any of them.
     allow_sql: the aliases of the databases on which the ready-made task ``run_sql`` may run.
     allow_commands: the management commands that the ready-made task ``call_command`` may run.
     queues: what workers serve, in order: names, ``prefix*``, ``*``, ``-name``.
@@ -61,7 +61,7 @@ class Options:
     timeout: float | None = None
     per_queue: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     task_modules: tuple[str, ...] = ()
-    allow_import_errors: bool = False
+    allow_import_errors: bool | tuple[str, ...] = False
     allow_sql: tuple[str, ...] = ()
     allow_commands: tuple[str, ...] = ()
     queues: tuple[str, ...] = ("*",)
@@ -133,7 +133,14 @@ class Options:
         """These options with some of them changed."""
         for key in {"queues", "task_modules", "hidden", "allow_sql", "allow_commands"} & set(changes):
             changes[key] = _as_names(changes[key])
+        if not isinstance(allowed := changes.get("allow_import_errors", False), bool):
+            changes["allow_import_errors"] = _as_names(allowed)
         return replace(self, **changes)
+
+    def allows_import_error(self, module: str) -> bool:
+        """Whether runqueue serves without this module that holds tasks."""
+        allowed = self.allow_import_errors
+        return allowed if isinstance(allowed, bool) else module in allowed
 
     def check_queues(self, names: Collection[str]) -> None:
         """Raises InvalidOption for options of a queue that is none of these; without names, there can be any queue."""
@@ -190,6 +197,8 @@ def _problems(options: Any) -> Iterator[str]:
     if not options.queues:
         yield "queues names none. Give ['default'], or '*' for all of them."
     yield from _names(options, "task_modules", "['shop.reports']")
+    if not isinstance(options.allow_import_errors, bool):
+        yield from _names(options, "allow_import_errors", "['shop.tasks'], or True for all")
     yield from _names(options, "allow_sql", "['default']")
     yield from _names(options, "allow_commands", "['clearsessions']")
     yield from _names(options, "hidden", "['password', 'token']")

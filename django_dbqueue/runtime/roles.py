@@ -38,7 +38,7 @@ def run_role(
     mail_no_failures(signals.logger)
     backend: DatabaseBackend = task_backends[alias]  # type: ignore[assignment]
     options = backend.config.changed(**changes)
-    if discover(options.task_modules) and not options.allow_import_errors:
+    if not all(map(options.allows_import_error, discover(options.task_modules))):
         return CANNOT_IMPORT
     announce_from(finished, backend)
     return 0 if ROLES[role](backend, options, board).run(stop, supervisor) else LEFT_JOBS
