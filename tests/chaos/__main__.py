@@ -64,11 +64,10 @@ def run(given: argparse.Namespace) -> int:
     folder = Path(tempfile.mkdtemp(prefix="dbqueue-chaos-log-"))
     hosts = [Host("a", server.url, None, env, folder / "a.log"), Host("b", cut_url, line, env, folder / "b.log")]
     silence = given.dead_after * 1.2
-    monkey, load, watch = Monkey(hosts, server, silence), Load(given.rate), Watch(given.dead_after, silence)
+    monkey, load, watch = Monkey(hosts, server, silence), Load(given.rate), Watch(given.dead_after)
     operators, holder = Operators(), Holder()
     try:
-        load.start()
-        for thread in (operators, holder, watch):
+        for thread in (load, operators, holder, watch):
             thread.start()
         end = time.monotonic() + given.seconds
         while time.monotonic() < end:
@@ -76,14 +75,13 @@ def run(given: argparse.Namespace) -> int:
             for host in hosts:
                 host.keep_alive()
             monkey.act()
-        load.stop()
-        operators.end()
-        holder.end()
+        for thread in (load, operators, holder):
+            thread.stop()
         monkey.calm_down()
         through = load.wait(given.dead_after * 2 + 120)
-        watch.end()
+        watch.stop()
         codes = [host.close() for host in hosts]
-        found = report(load, operators, watch, monkey.killed_at, server.deadlocks(), given.database)
+        found = report(load, operators, watch, monkey.killed_at, server.deadlocks())
     finally:
         for host in hosts:
             host.power_off()

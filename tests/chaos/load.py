@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -11,13 +10,14 @@ from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
 
-from django.db import Error, connection, connections, transaction
+from django.db import connection, transaction
 
 from django_dbqueue import batch
 from django_dbqueue.models import Batch, Job, RecurringTask
 from django_dbqueue.models.expressions import after
 
 from . import tasks
+from .background import Background
 
 LIMITED_KEYS = 3
 # So many seconds a key is asked for, and then no more: what was its last version must have been run.
@@ -29,18 +29,16 @@ PAUSABLE, UNSERVED = "pausable", "unserved"
 ACCOUNTS = 4
 
 
-class Load:
+class Load(Background):
     """``confirmed`` are the jobs whose enqueueing was committed, ``versions`` the newest of each key, ``batches`` their ids.
 
     put_off: by debounced job, from when until when it was not to start.
     """
 
     def __init__(self, rate: float) -> None:
+        super().__init__()
         self._rate = rate
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
         self._asked: Counter[str] = Counter()
-        self._error: Exception | None = None
         self.confirmed: set[str] = set()
         self.versions: dict[str, int] = {}
         self.batches: set[str] = set()
@@ -69,14 +67,7 @@ class Load:
         RecurringTask.objects.bulk_create(by_hand)
         every = {"every": timedelta(seconds=EVERY), "missed": "all", "most_missed": 1000}
         RecurringTask.objects.create(name=SCHEDULE, task=task, **every)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Raises what has ended it before."""
-        self._stopped.set()
-        self._thread.join()
-        if self._error:
-            raise self._error
+        super().start()
 
     def wait(self, seconds: float) -> bool:
         """Until all jobs are finished. Returns whether they are. Openers of batches that have died are given up."""
@@ -92,22 +83,15 @@ class Load:
             time.sleep(0.2)
         return is_over
 
-    def _run(self) -> None:
-        try:
-            self._enqueue_until_stopped()
-        except Exception as error:
-            self._error = error
+    def pause(self) -> float:
+        return 5 / self._rate
 
-    def _enqueue_until_stopped(self) -> None:
-        while not self._stopped.wait(5 / self._rate):
-            try:
-                with transaction.atomic():
-                    results, note = random.choice(self._deeds)()
-                self.confirmed |= {result.id for result in results}
-                note()
-            except Error:  # It may have been committed or not: such jobs are not counted.
-                connections.close_all()
-        connections.close_all()
+    def act(self) -> None:
+        """If the database says no, it may have been committed or not: such jobs are not counted."""
+        with transaction.atomic():
+            results, note = random.choice(self._deeds)()
+        self.confirmed |= {result.id for result in results}
+        note()
 
     def _effects(self):
         results = random.choice(tasks.ALL).enqueue_many([(random.uniform(0, 0.2),) for _ in range(5)])
@@ -116,8 +100,10 @@ class Load:
         return results, lambda: None
 
     def _versions(self):
-        """Of two keys, which are others every few seconds; and once more an old version of each, which is to do nothing."""
-        names = [f"key {int(time.monotonic() // LIFE)}{letter}" for letter in "ab"]
+        """Of two keys, which differ by case alone, and are others every few seconds; and once more an old version of each, which
+        is to do nothing.
+        """
+        names = [f"key {int(time.monotonic() // LIFE)}{letter}" for letter in "aA"]
         self._asked.update(names)
         asked = {name: self._asked[name] for name in names}
         calls = [(name, each) for name, version in asked.items() for each in (version, max(version - 2, 0))]

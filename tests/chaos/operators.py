@@ -3,54 +3,40 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from django.db import Error, connection, connections, transaction
+from django.db import connection, transaction
 
 from django_dbqueue.models import Batch, Job, Queue, RecurringTask, Semaphore
 from django_dbqueue.models.locking import lock
 from django_dbqueue.recurring_calls import enqueue
 
 from . import tasks
+from .background import Background
 from .load import PAUSABLE, UNSERVED
 
 
-class Acting(threading.Thread):
-    """Does something of its list every while, until it is told to end. What the database does not let it do is left out."""
+class Acting(Background):
+    """Does one thing of its list every while."""
 
     def __init__(self, pause: float) -> None:
-        super().__init__(daemon=True)
-        self._pause, self._ended = pause, threading.Event()
+        super().__init__()
+        self._pause = pause
         self.done: Counter[str] = Counter()
-        self.error: Exception | None = None
 
     def deeds(self) -> list[tuple[str, Callable[[], Any]]]:
         raise NotImplementedError
 
-    def run(self) -> None:
-        try:
-            while not self._ended.wait(random.uniform(0, 2 * self._pause)):
-                name, deed = random.choice(self.deeds())
-                try:
-                    deed()
-                    self.done[name] += 1
-                except Error:
-                    connections.close_all()
-        except Exception as error:
-            self.error = error
-        finally:
-            connections.close_all()
+    def pause(self) -> float:
+        return random.uniform(0, 2 * self._pause)
 
-    def end(self) -> None:
-        """Raises what has ended it before."""
-        self._ended.set()
-        self.join()
-        if self.error:
-            raise self.error
+    def act(self) -> None:
+        name, deed = random.choice(self.deeds())
+        deed()
+        self.done[name] += 1
 
 
 class Operators(Acting):
@@ -69,14 +55,14 @@ class Operators(Acting):
             ("move hundreds", lambda: jobs.move(random.choice(["default", PAUSABLE, UNSERVED]))),
             ("run now a hundred recurring tasks", self._run_now),
             *[("retry hundreds", self._retry)] * 2,
-            *[("stop what runs", self._stop)] * 2,
+            *[("stop what runs", self._stop_what_runs)] * 2,
             *[("pause a queue", lambda: Queue.objects.named(PAUSABLE).pause())],
             *[("resume a queue", lambda: Queue.objects.named(PAUSABLE).resume())] * 2,
             ("move from a queue that nobody serves", lambda: Job.objects.filter(queue=UNSERVED).move("default")),
         ]
 
-    def end(self) -> None:
-        super().end()
+    def stop(self) -> None:
+        super().stop()
         Queue.objects.named(PAUSABLE).resume()
 
     def _jobs(self) -> Any:
@@ -93,7 +79,7 @@ class Operators(Acting):
             self.stopped.pop(str(pk), None)
         Job.objects.filter(pk__in=ids).retry()
 
-    def _stop(self) -> None:
+    def _stop_what_runs(self) -> None:
         before = dict(self._jobs().stoppable().values_list("pk", "attempt"))
         Job.objects.filter(pk__in=list(before)).stop()
         stopped = self._jobs().asked_to_stop().filter(pk__in=list(before)).values_list("pk", "attempt")
@@ -107,7 +93,7 @@ class Holder(Acting):
     """Has transactions open that hold rows which the queue needs."""
 
     # In seconds. Of semaphores and batches, others wait for them.
-    LONGEST, LONGEST_OF_FEW = 8.0, 2.0
+    LONGEST, LONGEST_OF_FEW = 15.0, 2.0
 
     def __init__(self) -> None:
         super().__init__(4.0)

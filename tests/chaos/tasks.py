@@ -70,10 +70,21 @@ LIMIT = 2
 PUT_OFF = 3
 
 
+class Again(Exception):
+    """The attempt has failed, and is tried again."""
+
+
+def fail_at_times():
+    if random.random() < 0.4:
+        raise Again
+
+
 @task(key=lambda name: name, on_conflict="replace", takes_context=True, **AGAIN)
 def effect_of_a_debounce(context, name):
+    """It is asked for while it runs, also in attempts that fail."""
     mark(context)
     time.sleep(random.uniform(0.2, 2))
+    fail_at_times()
 
 
 @task(key=lambda name: name, takes_context=True, **AGAIN)
@@ -114,9 +125,10 @@ def effect_of_much(context, text, seconds):
 
 @task(takes_context=True, **AGAIN)
 def effect_at_will(context, seconds):
-    """Operators call it off, stop it, and retry it."""
+    """Operators call it off, stop it, and retry it. Where it fails at the end, a stop may come too late to interrupt it."""
     mark(context)
     time.sleep(seconds)
+    fail_at_times()
 
 
 @task(takes_context=True, **AGAIN)
