@@ -74,7 +74,9 @@ def run(given: argparse.Namespace) -> int:
             time.sleep(random.uniform(0.5, 2.5))
             for host in hosts:
                 host.keep_alive()
-            monkey.act()
+            # A machine that is too busy for them to start in time would show nothing.
+            if watch.works:
+                monkey.act()
         for thread in (load, operators, holder):
             thread.stop()
         monkey.calm_down()

@@ -6,6 +6,9 @@ import threading
 
 from django.db import Error, connections
 
+# The time in which whatever it does last comes to an end, in seconds.
+PATIENCE = 60.0
+
 
 class Background(threading.Thread):
     """Acts, and pauses, until it is stopped. What the database does not let it do is left out."""
@@ -34,11 +37,13 @@ class Background(threading.Thread):
             connections.close_all()
 
     def stop(self) -> None:
-        """Raises the error that has ended it before."""
+        """Raises the error that has ended it before, or TimeoutError if it does not end."""
         self._ended.set()
-        self.join()
+        self.join(PATIENCE)
         if self._error:
             raise self._error
+        if self.is_alive():
+            raise TimeoutError(f"{type(self).__name__} does not end within {PATIENCE:g} s.")
 
     def _run(self) -> None:
         while not self._ended.wait(self.pause()):

@@ -26,7 +26,9 @@ LIFE = 4
 EVERY, SCHEDULE = 2, "the schedule"
 # One that operators pause and resume, and one that no worker serves.
 PAUSABLE, UNSERVED = "pausable", "unserved"
-ACCOUNTS = 4
+ACCOUNTS = 3
+# While so many jobs wait, no more are enqueued: a busy machine has to be through with them in the end.
+MOST_WAITING = 1000
 
 
 class Load(Background):
@@ -88,6 +90,8 @@ class Load(Background):
 
     def act(self) -> None:
         """If the database says no, it may have been committed or not: such jobs are not counted."""
+        if Job.objects.filter(state__in=["ready", "blocked"])[:MOST_WAITING].count() == MOST_WAITING:
+            return
         with transaction.atomic():
             results, note = random.choice(self._deeds)()
         self.confirmed |= {result.id for result in results}
@@ -119,10 +123,11 @@ class Load(Background):
         return tasks.WALK.enqueue_many([(random.choice([0, 0, 2]),) for _ in range(2)]), lambda: None
 
     def _two_limits(self):
-        """Many of one account, which stand in the bank's line too; some in a queue where they cannot run now."""
+        """Many of one account, which stand in the bank's line too; some in a queue where they cannot run now, before others."""
         queue = {"queue_name": random.choice(["default", "default", PAUSABLE, UNSERVED])}
         account, seconds = f"account {random.randrange(ACCOUNTS)}", random.uniform(0, 0.2)
-        results = tasks.effect_within_two_limits.using(**queue).enqueue_many([(account, seconds)] * random.choice([1, 1, 6]))
+        number = random.choice([1, 1, 6 if queue["queue_name"] == "default" else 30])
+        results = tasks.effect_within_two_limits.using(**queue).enqueue_many([(account, seconds)] * number)
         return [*results, tasks.effect_within_the_same_group.using(**queue).enqueue(seconds)], lambda: None
 
     def _debounced(self):

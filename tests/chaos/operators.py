@@ -92,23 +92,25 @@ class Operators(Acting):
 class Holder(Acting):
     """Has transactions open that hold rows which the queue needs."""
 
-    # In seconds. Of semaphores and batches, others wait for them.
-    LONGEST, LONGEST_OF_FEW = 15.0, 2.0
+    # In seconds: of rows for which calls, operators or workers wait, and of others.
+    SHORT, LONG = (0.5, 2.0), (8.0, 15.0)
 
     def __init__(self) -> None:
-        super().__init__(4.0)
+        super().__init__(2.0)
 
     def deeds(self) -> list[tuple[str, Callable[[], Any]]]:
-        unfinished = Job.objects.filter(state__in=["ready", "running", "scheduled", "blocked"])
+        jobs = Job.objects.filter(state__in=["ready", "running", "scheduled", "blocked"]).order_by("?")
+        others = jobs.filter(key=None).exclude(task=tasks.effect_at_will.module_path)
         return [
-            *[("hold rows of jobs", lambda: self._hold(unfinished.order_by("?")[:200], self.LONGEST))] * 2,
-            ("hold rows of limits", lambda: self._hold(Semaphore.objects.order_by("pk"), self.LONGEST_OF_FEW)),
-            ("hold rows of batches", lambda: self._hold(Batch.objects.filter(finished_at=None), self.LONGEST_OF_FEW)),
+            ("hold rows of jobs", lambda: self._hold(jobs[:200], self.SHORT)),
+            *[("hold rows of jobs for long", lambda: self._hold(others[:200], self.LONG))] * 2,
+            ("hold rows of limits", lambda: self._hold(Semaphore.objects.order_by("pk"), self.SHORT)),
+            ("hold rows of batches", lambda: self._hold(Batch.objects.filter(finished_at=None), self.SHORT)),
         ]
 
-    def _hold(self, rows: Any, longest: float) -> None:
+    def _hold(self, rows: Any, seconds: tuple[float, float]) -> None:
         ids = list(rows.values_list("pk", flat=True))
         with transaction.atomic():
             list(lock(rows.model.objects.filter(pk__in=ids).order_by("pk")))
-            time.sleep(random.uniform(0.5, longest))
+            time.sleep(random.uniform(*seconds))
             connection.cursor().execute("SELECT 1")

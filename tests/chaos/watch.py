@@ -20,9 +20,9 @@ from .load import UNSERVED
 SAMPLE = 0.5
 # In seconds: the longest between two sweeps of a dispatcher, and what a process that beats needs to do what it has found, on a busy
 # machine and with connections that are killed under it.
-SWEEP, REACTION = 2.4, 6.0
+SWEEP, REACTION = 2.4, 4.0
 # What stood so long is told as it happens.
-LONG = 5.0
+LONG = 3.0
 # With fewer running, workers have nothing to do: a host has eight threads.
 FEW = 4
 # So many rows of a kind are looked at.
@@ -38,7 +38,7 @@ class Found(NamedTuple):
 
 
 class Watch(Background):
-    """``idle``: what could go on and did not, and for how many seconds.
+    """``idle``: what could go on and did not, and for how many seconds. ``works``: whether any worker beats.
 
     Only time counts in which a process that beats could have gone on with it. It is counted in looks, which come later where
     the machine is busy, and none of which succeeds while the database is away.
@@ -52,6 +52,7 @@ class Watch(Background):
         # Others declare it dead, once they have watched for long enough themselves.
         self._recovery = dead_after * 5 / 3 + SWEEP + REACTION
         self._stood: dict[str, float] = {}
+        self.works = False
         self.samples = 0
         self.longest: dict[str, float] = {}
         self.idle: dict[str, float] = {}
@@ -61,6 +62,7 @@ class Watch(Background):
 
     def refused(self) -> None:
         """Nobody is declared dead before all have had time to beat again."""
+        self.works = False
         self._stood = {what: seconds for what, seconds in self._stood.items() if not what.startswith("left")}
 
     def act(self) -> None:
@@ -68,7 +70,7 @@ class Watch(Background):
         self.samples += 1
         for what in self._stood.keys() - found.keys():
             if self._stood[what] > LONG:
-                print(f"    {time.strftime('%H:%M:%S')}  {what} stood for {self._stood[what]:g} s", flush=True)
+                _tell(f"{what} stood for {self._stood[what]:g} s")
         self._stood = {
             what: self._stood[what] + SAMPLE * each.can_now if what in self._stood else 0.0 for what, each in found.items()
         }
@@ -76,11 +78,13 @@ class Watch(Background):
             kind = what.partition(":")[0]
             self.longest[kind] = max(self.longest.get(kind, 0.0), seconds)
             if seconds > found[what].may_stand:
+                if what not in self.idle:
+                    _tell(f"{what} stands for {seconds:g} s")
                 self.idle[what] = seconds
 
     def _find(self) -> Iterator[Found]:
         fresh = dict(Process.objects.filter(heartbeat_at__gt=after(-self._fresh)).values_list("pk", "kind"))
-        works, dispatches = (kind in fresh.values() for kind in (Process.Kind.WORKER, Process.Kind.DISPATCHER))
+        self.works, dispatches = (kind in fresh.values() for kind in (Process.Kind.WORKER, Process.Kind.DISPATCHER))
         ready, blocked = _first_of_lines()
         due = list(Job.objects.due().order_by("run_after").values_list("pk", flat=True)[:FIRST])
         ended, left = _ended_and_running(fresh), _left(fresh)
@@ -91,7 +95,7 @@ class Watch(Background):
         keys = list(Semaphore.objects.values_list("pk", flat=True))
         semaphores = len(_unlocked(Semaphore.objects.all(), keys)) == len(keys)
         for job in ready:
-            yield Found(f"ready: {job.pk} {job.task}", self._reaction, works and semaphores and job.pk in free)
+            yield Found(f"ready: {job.pk} {job.task}", self._reaction, self.works and semaphores and job.pk in free)
         for job in blocked:
             can = dispatches and semaphores and job.pk in free
             yield Found(f"slot free: {job.pk} {job.task}", SWEEP + self._reaction, can)
@@ -103,6 +107,10 @@ class Watch(Background):
             yield Found(f"ended, not written: {pk}", self._reaction, semaphores and pk in free)
         for pk in left:
             yield Found(f"left by a dead process: {pk}", self._recovery, dispatches and semaphores and pk in free)
+
+
+def _tell(what: str) -> None:
+    print(f"    {time.strftime('%H:%M:%S')}  {what}", flush=True)
 
 
 def _first_of_lines() -> tuple[list[Job], list[Job]]:

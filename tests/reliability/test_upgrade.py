@@ -252,11 +252,11 @@ def test_what_one_version_ran_when_it_was_killed_the_other_recovers(versions, st
     old, new = versions
     new.migrate()
     at_once = connection.vendor != "sqlite"
-    arguments = ["--processes", "2"] if at_once else ["--embedded", "--threads", "8"]
+    arguments = ["--threads", "8", *([] if at_once else ["--embedded"])]
     start = partial(start, beat_interval=0.5, dead_after=4)
 
     old.call(f"fill_with_lasting('{BY_OLD}')")
-    old_one = start(old, *arguments)
+    old_one = start(old, *(["--processes", "2"] if at_once else arguments))
     until(lambda: len(began(marks, BY_OLD)) == len(AT_FIRST))
     if at_once:
         new_one = start(new, *arguments)
