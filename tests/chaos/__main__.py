@@ -75,7 +75,7 @@ def run(given: argparse.Namespace) -> int:
             for host in hosts:
                 host.keep_alive()
             # A machine that is too busy for them to start in time would show nothing.
-            if watch.works:
+            if watch.alive:
                 monkey.act()
         for thread in (load, operators, holder):
             thread.stop()

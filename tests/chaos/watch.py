@@ -38,7 +38,7 @@ class Found(NamedTuple):
 
 
 class Watch(Background):
-    """``idle``: what could go on and did not, and for how many seconds. ``works``: whether any worker beats.
+    """``idle``: what could go on and did not, and for how many seconds. ``alive``: whether a worker and a dispatcher beat.
 
     Only time counts in which a process that beats could have gone on with it. It is counted in looks, which come later where
     the machine is busy, and none of which succeeds while the database is away.
@@ -52,7 +52,7 @@ class Watch(Background):
         # Others declare it dead, once they have watched for long enough themselves.
         self._recovery = dead_after * 5 / 3 + SWEEP + REACTION
         self._stood: dict[str, float] = {}
-        self.works = False
+        self.alive = False
         self.samples = 0
         self.longest: dict[str, float] = {}
         self.idle: dict[str, float] = {}
@@ -62,7 +62,7 @@ class Watch(Background):
 
     def refused(self) -> None:
         """Nobody is declared dead before all have had time to beat again."""
-        self.works = False
+        self.alive = False
         self._stood = {what: seconds for what, seconds in self._stood.items() if not what.startswith("left")}
 
     def act(self) -> None:
@@ -84,7 +84,8 @@ class Watch(Background):
 
     def _find(self) -> Iterator[Found]:
         fresh = dict(Process.objects.filter(heartbeat_at__gt=after(-self._fresh)).values_list("pk", "kind"))
-        self.works, dispatches = (kind in fresh.values() for kind in (Process.Kind.WORKER, Process.Kind.DISPATCHER))
+        works, dispatches = (kind in fresh.values() for kind in (Process.Kind.WORKER, Process.Kind.DISPATCHER))
+        self.alive = works and dispatches
         ready, blocked = _first_of_lines()
         due = list(Job.objects.due().order_by("run_after").values_list("pk", flat=True)[:FIRST])
         ended, left = _ended_and_running(fresh), _left(fresh)
@@ -95,7 +96,7 @@ class Watch(Background):
         keys = list(Semaphore.objects.values_list("pk", flat=True))
         semaphores = len(_unlocked(Semaphore.objects.all(), keys)) == len(keys)
         for job in ready:
-            yield Found(f"ready: {job.pk} {job.task}", self._reaction, self.works and semaphores and job.pk in free)
+            yield Found(f"ready: {job.pk} {job.task}", self._reaction, works and semaphores and job.pk in free)
         for job in blocked:
             can = dispatches and semaphores and job.pk in free
             yield Found(f"slot free: {job.pk} {job.task}", SWEEP + self._reaction, can)
