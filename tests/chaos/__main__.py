@@ -19,6 +19,9 @@ from pathlib import Path
 from ..proxy import in_front_of
 from .servers import SERVERS
 
+# In turn, in seconds: after the harm, and what it has cut short, everything must go on.
+HARM, CALM = 15.0, 10.0
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
@@ -69,13 +72,13 @@ def run(given: argparse.Namespace) -> int:
     try:
         for thread in (load, operators, holder, watch):
             thread.start()
-        end = time.monotonic() + given.seconds
-        while time.monotonic() < end:
+        began = time.monotonic()
+        while (passed := time.monotonic() - began) < given.seconds:
             time.sleep(random.uniform(0.5, 2.5))
             for host in hosts:
                 host.keep_alive()
             # A machine that is too busy for them to start in time would show nothing.
-            if watch.alive:
+            if watch.alive and passed % (HARM + CALM) < HARM:
                 monkey.act()
         for thread in (load, operators, holder):
             thread.stop()

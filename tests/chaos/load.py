@@ -63,7 +63,7 @@ class Load(Background):
     def start(self) -> None:
         task = tasks.effect_of_a_time.module_path
         by_hand = [
-            RecurringTask(name=f"by hand {n}", task=tasks.effect_at_will.module_path, args=[0.05], every=timedelta(days=1))
+            RecurringTask(name=f"by hand {n}", task=tasks.effect_at_will_and_short.module_path, every=timedelta(days=1))
             for n in range(100)
         ]
         RecurringTask.objects.bulk_create(by_hand)
@@ -124,11 +124,11 @@ class Load(Background):
 
     def _two_limits(self):
         """Many of one account, which stand in the bank's line too; some in a queue where they cannot run now, before others."""
-        queue = {"queue_name": random.choice(["default", "default", PAUSABLE, UNSERVED])}
+        queue = random.choice(["default", "default", PAUSABLE, UNSERVED])
         account, seconds = f"account {random.randrange(ACCOUNTS)}", random.uniform(0, 0.2)
-        number = random.choice([1, 1, 6 if queue["queue_name"] == "default" else 30])
-        results = tasks.effect_within_two_limits.using(**queue).enqueue_many([(account, seconds)] * number)
-        return [*results, tasks.effect_within_the_same_group.using(**queue).enqueue(seconds)], lambda: None
+        calls = [(account, seconds)] * (30 if queue == UNSERVED else random.choice([1, 1, 6]))
+        results = tasks.effect_within_two_limits.using(queue_name=queue).enqueue_many(calls)
+        return [*results, tasks.effect_within_the_same_group.using(queue_name=queue).enqueue(seconds)], lambda: None
 
     def _debounced(self):
         name = f"debounced {int(time.monotonic() // (3 * LIFE))}{random.choice('ab')}"
@@ -143,9 +143,9 @@ class Load(Background):
     def _at_will(self):
         wait = random.choice([None, None, timedelta(seconds=random.uniform(0, 20))])
         queue = random.choice(["default", PAUSABLE])
-        return tasks.effect_at_will.using(run_after=wait, queue_name=queue).enqueue_many(
-            [(random.uniform(0, 3),)] * 5
-        ), lambda: None
+        how = {"run_after": wait, "queue_name": queue}
+        results = tasks.effect_at_will.using(**how).enqueue_many([(random.uniform(0, 3),)] * 5)
+        return [*results, *tasks.effect_at_will_and_short.using(**how).enqueue_many([()] * 15)], lambda: None
 
     def _by_sql(self):
         with connection.cursor() as cursor:

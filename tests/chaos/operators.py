@@ -55,7 +55,7 @@ class Operators(Acting):
             ("move hundreds", lambda: jobs.move(random.choice(["default", PAUSABLE, UNSERVED]))),
             ("run now a hundred recurring tasks", self._run_now),
             *[("retry hundreds", self._retry)] * 2,
-            *[("stop what runs", self._stop_what_runs)] * 2,
+            *[("stop what runs", self._stop_what_runs)] * 3,
             *[("pause a queue", lambda: Queue.objects.named(PAUSABLE).pause())],
             *[("resume a queue", lambda: Queue.objects.named(PAUSABLE).resume())] * 2,
             ("move from a queue that nobody serves", lambda: Job.objects.filter(queue=UNSERVED).move("default")),
@@ -66,7 +66,7 @@ class Operators(Acting):
         Queue.objects.named(PAUSABLE).resume()
 
     def _jobs(self) -> Any:
-        return Job.objects.filter(task=tasks.effect_at_will.module_path)
+        return Job.objects.filter(task__in=tasks.AT_WILL)
 
     def _some(self, jobs: Any) -> list[Any]:
         return list(jobs.order_by("pk").values_list("pk", flat=True)[: random.randrange(500)])
@@ -100,7 +100,7 @@ class Holder(Acting):
 
     def deeds(self) -> list[tuple[str, Callable[[], Any]]]:
         jobs = Job.objects.filter(state__in=["ready", "running", "scheduled", "blocked"]).order_by("?")
-        others = jobs.filter(key=None).exclude(task=tasks.effect_at_will.module_path)
+        others = jobs.filter(key=None).exclude(task__in=tasks.AT_WILL)
         return [
             ("hold rows of jobs", lambda: self._hold(jobs[:200], self.SHORT)),
             *[("hold rows of jobs for long", lambda: self._hold(others[:200], self.LONG))] * 2,

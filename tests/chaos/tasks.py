@@ -75,15 +75,15 @@ class Again(Exception):
 
 
 def fail_at_times():
-    if random.random() < 0.4:
+    if random.random() < 0.5:
         raise Again
 
 
 @task(key=lambda name: name, on_conflict="replace", takes_context=True, **AGAIN)
 def effect_of_a_debounce(context, name):
-    """It is asked for while it runs, also in attempts that fail."""
+    """It is asked for while it runs, also in attempts that fail or are interrupted by a deploy."""
     mark(context)
-    time.sleep(random.uniform(0.2, 2))
+    time.sleep(random.uniform(1, 3))
     fail_at_times()
 
 
@@ -129,6 +129,15 @@ def effect_at_will(context, seconds):
     mark(context)
     time.sleep(seconds)
     fail_at_times()
+
+
+@task(takes_context=True, **AGAIN)
+def effect_at_will_and_short(context):
+    """Many are claimed together: some are stopped before they begin, and given back."""
+    mark(context)
+
+
+AT_WILL = [effect_at_will.module_path, effect_at_will_and_short.module_path]
 
 
 @task(takes_context=True, **AGAIN)
