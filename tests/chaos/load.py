@@ -13,7 +13,7 @@ from typing import Any
 from django.db import connection, transaction
 
 from django_dbqueue import batch
-from django_dbqueue.models import Batch, Job, RecurringTask
+from django_dbqueue.models import Batch, Execution, Job, RecurringTask
 from django_dbqueue.models.expressions import after
 
 from . import tasks
@@ -72,12 +72,15 @@ class Load(Background):
         super().start()
 
     def wait(self, seconds: float) -> bool:
-        """Until all jobs are finished. Returns whether they are. Openers of batches that have died are given up."""
+        """Until all jobs are finished, or no attempt has ended for so long. Returns whether they are. Openers of batches that have
+        died are given up.
+        """
         RecurringTask.objects.all().disable()
         Job.objects.filter(queue=UNSERVED).move(PAUSABLE)
-        end = time.monotonic() + seconds
-        is_over = False
-        while time.monotonic() < end and not is_over:
+        ended, since, is_over = 0, time.monotonic(), False
+        while not is_over and time.monotonic() - since < seconds:
+            if ended != (ended := Execution.objects.count()):
+                since = time.monotonic()
             unfinished = Job.objects.exclude(state__in=["successful", "failed", "discarded"])
             if not unfinished.filter(task=tasks.effect_that_opens_a_batch.module_path).exists():
                 Batch.objects.filter(opened_until__isnull=False, sealed_at=None).update(opened_until=after(-1))
