@@ -20,7 +20,7 @@ from ..proxy import in_front_of
 from .servers import SERVERS
 
 # In turn, in seconds: after the harm, and what it has cut short, everything must go on.
-HARM, CALM = 15.0, 10.0
+HARM, CALM = 12.0, 12.0
 
 
 def main() -> int:

@@ -26,7 +26,9 @@ LIFE = 4
 EVERY, SCHEDULE = 2, "the schedule"
 # One that operators pause and resume, and one that no worker serves.
 PAUSABLE, UNSERVED = "pausable", "unserved"
-ACCOUNTS = 3
+ACCOUNTS = 2
+# Of jobs that no worker serves, so many at most wait before others.
+MOST_UNSERVED = 100
 # While so many jobs wait, no more are enqueued: a busy machine has to be through with them in the end.
 MOST_WAITING = 1000
 
@@ -79,8 +81,8 @@ class Load(Background):
         Job.objects.filter(queue=UNSERVED).move(PAUSABLE)
         ended, since, is_over = 0, time.monotonic(), False
         while not is_over and time.monotonic() - since < seconds:
-            if ended != (ended := Execution.objects.count()):
-                since = time.monotonic()
+            if (number := Execution.objects.count()) != ended:
+                ended, since = number, time.monotonic()
             unfinished = Job.objects.exclude(state__in=["successful", "failed", "discarded"])
             if not unfinished.filter(task=tasks.effect_that_opens_a_batch.module_path).exists():
                 Batch.objects.filter(opened_until__isnull=False, sealed_at=None).update(opened_until=after(-1))
@@ -127,14 +129,18 @@ class Load(Background):
 
     def _two_limits(self):
         """Many of one account, which stand in the bank's line too; some in a queue where they cannot run now, before others."""
-        queue = random.choice(["default", "default", PAUSABLE, UNSERVED])
+        unserved = Job.objects.filter(queue=UNSERVED).count() < MOST_UNSERVED
+        queue = random.choice(["default", "default", PAUSABLE, UNSERVED if unserved else PAUSABLE])
         account, seconds = f"account {random.randrange(ACCOUNTS)}", random.uniform(0, 0.2)
         calls = [(account, seconds)] * (30 if queue == UNSERVED else random.choice([1, 1, 6]))
         results = tasks.effect_within_two_limits.using(queue_name=queue).enqueue_many(calls)
         return [*results, tasks.effect_within_the_same_group.using(queue_name=queue).enqueue(seconds)], lambda: None
 
     def _debounced(self):
+        """Often of one that runs, whose call must then wait however the attempt ends."""
         name = f"debounced {int(time.monotonic() // (3 * LIFE))}{random.choice('ab')}"
+        running = Job.objects.running().filter(task=tasks.effect_of_a_debounce.module_path).first()
+        name = running.args[0] if running and random.random() < 0.7 else name
         began = datetime.now(timezone.utc)
         result = tasks.effect_of_a_debounce.using(run_after=timedelta(seconds=tasks.PUT_OFF)).enqueue(name)
 

@@ -58,7 +58,7 @@ class Operators(Acting):
             *[("stop what runs", self._stop_what_runs)] * 3,
             *[("pause a queue", lambda: Queue.objects.named(PAUSABLE).pause())],
             *[("resume a queue", lambda: Queue.objects.named(PAUSABLE).resume())] * 2,
-            ("move from a queue that nobody serves", lambda: Job.objects.filter(queue=UNSERVED).move("default")),
+            ("move from a queue that nobody serves", self._move_unserved),
         ]
 
     def stop(self) -> None:
@@ -84,6 +84,11 @@ class Operators(Acting):
         Job.objects.filter(pk__in=list(before)).stop()
         stopped = self._jobs().asked_to_stop().filter(pk__in=list(before)).values_list("pk", "attempt")
         self.stopped.update({str(pk): attempt for pk, attempt in stopped if before[pk] == attempt})
+
+    def _move_unserved(self) -> None:
+        """The last ones: those before them are to stay where they are in the way of others."""
+        last = Job.objects.filter(queue=UNSERVED).order_by("-pk").values_list("pk", flat=True)[:10]
+        Job.objects.filter(pk__in=list(last)).move("default")
 
     def _run_now(self) -> None:
         RecurringTask.objects.filter(name__startswith="by hand").run_now(lambda row, wait: enqueue(row, wait))
