@@ -98,7 +98,7 @@ class Holder(Acting):
     """Has transactions open that hold rows which the queue needs."""
 
     # In seconds: of rows for which calls, operators or workers wait, and of others.
-    SHORT, LONG = (0.5, 2.0), (8.0, 15.0)
+    SHORT, LONG = (0.5, 2.0), (10.0, 20.0)
 
     def __init__(self) -> None:
         super().__init__(2.0)

@@ -18,9 +18,9 @@ from .background import Background
 from .load import UNSERVED
 
 SAMPLE = 0.5
-# In seconds: the longest between two sweeps of a dispatcher, and what a process that beats needs to do what it has found, on a busy
-# machine and with connections that are killed under it.
-SWEEP, REACTION = 2.4, 4.0
+# In seconds: the longest between two sweeps of a dispatcher; and what a process that beats needs on a busy machine, with connections
+# that are killed under it, to do what it has found, and to write an outcome.
+SWEEP, REACTION, WRITING = 2.4, 4.0, 3.0
 # What stood so long is told as it happens.
 LONG = 3.0
 # With fewer running, workers have nothing to do: a host has eight threads.
@@ -48,7 +48,7 @@ class Watch(Background):
         super().__init__()
         # After one beat and a half, a process may be dead or cut off.
         self._fresh = dead_after / 4
-        self._reaction = REACTION + self._fresh
+        self._reaction, self._writing = REACTION + self._fresh, WRITING + self._fresh
         # Others declare it dead, once they have watched for long enough themselves.
         self._recovery = dead_after * 5 / 3 + SWEEP + REACTION
         self._stood: dict[str, float] = {}
@@ -105,7 +105,7 @@ class Watch(Background):
         for pk in batches:
             yield Found(f"batch: {pk}", SWEEP + self._reaction, dispatches and semaphores and pk in free_batches)
         for pk in ended:
-            yield Found(f"ended, not written: {pk}", self._reaction, semaphores and pk in free)
+            yield Found(f"ended, not written: {pk}", self._writing, semaphores and pk in free)
         for pk in left:
             yield Found(f"left by a dead process: {pk}", self._recovery, dispatches and semaphores and pk in free)
 
