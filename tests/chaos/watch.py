@@ -92,7 +92,7 @@ class Watch(Background):
         batches = list(Batch.objects.due().values_list("pk", flat=True)[:FIRST])
         free = _unlocked(Job.objects.all(), [*(job.pk for job in [*ready, *blocked]), *due, *ended, *left])
         free_batches = _unlocked(Batch.objects.all(), batches)
-        # Outcomes, and a sweep, wait for all semaphores that they need together.
+        # Outcomes, and the rounds of a dispatcher, wait for all semaphores that they need together.
         keys = list(Semaphore.objects.values_list("pk", flat=True))
         semaphores = len(_unlocked(Semaphore.objects.all(), keys)) == len(keys)
         for job in ready:
@@ -101,7 +101,7 @@ class Watch(Background):
             can = dispatches and semaphores and job.pk in free
             yield Found(f"slot free: {job.pk} {job.task}", SWEEP + self._reaction, can)
         for pk in due:
-            yield Found(f"due: {pk}", self._reaction, dispatches and pk in free)
+            yield Found(f"due: {pk}", SWEEP + self._reaction, dispatches and semaphores and pk in free)
         for pk in batches:
             yield Found(f"batch: {pk}", SWEEP + self._reaction, dispatches and semaphores and pk in free_batches)
         for pk in ended:
