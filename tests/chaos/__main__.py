@@ -83,7 +83,7 @@ def run(given: argparse.Namespace) -> int:
         for thread in (load, operators, holder):
             thread.stop()
         monkey.calm_down()
-        through = load.wait(given.dead_after * 2 + 60)
+        through = load.wait(given.dead_after * 2 + 120)
         watch.stop()
         codes = [host.close() for host in hosts]
         found = report(load, operators, watch, monkey.killed_at, server.deadlocks())
