@@ -25,7 +25,7 @@ class Host:
 
     def start(self) -> None:
         self._started_at = time.monotonic()
-        command = [sys.executable, "-m", "django", "runqueue", "--processes", "2", "--threads", "4", "--shutdown-timeout", "3"]
+        command = [sys.executable, "-m", "django", "runqueue", "--processes", "2", "--threads", "4", "--shutdown-timeout", "1"]
         command += ["--queues", "*,-unserved"]
         self._process = subprocess.Popen(
             command, env=self._env, cwd=ROOT, stdout=self._log, stderr=self._log, start_new_session=True

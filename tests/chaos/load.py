@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -11,13 +10,14 @@ from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
 
-from django.db import Error, connection, connections, transaction
+from django.db import connection, transaction
 
 from django_dbqueue import batch
 from django_dbqueue.models import Batch, Execution, Job, RecurringTask
 from django_dbqueue.models.expressions import after
 
 from . import tasks
+from .background import Background
 
 LIMITED_KEYS = 3
 # So many seconds a key is asked for, and then no more: what was its last version must have been run.
@@ -26,22 +26,23 @@ LIFE = 4
 EVERY, SCHEDULE = 2, "the schedule"
 # One that operators pause and resume, and one that no worker serves.
 PAUSABLE, UNSERVED = "pausable", "unserved"
-ACCOUNTS = 4
+ACCOUNTS = 2
+# Of jobs that no worker serves, so many at most wait before others.
+MOST_UNSERVED = 100
+# While so many jobs wait, no more are enqueued: a busy machine has to be through with them in the end.
 MOST_WAITING = 1000
 
 
-class Load:
+class Load(Background):
     """``confirmed`` are the jobs whose enqueueing was committed, ``versions`` the newest of each key, ``batches`` their ids.
 
     put_off: by debounced job, from when until when it was not to start.
     """
 
     def __init__(self, rate: float) -> None:
+        super().__init__()
         self._rate = rate
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
         self._asked: Counter[str] = Counter()
-        self._error: Exception | None = None
         self.confirmed: set[str] = set()
         self.versions: dict[str, int] = {}
         self.batches: set[str] = set()
@@ -64,33 +65,24 @@ class Load:
     def start(self) -> None:
         task = tasks.effect_of_a_time.module_path
         by_hand = [
-            RecurringTask(name=f"by hand {n}", task=tasks.effect_at_will.module_path, args=[0.05], every=timedelta(days=1))
+            RecurringTask(name=f"by hand {n}", task=tasks.effect_at_will_and_short.module_path, every=timedelta(days=1))
             for n in range(100)
         ]
         RecurringTask.objects.bulk_create(by_hand)
         every = {"every": timedelta(seconds=EVERY), "missed": "all", "most_missed": 1000}
         RecurringTask.objects.create(name=SCHEDULE, task=task, **every)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Raises what has ended it before."""
-        self._stopped.set()
-        self._thread.join()
-        if self._error:
-            raise self._error
+        super().start()
 
     def wait(self, seconds: float) -> bool:
-        """Until all jobs are finished. Returns whether they are: false if none ended for so many seconds.
-
-        Openers of batches that have died are given up.
+        """Until all jobs are finished, or no attempt has ended for so long. Returns whether they are. Openers of batches that have
+        died are given up.
         """
         RecurringTask.objects.all().disable()
         Job.objects.filter(queue=UNSERVED).move(PAUSABLE)
-        end, ended = time.monotonic() + seconds, 0
-        is_over = False
-        while time.monotonic() < end and not is_over:
-            if (number := Execution.objects.count()) > ended:
-                end, ended = time.monotonic() + seconds, number
+        ended, since, is_over = 0, time.monotonic(), False
+        while not is_over and time.monotonic() - since < seconds:
+            if (number := Execution.objects.count()) != ended:
+                ended, since = number, time.monotonic()
             unfinished = Job.objects.exclude(state__in=["successful", "failed", "discarded"])
             if not unfinished.filter(task=tasks.effect_that_opens_a_batch.module_path).exists():
                 Batch.objects.filter(opened_until__isnull=False, sealed_at=None).update(opened_until=after(-1))
@@ -98,24 +90,17 @@ class Load:
             time.sleep(0.2)
         return is_over
 
-    def _run(self) -> None:
-        try:
-            self._enqueue_until_stopped()
-        except Exception as error:
-            self._error = error
+    def pause(self) -> float:
+        return 5 / self._rate
 
-    def _enqueue_until_stopped(self) -> None:
-        while not self._stopped.wait(5 / self._rate):
-            try:
-                if is_behind():
-                    continue
-                with transaction.atomic():
-                    results, note = random.choice(self._deeds)()
-                self.confirmed |= {result.id for result in results}
-                note()
-            except Error:  # It may have been committed or not: such jobs are not counted.
-                connections.close_all()
-        connections.close_all()
+    def act(self) -> None:
+        """If the database says no, it may have been committed or not: such jobs are not counted."""
+        if Job.objects.filter(state__in=["ready", "blocked"])[:MOST_WAITING].count() == MOST_WAITING:
+            return
+        with transaction.atomic():
+            results, note = random.choice(self._deeds)()
+        self.confirmed |= {result.id for result in results}
+        note()
 
     def _effects(self):
         results = random.choice(tasks.ALL).enqueue_many([(random.uniform(0, 0.2),) for _ in range(5)])
@@ -124,8 +109,10 @@ class Load:
         return results, lambda: None
 
     def _versions(self):
-        """Of two keys, which are others every few seconds; and once more an old version of each, which is to do nothing."""
-        names = [f"key {int(time.monotonic() // LIFE)}{letter}" for letter in "ab"]
+        """Of two keys, which differ by case alone, and are others every few seconds; and once more an old version of each, which
+        is to do nothing.
+        """
+        names = [f"key {int(time.monotonic() // LIFE)}{letter}" for letter in "aA"]
         self._asked.update(names)
         asked = {name: self._asked[name] for name in names}
         calls = [(name, each) for name, version in asked.items() for each in (version, max(version - 2, 0))]
@@ -141,14 +128,19 @@ class Load:
         return tasks.WALK.enqueue_many([(random.choice([0, 0, 2]),) for _ in range(2)]), lambda: None
 
     def _two_limits(self):
-        """Many of one account, which stand in the bank's line too; some in a queue where they cannot run now."""
-        queue = {"queue_name": random.choice(["default", "default", PAUSABLE, UNSERVED])}
+        """Many of one account, which stand in the bank's line too; some in a queue where they cannot run now, before others."""
+        unserved = Job.objects.filter(queue=UNSERVED).count() < MOST_UNSERVED
+        queue = random.choice(["default", "default", PAUSABLE, UNSERVED if unserved else PAUSABLE])
         account, seconds = f"account {random.randrange(ACCOUNTS)}", random.uniform(0, 0.2)
-        results = tasks.effect_within_two_limits.using(**queue).enqueue_many([(account, seconds)] * random.choice([1, 1, 6]))
-        return [*results, tasks.effect_within_the_same_group.using(**queue).enqueue(seconds)], lambda: None
+        calls = [(account, seconds)] * (30 if queue == UNSERVED else random.choice([1, 1, 6]))
+        results = tasks.effect_within_two_limits.using(queue_name=queue).enqueue_many(calls)
+        return [*results, tasks.effect_within_the_same_group.using(queue_name=queue).enqueue(seconds)], lambda: None
 
     def _debounced(self):
+        """Often of one that runs, whose call must then wait however the attempt ends."""
         name = f"debounced {int(time.monotonic() // (3 * LIFE))}{random.choice('ab')}"
+        running = Job.objects.running().filter(task=tasks.effect_of_a_debounce.module_path).first()
+        name = running.args[0] if running and random.random() < 0.7 else name
         began = datetime.now(timezone.utc)
         result = tasks.effect_of_a_debounce.using(run_after=timedelta(seconds=tasks.PUT_OFF)).enqueue(name)
 
@@ -160,9 +152,9 @@ class Load:
     def _at_will(self):
         wait = random.choice([None, None, timedelta(seconds=random.uniform(0, 20))])
         queue = random.choice(["default", PAUSABLE])
-        return tasks.effect_at_will.using(run_after=wait, queue_name=queue).enqueue_many(
-            [(random.uniform(0, 3),)] * 5
-        ), lambda: None
+        how = {"run_after": wait, "queue_name": queue}
+        results = tasks.effect_at_will.using(**how).enqueue_many([(random.uniform(0, 3),)] * 5)
+        return [*results, *tasks.effect_at_will_and_short.using(**how).enqueue_many([()] * 15)], lambda: None
 
     def _by_sql(self):
         with connection.cursor() as cursor:
@@ -180,8 +172,3 @@ class Load:
             results = tasks.effect.enqueue_many([(0.05,)] * 3)
             results += [tasks.effect_that_adds_to_its_batch.enqueue(0.05), tasks.WALK.enqueue(2)]
         return results, lambda: self.batches.add(str(opened.id))
-
-
-def is_behind() -> bool:
-    """Whether so many jobs wait that what is enqueued now would not run before the harm ends."""
-    return Job.objects.filter(state__in=["ready", "blocked"]).exclude(queue=UNSERVED).count() > MOST_WAITING

@@ -16,8 +16,6 @@ from .operators import Operators
 from .watch import Watch
 
 STAGES = 3
-# The databases on which no two transactions of the queue may wait for each other. On the others, deadlocks are counted.
-NO_DEADLOCKS = {"postgresql", "mariadb"}
 
 
 def broken(load: Load, operators: Operators, watch: Watch) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from django_dbqueue.models import Execution, Job, RecurringExecution
 from ..models import Effect, Interval
 from .load import SCHEDULE, Load
 from .operators import Operators
-from .promises import NO_DEADLOCKS, broken
+from .promises import broken
 from .watch import Watch
 
 # Ends of an attempt after which it may run again, through no fault of its own.
@@ -31,7 +31,6 @@ class Report:
     recoveries: list[float] = field(default_factory=list)
     broken: dict[str, list[str]] = field(default_factory=dict)
     of_which: dict[str, int] = field(default_factory=dict)
-    deadlocks: int = 0
     longest: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -49,16 +48,13 @@ class Report:
             f"run again                  {sum(self.again.values()):,} attempts ({why})",
             f"run again, unexplained     {len(self.unexplained)} {self.unexplained[:5] or ''}",
             *(f"{name:26} {len(found)} {found[:5] or ''}" for name, found in self.broken.items()),
-            f"deadlocks in the log       {self.deadlocks}",
             f"stood at most              {', '.join(f'{what} {s:.0f} s' for what, s in self.longest.items()) or '–'}",
             f"of which                   {', '.join(f'{number:,} {what}' for what, number in self.of_which.items())}",
             f"killed process → its jobs recovered, longest: {longest}",
         ]
 
 
-def report(
-    load: Load, operators: Operators, watch: Watch, killed_at: dict[int, datetime], deadlocks: list[str], database: str
-) -> Report:
+def report(load: Load, operators: Operators, watch: Watch, killed_at: dict[int, datetime], deadlocks: list[str]) -> Report:
     """``load`` knows which jobs were committed, ``operators`` what they have done to them. ``deadlocks``: from the server's log."""
     confirmed = load.confirmed
     jobs = {str(job.pk): job for job in Job.objects.only("pk", "state", "task", "attempt", "key", "stage")}
@@ -81,9 +77,8 @@ def report(
             excuses = EXCUSES | ({"discarded"} if pk in operators.retried else set())
             result.unexplained += _check(pk, jobs.get(pk), sorted(effects[pk]), outcomes[pk], result.again, excuses)
     failed = [pk for pk, job in jobs.items() if job.state == "failed" and not job.task.endswith("effect_once")]
-    result.deadlocks, result.longest = len(deadlocks), watch.longest
-    result.broken = {"failed, unexplained": failed, **broken(load, operators, watch)}
-    result.broken["deadlocks, though none may be"] = deadlocks if database in NO_DEADLOCKS else []
+    result.longest = watch.longest
+    result.broken = {"failed, unexplained": failed, **broken(load, operators, watch), "deadlocks": deadlocks}
     result.of_which = {
         "limited attempts": Interval.objects.count(),
         "versions of keys": sum(load.versions.values()),

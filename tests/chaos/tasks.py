@@ -70,10 +70,22 @@ LIMIT = 2
 PUT_OFF = 3
 
 
+class Again(Exception):
+    """The attempt has failed, and is tried again."""
+
+
+def fail_at_times(context):
+    """Once in a run: the pause after a lost attempt is three times as long for each failure before it."""
+    if not context.job.failures and random.random() < 0.5:
+        raise Again
+
+
 @task(key=lambda name: name, on_conflict="replace", takes_context=True, **AGAIN)
 def effect_of_a_debounce(context, name):
+    """It is asked for while it runs, also in attempts that fail or are interrupted by a deploy."""
     mark(context)
-    time.sleep(random.uniform(0.2, 2))
+    time.sleep(random.uniform(1, 3))
+    fail_at_times(context)
 
 
 @task(key=lambda name: name, takes_context=True, **AGAIN)
@@ -114,9 +126,19 @@ def effect_of_much(context, text, seconds):
 
 @task(takes_context=True, **AGAIN)
 def effect_at_will(context, seconds):
-    """Operators call it off, stop it, and retry it."""
+    """Operators call it off, stop it, and retry it. Where it fails at the end, a stop may come too late to interrupt it."""
     mark(context)
     time.sleep(seconds)
+    fail_at_times(context)
+
+
+@task(takes_context=True, **AGAIN)
+def effect_at_will_and_short(context):
+    """Many are claimed together: some are stopped before they begin, and given back."""
+    mark(context)
+
+
+AT_WILL = [effect_at_will.module_path, effect_at_will_and_short.module_path]
 
 
 @task(takes_context=True, **AGAIN)

@@ -261,7 +261,7 @@ def test_a_node_cut_off_and_a_node_killed_lose_nothing(nodes, servers, runqueue)
         load.stop()
 
         assert load.wait(120)
-        found = report(load, Operators(), Watch(0, 0), {}, [], "mariadb")
+        found = report(load, Operators(), Watch(0), {}, [])
         print("\n".join(found.lines()))
         assert found.is_clean
         assert all(host.poll() is None for host in hosts)

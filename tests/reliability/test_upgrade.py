@@ -10,10 +10,12 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,12 +23,17 @@ from django.conf import settings
 from django.db import connection, connections
 
 from django_dbqueue.models import Batch, Execution, Job, Process
+from django_dbqueue.models.expressions import Now
+from django_dbqueue.models.states import UNFINISHED
 
 from ..conftest import log_of, most_at_a_time, until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
 
 ALIAS = "upgraded"
+# Of jobs that last, by the code that runs them first; and those that have room to begin then.
+BY_OLD, BY_NEW = "by the old one", "by the new one"
+AT_FIRST = ("plain", "once", "keyed", "limited", "stage", "member", "another")
 
 
 def git(*arguments):
@@ -61,58 +68,81 @@ def old_root(tmp_path_factory):
 class Code:
     """One version of the queue, in processes of its own. Both have the same project, database and folder."""
 
-    def __init__(self, name, root, folder, runqueue):
-        self._runqueue = runqueue
+    def __init__(self, name, root, folder, config):
+        self.name, self._folder = name, folder
         self.env = {
             "PYTHONPATH": f"{root}{os.pathsep}{Path(__file__).parent}",
             "DJANGO_SETTINGS_MODULE": "upgrade.settings",
             "UPGRADE_CODE": name,
             "UPGRADE_ROOT": str(root),
             "UPGRADE_FOLDER": str(folder),
-            "UPGRADE_DATABASES": json.dumps({"default": database(folder)}),
+            "UPGRADE_DATABASES": json.dumps({"default": config}),
+            "UPGRADE_OPTIONS": "{}",
         }
-        self.name = name
-        self._folder = folder
+        command = [sys.executable, "-W", "error", "-m", "upgrade.shell"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._shell = subprocess.Popen(command, env={**os.environ, **self.env}, cwd=folder, **pipes)
+
+    def call(self, source):
+        """In one process for all calls."""
+        self._shell.stdin.write(f"{json.dumps(source)}\n")
+        self._shell.stdin.flush()
+        error = json.loads(self._shell.stdout.readline())
+        assert not error, error
 
     def migrate(self):
-        self._run("-m", "django", "migrate", "--verbosity", "0")
+        self.call("call_command('migrate', verbosity=0)")
 
-    def call(self, call):
-        self._run("-c", f"import django; django.setup(); from upgrade.tasks import *; {call}")
-
-    def runqueue(self, *arguments):
-        return self._runqueue(*arguments, cwd=self._folder, **self.env)
-
-    def _run(self, *arguments):
-        command = [sys.executable, "-W", "error", *arguments]
-        done = subprocess.run(command, env={**os.environ, **self.env}, cwd=self._folder, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+    def end(self):
+        self._shell.communicate()
+        assert self._shell.returncode == 0
 
 
-def database(folder):
-    """A database of its own, beside that of the tests."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("upgrade")
+
+
+@pytest.fixture(scope="module")
+def new_database(folder, django_db_setup, django_db_blocker):
+    """Without tables, beside that of the tests. Its rows can be read in a test with ``using(ALIAS)``."""
     mine = connection.settings_dict
     name = str(folder / "queue.sqlite3") if connection.vendor == "sqlite" else f"{mine['NAME']}_{ALIAS}"
-    return {key: mine[key] for key in ("ENGINE", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")} | {"NAME": name}
-
-
-@pytest.fixture
-def empty_database(tmp_path):
-    """Its rows can be read in the test with ``using(ALIAS)``."""
-    config = database(tmp_path)
+    config = {key: mine[key] for key in ("ENGINE", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")} | {"NAME": name}
 
     def execute(*statements):
         if connection.vendor != "sqlite":
-            with connection.cursor() as cursor:
+            with django_db_blocker.unblock(), connection.cursor() as cursor:
                 for statement in statements:
-                    cursor.execute(statement.format(connection.ops.quote_name(config["NAME"])))
+                    cursor.execute(statement.format(connection.ops.quote_name(name)))
 
     execute("DROP DATABASE IF EXISTS {}", "CREATE DATABASE {}")
-    connections[ALIAS] = type(connections["default"])({**connection.settings_dict, **config}, ALIAS)
-    yield
+    connections[ALIAS] = type(connections["default"])({**mine, **config}, ALIAS)
+    yield config
     connections[ALIAS].close()
     del connections[ALIAS]
     execute("DROP DATABASE IF EXISTS {}")
+
+
+@pytest.fixture(scope="module")
+def versions(old_root, folder, new_database):
+    codes = Code("old", old_root, folder, new_database), Code("new", settings.BASE_DIR, folder, new_database)
+    yield codes
+    for code in codes:
+        code.end()
+
+
+@pytest.fixture
+def start(runqueue, tmp_path):
+    """Have a version run ``runqueue``."""
+
+    def start(code, *arguments, **options):
+        env = {**code.env, "UPGRADE_FOLDER": str(tmp_path), "UPGRADE_OPTIONS": json.dumps(options)}
+        return runqueue(*arguments, cwd=tmp_path, **env)
+
+    yield start
+    for name in ("go", BY_OLD, BY_NEW):
+        (tmp_path / name).touch()
 
 
 @pytest.fixture
@@ -125,17 +155,6 @@ def marks(tmp_path):
     return marks
 
 
-@pytest.fixture
-def old(old_root, tmp_path, empty_database, runqueue):
-    yield Code("old", old_root, tmp_path, runqueue)
-    (tmp_path / "go").touch()
-
-
-@pytest.fixture
-def new(tmp_path, empty_database, runqueue):
-    return Code("new", settings.BASE_DIR, tmp_path, runqueue)
-
-
 class Interval:
     def __init__(self, mark):
         self.began_at, self.ended_at = mark["began"], mark["ended"]
@@ -145,16 +164,17 @@ def jobs():
     return Job.objects.using(ALIAS)
 
 
-def have_ended():
-    return not jobs().filter(finished_at=None).exclude(task="upgrade.tasks.tick").exists()
+def are_left(*states):
+    return jobs().exclude(task="upgrade.tasks.tick").filter(state__in=states or UNFINISHED).exists()
 
 
 @pytest.mark.parametrize("release", [pytest.param(OLD, id=f"from {OLD}")])
-def test_two_versions_of_the_code_work_off_one_queue_during_a_rolling_deploy(old, new, marks, tmp_path, release):
+def test_two_versions_of_the_code_work_off_one_queue_during_a_rolling_deploy(versions, start, marks, tmp_path, release):
+    old, new = versions
     at_once = connection.vendor != "sqlite"
     old.migrate()
     old.call("fill('before', 40); held.enqueue('over the migration')")
-    old_one = old.runqueue(*([] if at_once else ["--embedded"]))
+    old_one = start(old, *([] if at_once else ["--embedded"]))
     until(lambda: marks("holds") and marks("second") and marks("tick"))
 
     if at_once:
@@ -162,7 +182,7 @@ def test_two_versions_of_the_code_work_off_one_queue_during_a_rolling_deploy(old
         new.migrate()
         old.call("fill('after the migration', 40)")
         new.call("fill('new, as the old one still runs', 40)")
-        new_one = new.runqueue()
+        new_one = start(new)
         until(lambda: Process.objects.using(ALIAS).alive().filter(kind=Process.Kind.WORKER).count() == 2, 120)
         (tmp_path / "go").touch()
         ran = beside_each_other(old, new, marks)
@@ -179,9 +199,9 @@ def test_two_versions_of_the_code_work_off_one_queue_during_a_rolling_deploy(old
         old.call("fill('after the migration', 40)")
         new.call("fill('new', 40)")
         ran = None
-        new_one = new.runqueue("--embedded")
+        new_one = start(new, "--embedded")
 
-    until(have_ended, 120)
+    until(lambda: not are_left(), 120)
     ticks = len(marks("tick"))
     until(lambda: len(marks("tick")) > ticks)
     new_one.terminate()
@@ -203,7 +223,7 @@ def beside_each_other(old, new, marks):
     for number in range(20):
         for code in (old, new):
             code.call(f"fill('{code.name} and {number}', 40)")
-        until(have_ended, 120)
+        until(lambda: len(ran()) == 4 or not are_left("ready", "running"), 120)
         if len(ran()) == 4:
             break
     return ran()
@@ -225,3 +245,83 @@ def everything_ended_once(marks):
         Execution.Outcome.SUCCESSFUL
     }
     assert most_at_a_time([Interval(mark) for mark in marks("limited")]) <= 2
+
+
+@pytest.mark.parametrize("release", [pytest.param(OLD, id=f"from {OLD}")])
+def test_what_one_version_ran_when_it_was_killed_the_other_recovers(versions, start, marks, tmp_path, release):
+    old, new = versions
+    new.migrate()
+    at_once = connection.vendor != "sqlite"
+    arguments = ["--threads", "8", *([] if at_once else ["--embedded"])]
+    start = partial(start, beat_interval=0.5, dead_after=4)
+
+    old.call(f"fill_with_lasting('{BY_OLD}')")
+    old_one = start(old, *(["--processes", "2"] if at_once else arguments))
+    until(lambda: len(began(marks, BY_OLD)) == len(AT_FIRST))
+    if at_once:
+        new_one = start(new, *arguments)
+        until(lambda: Process.objects.using(ALIAS).alive().filter(kind=Process.Kind.DISPATCHER).count() == 2)
+        worker = Process.objects.using(ALIAS).get(pk=lasting().filter(state="running").first().process_id)
+        os.kill(worker.pid, signal.SIGKILL)
+        # By its supervisor; what the other worker runs, by the dispatcher of the new code.
+        until(lambda: not lasting().filter(process=worker.pk).exists())
+        assert lasting().filter(state="running").exists()
+        kill(old_one)
+    else:
+        kill(old_one)
+        new_one = start(new, *arguments)
+    run_again(tmp_path, BY_OLD)
+
+    new.call(f"fill_with_lasting('{BY_NEW}')")
+    until(lambda: len(began(marks, BY_NEW)) == len(AT_FIRST))
+    kill(new_one)
+    # By its supervisor, as it starts.
+    old_one = start(old, *arguments)
+    run_again(tmp_path, BY_NEW)
+    old_one.terminate()
+    assert old_one.wait(60) == 0
+
+    for group, killed, other in ((BY_OLD, "old", "new"), (BY_NEW, "new", "old")):
+        runs = began(marks, group)
+        assert {code for _name, code in runs[: len(AT_FIRST)]} == {killed}
+        assert {code for _name, code in runs[len(AT_FIRST) :]} == {other}
+        assert Counter(name for name, _code in runs) == {**dict.fromkeys(AT_FIRST, 2), "once": 1, "waiting": 1}
+        assert {job.args[0]: outcomes_of(job) for job in lasting() if job.args[0].startswith(group)} == {
+            **{f"{group}.{name}": ["lost", "successful"] for name in AT_FIRST},
+            f"{group}.stage": ["successful", "lost", "successful"],
+            f"{group}.once": ["lost"],
+            f"{group}.waiting": ["successful"],
+        }
+        assert lasting().get(task__endswith="once", args=[f"{group}.once"]).state == "failed"
+        (batch,) = {job.batch_id for job in lasting() if job.args[0] in (f"{group}.member", f"{group}.another")}
+        assert [mark["name"] for mark in marks("finished")].count(str(batch)) == 1
+
+
+def lasting():
+    return jobs().filter(task__startswith="upgrade.tasks.lasting")
+
+
+def outcomes_of(job):
+    return list(Execution.objects.using(ALIAS).filter(job=job.pk).order_by("attempt").values_list("outcome", flat=True))
+
+
+def began(marks, group):
+    """The name of each run without its group, and which code has run it."""
+    names = [(mark["name"].split("."), mark["code"]) for mark in marks("began")]
+    return [(name, code) for (of, name), code in names if of == group]
+
+
+def kill(child):
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def run_again(tmp_path, group):
+    """Until all has ended. Jobs that were lost wait for some seconds, which are left out here."""
+    (tmp_path / group).touch()
+
+    def is_over():
+        lasting().filter(state="scheduled").update(run_after=Now())
+        return not are_left() and not Batch.objects.using(ALIAS).filter(finished_at=None).exists()
+
+    until(is_over)

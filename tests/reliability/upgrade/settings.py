@@ -11,7 +11,7 @@ INSTALLED_APPS = ["django_dbqueue", "upgrade", *(["django_tasks"] if django.VERS
 TASKS = {
     "default": {
         "BACKEND": "django_dbqueue.backend.DatabaseBackend",
-        "OPTIONS": {"threads": 4, "poll_interval": 0.2},
+        "OPTIONS": {"threads": 4, "poll_interval": 0.2, **json.loads(os.environ["UPGRADE_OPTIONS"])},
     },
 }
 # What is meant to fail is not to be in the log: on Django 5.2 no handler of Django's own takes these lines.

@@ -79,6 +79,34 @@ def held(name):
     mark("held", name)
 
 
+def last(name):
+    """Until its group is let go."""
+    mark("began", name)
+    while not (FOLDER / name.partition(".")[0]).exists():
+        time.sleep(0.02)
+    mark("ended", name)
+
+
+@task
+def lasting(name):
+    last(name)
+
+
+@task(on_lost="fail")
+def lasting_once(name):
+    last(name)
+
+
+@task(key=lambda name: name)
+def lasting_keyed(name):
+    last(name)
+
+
+@task(concurrency=limit(1, group="one"))
+def lasting_limited(name):
+    last(name)
+
+
 @recurring(every=timedelta(seconds=1))
 @task
 def tick():
@@ -90,9 +118,20 @@ def fill(name, number):
     plain.enqueue_many([(f"{name}.{each}",) for each in range(number)])
     limited.enqueue_many([(f"{name}.{each}",) for each in range(number // 4)])
     pipeline(first, second).enqueue_many([(f"{name}.{each}",) for each in range(number // 10)])
-    plain.using(run_after=timedelta(seconds=2)).enqueue(f"{name}.later")
+    plain.using(run_after=timedelta(seconds=1)).enqueue(f"{name}.later")
     for each in (coroutine, atomic, fails, keyed):
         each.enqueue(name)
     keyed.enqueue("everybody")
     with batch(on_finish=finished):
         plain.enqueue(f"{name}.member")
+
+
+def fill_with_lasting(group):
+    """Seven that begin together, and one that waits for a slot. Named by their group and kind."""
+    lasting.enqueue(f"{group}.plain")
+    lasting_once.enqueue(f"{group}.once")
+    lasting_keyed.enqueue(f"{group}.keyed")
+    lasting_limited.enqueue_many([(f"{group}.limited",), (f"{group}.waiting",)])
+    pipeline(first, lasting).enqueue(f"{group}.stage")
+    with batch(on_finish=finished):
+        lasting.enqueue_many([(f"{group}.member",), (f"{group}.another",)])
