@@ -18,7 +18,7 @@ from django_dbqueue.models.expressions import after
 from django_dbqueue.models.states import FINISHED, UNSUCCESSFUL, State
 
 from .. import tasks
-from .machine_actors import actors, ends, queues
+from .machine_actors import ENDS, actors, ends, queues
 from .machine_keys import Keys, _row, _stage, wishes
 
 WALK = pipeline(tasks.grind, tasks.charge.using(queue_name="mail"), tasks.pour)
@@ -27,6 +27,9 @@ AFTER = {tasks.sum_up.module_path: "on_finish", tasks.rejoice.module_path: "on_s
 openers = st.sampled_from(["ends", "ends", "raises", "dies"])
 MEMBERS = {"plain": tasks.add, "limited": tasks.charge, "walks": WALK}
 members = st.lists(st.sampled_from(list(MEMBERS)), max_size=3)
+# What becomes of a member that another asks for.
+FATES = [["ask"], ["run", "ask", "end"], ["run", "end", "ask"], ["run", "end", "ask"]]
+last_ends = st.sampled_from([end for end in ENDS if end.state in FINISHED])
 
 
 class Walks(Keys):
@@ -79,6 +82,27 @@ class Batches(Keys):
             }
         if how == "dies":
             self.left_open.append(opened.id)
+
+    @rule(wish=wishes, call=wishes, actor=actors, end=last_ends, fate=st.sampled_from(FATES))
+    def ask_from_outside_for_a_member(self, wish, call, actor, end, fate):
+        """What others ask of it is no matter of its batch, which waits for the run that it asked for, and counts its failure."""
+        with batch(on_finish=tasks.sum_up, on_success=tasks.rejoice) as opened:
+            self.batches.append(opened.id)
+            self._ask_in(opened.id, wish._replace(wait=None))
+            job = None
+            for what in fate:
+                if what == "ask":
+                    # Of the block that this thread is in, the actor's knows nothing.
+                    self.ask(actor - 1, call._replace(kind=wish.kind, key=wish.key))
+                elif what == "run":
+                    self.claim(actor, 50)
+                    job = self._held(actor, wish)
+                elif job:
+                    settling = self._ask_settle(self.actors[actor], 1, [end])
+                    self._told(*settling, locked=frozenset())
+                    asked_at = self.pending.get((opened.id, str(job.pk)), job.attempt)
+                    if asked_at < job.attempt and settling[1][0].state in UNSUCCESSFUL:
+                        self.spoiled.add(opened.id)
 
     @precondition(lambda self: self.left_open)
     @rule()

@@ -8,12 +8,15 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
+from django_dbqueue import Rate, limit, task
 from django_dbqueue.models import Job, Semaphore, Slot
 
 from .. import tasks
 from .machine_actors import State, actors, queues
 from .machine_jobs import Jobs
 
+# A limit and a rate whose names could be taken for one; the rate lets two start at a time.
+audit = task(concurrency=limit(1, group="rate bank"), rate=Rate(2, per=3600, group="bank", burst=2))(tasks.audit.func)
 LIMITED = {
     "two of an account": (tasks.charge, 1),
     "one": (tasks.one_at_a_time, 0),
@@ -21,11 +24,14 @@ LIMITED = {
     "one, or none": (tasks.scan, 0),
     "one of an account, and three of its bank": (tasks.withdraw, 1),
     "two of the same bank": (tasks.deposit, 1),
-    "two an hour, of the same name": (tasks.audit, 0),
+    "one of a name, and two an hour of the same": (audit, 0),
 }
+BANK = ["one of an account, and three of its bank", "two of the same bank"]
 # Some that a database may take for one.
 accounts = st.sampled_from(["a", "a", "A", "a ", "\u00e1", "a\u0301"])
 limited = st.sampled_from(list(LIMITED))
+# What is claimed one after the other from one line.
+lines = st.one_of(st.tuples(limited), st.permutations(BANK))
 
 
 class Limits(Jobs):
@@ -44,10 +50,11 @@ class Limits(Jobs):
         using = task.using(queue_name=queue)
         self._asked(*(using.enqueue_many(calls) if together else [using.enqueue(*call) for call in calls]))
 
-    @rule(what=limited, account=accounts, limit=st.integers(1, 3))
-    def many_claim_from_one_line(self, what, account, limit):
-        self.enqueue_limited(what, account, "default", 3, False)
-        self.claim_together(limit)
+    @rule(whats=lines, account=accounts, limit=st.integers(1, 3))
+    def many_claim_from_one_line(self, whats, account, limit):
+        for what in whats:
+            self.enqueue_limited(what, account, "default", 3, False)
+            self.claim_together(limit)
 
     @rule()
     def sweep(self):

@@ -16,9 +16,9 @@ from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.claimer import Claimer
 
 from ..conftest import all_claimed
-from .machine_actors import LARGE, QUEUES, State, Stranger, actors, ends
+from .machine_actors import LARGE, QUEUES, SERVED, State, Stranger, actors, ends
 from .machine_batches import Batches
-from .machine_limits import Limits
+from .machine_limits import BANK, Limits, _keys
 
 # After so many steps it is looked whether all that may run does.
 STEPS = 5
@@ -45,6 +45,32 @@ class Liveness(Limits, Batches):
                     all_claimed(Claimer("default", actor.process, actor.selector), 1000)
                 self._look_for_idle_slots(began)
                 transaction.set_rollback(True)
+
+    @rule(
+        actor=actors,
+        whats=st.tuples(*[st.sampled_from(BANK)] * 3),
+        idle=st.sampled_from(["account", "queue", "worker"]),
+        ends=ends,
+    )
+    def head_a_line_by_what_cannot_run(self, actor, whats, idle, ends):
+        """The bank is full, and jobs of one account, of a paused queue or of one without workers wait before one that can run."""
+        full, heads, last = whats
+        queue = {"account": "default", "queue": "mail", "worker": "Mail"}[idle]
+        if idle == "queue" and queue not in self.paused:
+            self.pause_or_resume(queue)
+        for each in self.actors if idle == "worker" else ():
+            self._give_back(each, len(each.held))
+            self.deploy(each.number, SERVED[1])
+        for account in "wxyz":
+            self.enqueue_limited(full, account, "default", 1, False)
+        self.claim(actor, 50)
+        self.enqueue_limited(heads, "busy", queue, 6, False)
+        self.enqueue_limited(last, "idle", "default", 1, False)
+        for end in ends:
+            self.claim(actor, 50)
+            self.actors[actor].held.sort(key=lambda job: '"bank"' not in _keys(job))
+            self.settle(actor, 1, [end])
+        self.steps = -1  # Looked at now.
 
     @precondition(lambda self: connection.vendor != "sqlite")
     @rule(actor=actors, first=st.integers(0, 2), ends=ends)
