@@ -54,7 +54,7 @@ class Limits(Jobs):
     def many_claim_from_one_line(self, whats, account, limit):
         for what in whats:
             self.enqueue_limited(what, account, "default", 3, False)
-            self.claim_together(limit)
+        self.claim_together(limit)
 
     @rule()
     def sweep(self):
