@@ -64,7 +64,7 @@ class Liveness(Limits, Batches):
         for account in "wxyz":
             self.enqueue_limited(full, account, "default", 1, False)
         self.claim(actor, 50)
-        self.enqueue_limited(heads, "busy", queue, 6, False)
+        self.enqueue_limited(heads, "busy", queue, 9, False)
         self.enqueue_limited(last, "idle", "default", 1, False)
         for end in ends:
             self.claim(actor, 50)
