@@ -161,17 +161,16 @@ class Batches(Keys):
 
     @invariant()
     def what_follows_a_batch_comes_when_all_of_it_has_ended(self):
-        self._look()
         self._end_runs()
         finished = set(Batch.objects.filter(finished_at__isnull=False).values_list("pk", flat=True))
         for pk in finished - self.finished:
-            jobs = Job.objects.filter(batch=pk)
-            assert not jobs.exclude(state__in=FINISHED).exists(), "it finished before its jobs had"
+            states = {job.state for job in self.jobs if job.batch_id == pk}
+            assert states <= set(FINISHED), "it finished before its jobs had"
             assert pk not in self.left_open, "it finished though its opener may add to it"
             followed = set(self.followed[str(pk)])
             if pk in self.called_off_batches:
                 assert not followed
-            elif pk in self.spoiled or jobs.filter(state__in=UNSUCCESSFUL).exists():
+            elif pk in self.spoiled or states & set(UNSUCCESSFUL):
                 assert followed == {"on_finish"}
             elif any(job in self.of_keys for job in self.members[pk]):
                 # A run that has failed may have lost its row to the next one.
@@ -190,7 +189,7 @@ class Batches(Keys):
         return {pk for pk in self.batches if pk not in self.left_open and not self.members[pk] & waiting}
 
     def _end_runs(self):
-        over = {str(pk) for pk in Job.objects.filter(state__in=FINISHED).values_list("pk", flat=True)} | self.gone
+        over = {str(job.pk) for job in self.jobs if job.state in FINISHED} | self.gone
         ended = {fence for fence, end in self.ended.items() if end != "released"}
         last = defaultdict(int)
         for pk, attempt in ended - self.goes_on:

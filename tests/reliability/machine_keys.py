@@ -47,9 +47,11 @@ wishes = st.builds(
     wait=st.sampled_from([None, None, 60]),
     expires=st.sampled_from([None, None, 600]),
 )
-# What is done to a job while it runs, and how that attempt ends: in each case it would run again.
-MEANWHILE = [["stop"], ["ask"], ["stop", "ask"], ["ask", "stop"]]
-interruptions = st.tuples(st.sampled_from(MEANWHILE), wishes, st.sampled_from(["released", "released", "killed", *AGAIN]))
+# What is done to a job while it runs, when it is to run next, and how that attempt ends: in each case it would run again.
+MEANWHILE = [["stop"], ["ask"], ["ask"], ["stop", "ask"], ["ask", "stop"]]
+interruptions = st.tuples(
+    st.sampled_from(MEANWHILE), st.sampled_from([None, 60, 60]), st.sampled_from(["released", "released", "killed", *AGAIN])
+)
 
 
 class Keys(Jobs):
@@ -158,10 +160,11 @@ class Keys(Jobs):
         if was_first:
             self._got(claimer, jobs)
 
-    @rule(actor=actors, wishes=st.tuples(wishes, wishes, wishes), interruptions=st.tuples(*[interruptions] * 3))
-    def interrupt_what_was_stopped_or_asked_for_again(self, actor, wishes, interruptions):
-        for wish, (meanwhile, call, end) in zip(wishes, interruptions, strict=True):
-            self.ask(actor, wish._replace(wait=None))
+    @rule(actor=actors, call=wishes, interruptions=st.tuples(*[interruptions] * len(KINDS)))
+    def interrupt_what_was_stopped_or_asked_for_again(self, actor, call, interruptions):
+        for kind, (meanwhile, wait, end) in zip(KINDS, interruptions, strict=True):
+            wish = call._replace(kind=kind, newer=None, wait=None)
+            self.ask(actor, wish)
             self.claim(actor, 50)
             if not (job := self._held(actor, wish)):
                 continue
@@ -169,7 +172,7 @@ class Keys(Jobs):
                 if what == "stop":
                     self._stop(Job.objects.filter(pk=job.pk))
                 else:
-                    self.ask(actor - 1, call._replace(kind=wish.kind, key=wish.key, newer=None))
+                    self.ask(actor - 1, wish._replace(wait=wait))
             if end == "released":
                 self.release(actor, 1)
             elif end == "killed":
@@ -179,7 +182,7 @@ class Keys(Jobs):
 
     @invariant()
     def there_is_one_row_for_a_key(self):
-        keys = dict(Job.objects.filter(key__isnull=False).values_list("pk", "key"))
+        keys = {job.pk: job.key for job in self.jobs if job.key}
         assert len(keys) == len(set(keys.values()))
         self.of_keys |= set(map(str, keys))
 

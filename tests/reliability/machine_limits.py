@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from django_dbqueue import Rate, limit, task
-from django_dbqueue.models import Job, Semaphore, Slot
+from django_dbqueue.models import Semaphore, Slot
 
 from .. import tasks
 from .machine_actors import State, actors, queues
@@ -75,8 +75,8 @@ class Limits(Jobs):
         running, most = self._running()
         for key, number in running.items():
             assert number <= most[key], f"{key}: {number} run, of {most[key]}"
-        assert Slot.objects.count_by_key(running) == running, "what counts are the slots of those that run"
-        assert Slot.objects.taken().values("semaphore").distinct().count() == len(running)
+        keys = {key for job in self.jobs for key in _keys(job)}
+        assert Slot.objects.count_by_key(keys | running.keys()) == running, "what counts are the slots of those that run"
         for job in self.refused:
             full = [each["key"] for each in job.limits if running[each["key"]] == each["most"]]
             assert full, "it was called off although there was a slot"
@@ -84,8 +84,8 @@ class Limits(Jobs):
 
     @invariant()
     def what_is_blocked_says_by_what(self):
-        for job in Job.objects.filter(state=State.BLOCKED):
-            assert job.blocked_by in _keys(job)
+        for job in self.jobs:
+            assert job.state != State.BLOCKED or job.blocked_by in _keys(job)
 
     def _got(self, actor, jobs):
         super()._got(actor, jobs)
@@ -102,7 +102,7 @@ class Limits(Jobs):
         """How many run at a time of each key, and the smallest number that one of them allows: those of one series, which run one
         after the other, count as one.
         """
-        fences = {(str(pk), attempt) for pk, attempt in Job.objects.running().values_list("pk", "attempt")}
+        fences = {(str(job.pk), job.attempt) for job in self.jobs if job.state == State.RUNNING}
         claimed = [self.under[fence] for fence in fences & self.under.keys()]
         held = {(each["key"], series): each["most"] for series, limits in claimed for each in limits if "most" in each}
         running, most = Counter(key for key, _series in held), dict[str, int]()

@@ -11,7 +11,7 @@ from hypothesis.stateful import invariant, precondition, rule
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Batch, Job, Process, Semaphore, Slot
 from django_dbqueue.models.expressions import Now
-from django_dbqueue.models.states import WAITING
+from django_dbqueue.models.states import FINISHED, WAITING
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.claimer import Claimer
 
@@ -38,12 +38,13 @@ class Liveness(Limits, Batches):
     def what_may_run_runs_within_a_sweep(self):
         """Tried, and rolled back."""
         self.steps += 1
-        if self.steps % STEPS == 0 and (self.batches or Job.objects.filter(state__in=WAITING).exists()):
+        if self.steps % STEPS == 0 and (self.batches or any(job.state in WAITING for job in self.jobs)):
+            numbers = self._smallest_numbers()
             with transaction.atomic():
                 began = _sweep()
                 for actor in self.actors:
                     all_claimed(Claimer("default", actor.process, actor.selector), 1000)
-                self._look_for_idle_slots(began)
+                self._look_for_idle_slots(began, numbers)
                 transaction.set_rollback(True)
 
     @rule(
@@ -111,23 +112,26 @@ class Liveness(Limits, Batches):
         self._got(self.actors[actor], claiming.result(30))
         self._settled_beside_a_claim()
 
-    def _look_for_idle_slots(self, began):
+    def _smallest_numbers(self):
+        """By key, of all limits at hand: where jobs do not agree, the smallest holds, and that of the job claimed last."""
+        numbers = dict(Semaphore.objects.exclude(most=None).values_list("pk", "most"))
+        for job in self.jobs:
+            for each in job.limits or () if job.state not in FINISHED else ():
+                if "most" in each:
+                    numbers[each["key"]] = min(each["most"], numbers.get(each["key"], each["most"]))
+        return numbers
+
+    def _look_for_idle_slots(self, began, numbers):
         rows, served = (
             Job.objects.annotate(db_now=Now()),
             {queue for queue in QUEUES if any(a.serves(queue) for a in self.actors)},
         )
-        running = list(rows.filter(state=State.RUNNING))
-        smallest: dict[str, int] = {}
-        for job in running:
-            for each in job.limits or ():
-                if "most" in each:
-                    smallest[each["key"]] = min(each["most"], smallest.get(each["key"], each["most"]))
-        taken, semaphores = Slot.objects.count_by_key(smallest), Semaphore.objects.in_bulk()
+        taken, semaphores = Slot.objects.count_by_key(numbers), Semaphore.objects.in_bulk()
 
         def has_room(limit: dict[str, Any], job: Any) -> bool:
             key = limit["key"]
             if "most" in limit:
-                return taken[key] < min(limit["most"], smallest.get(key, limit["most"]))
+                return taken[key] < numbers[key]
             row = semaphores.get(key)
             return row is None or (
                 (row.booked is None or row.booked <= job.db_now) and (not row.earliest or row.earliest <= job.db_now)
