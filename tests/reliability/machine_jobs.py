@@ -390,11 +390,11 @@ class Jobs(RuleBasedStateMachine):
         """A job of a pipeline goes where its attempt sent it, but not if it was asked for anew meanwhile."""
         pk, attempt = fence = str(outcome.fence[0]), outcome.fence[1]
         assert self.ended.setdefault(fence, outcome.outcome) == outcome.outcome
-        # What was asked for anew takes the place of the stages that are left, and with them the run has ended.
-        is_over = outcome.new and self.wanted[pk] != self.called[fence]
-        if outcome.continues and not is_over:
+        is_replaced = self.wanted[pk] != self.called[fence]
+        # A call that came meanwhile takes the place of the stages that are left.
+        if outcome.state not in FINISHED and not (outcome.then and is_replaced):
             self.goes_on.add(fence)
-        if self.wanted[pk] != self.called[fence]:
+        if is_replaced:
             return
         if there := outcome.then:
             self.wanted[pk], self.since[pk] = (there.stage, there.args), attempt

@@ -47,11 +47,10 @@ wishes = st.builds(
     wait=st.sampled_from([None, None, 60]),
     expires=st.sampled_from([None, None, 600]),
 )
-# What is done to a job while it runs, when it is to run next, and how that attempt ends: in each case it would run again.
+# What is done to a job while it runs, and when the run that is asked for is to begin; how that attempt ends, to run again.
 MEANWHILE = [["stop"], ["ask"], ["ask"], ["stop", "ask"], ["ask", "stop"]]
-interruptions = st.tuples(
-    st.sampled_from(MEANWHILE), st.sampled_from([None, 60, 60]), st.sampled_from(["released", "released", "killed", *AGAIN])
-)
+interruptions = st.tuples(st.sampled_from(MEANWHILE), st.sampled_from([None, 60, 60]))
+INTERRUPTED = ["released", "killed", *AGAIN]
 
 
 class Keys(Jobs):
@@ -160,10 +159,10 @@ class Keys(Jobs):
         if was_first:
             self._got(claimer, jobs)
 
-    @rule(actor=actors, call=wishes, interruptions=st.tuples(*[interruptions] * len(KINDS)))
-    def interrupt_what_was_stopped_or_asked_for_again(self, actor, call, interruptions):
-        for kind, (meanwhile, wait, end) in zip(KINDS, interruptions, strict=True):
-            wish = call._replace(kind=kind, newer=None, wait=None)
+    @rule(actor=actors, call=wishes, ends=st.permutations(INTERRUPTED), how=st.tuples(*[interruptions] * len(INTERRUPTED)))
+    def interrupt_what_was_stopped_or_asked_for_again(self, actor, call, ends, how):
+        for kind, end, (meanwhile, wait) in zip(itertools.cycle(KINDS), ends, how, strict=False):
+            wish = call._replace(kind=kind, on_conflict="rerun", newer=None, wait=None)
             self.ask(actor, wish)
             self.claim(actor, 50)
             if not (job := self._held(actor, wish)):
@@ -172,7 +171,7 @@ class Keys(Jobs):
                 if what == "stop":
                     self._stop(Job.objects.filter(pk=job.pk))
                 else:
-                    self.ask(actor - 1, wish._replace(wait=wait))
+                    self.ask(actor - 1, wish._replace(on_conflict=call.on_conflict, wait=wait))
             if end == "released":
                 self.release(actor, 1)
             elif end == "killed":

@@ -49,13 +49,13 @@ class Liveness(Limits, Batches):
 
     @rule(
         actor=actors,
-        whats=st.tuples(*[st.sampled_from(BANK)] * 3),
+        full=st.sampled_from(BANK),
+        heads=st.sampled_from(BANK),
         idle=st.sampled_from(["account", "queue", "worker"]),
         ends=ends,
     )
-    def head_a_line_by_what_cannot_run(self, actor, whats, idle, ends):
+    def head_a_line_by_what_cannot_run(self, actor, full, heads, idle, ends):
         """The bank is full, and jobs of one account, of a paused queue or of one without workers wait before one that can run."""
-        full, heads, last = whats
         queue = {"account": "default", "queue": "mail", "worker": "Mail"}[idle]
         if idle == "queue" and queue not in self.paused:
             self.pause_or_resume(queue)
@@ -65,8 +65,9 @@ class Liveness(Limits, Batches):
         for account in "wxyz":
             self.enqueue_limited(full, account, "default", 1, False)
         self.claim(actor, 50)
-        self.enqueue_limited(heads, "busy", queue, 9, False)
-        self.enqueue_limited(last, "idle", "default", 1, False)
+        for number in range(9):
+            self.enqueue_limited(heads, "busy" if idle == "account" else f"head {number}", queue, 1, False)
+        self.enqueue_limited(BANK[0], "can run", "default", 1, False)
         for end in ends:
             self.claim(actor, 50)
             self.actors[actor].held.sort(key=lambda job: '"bank"' not in _keys(job))
