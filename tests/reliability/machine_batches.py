@@ -19,7 +19,7 @@ from django_dbqueue.models.states import FINISHED, UNSUCCESSFUL, State
 
 from .. import tasks
 from .machine_actors import ENDS, actors, ends, queues
-from .machine_keys import Keys, _row, _stage, wishes
+from .machine_keys import KINDS, Keys, _row, _stage, wishes
 
 WALK = pipeline(tasks.grind, tasks.charge.using(queue_name="mail"), tasks.pour)
 AFTER = {tasks.sum_up.module_path: "on_finish", tasks.rejoice.module_path: "on_success"}
@@ -28,8 +28,16 @@ openers = st.sampled_from(["ends", "ends", "raises", "dies"])
 MEMBERS = {"plain": tasks.add, "limited": tasks.charge, "walks": WALK}
 members = st.lists(st.sampled_from(list(MEMBERS)), max_size=3)
 # What becomes of a member that another asks for.
-FATES = [["ask"], ["run", "ask", "end"], ["run", "end", "ask"], ["run", "end", "ask"]]
+FATES = [["ask"], ["run", "ask", "end"], ["run", "end", "ask"]]
 last_ends = st.sampled_from([end for end in ENDS if end.state in FINISHED])
+ASK_FROM_OUTSIDE = {
+    "kinds": st.permutations(list(KINDS)),
+    "fates": st.permutations(FATES).map(lambda fates: fates[:2]),
+    "wish": wishes,
+    "call": wishes,
+    "actor": actors,
+    "end": last_ends,
+}
 
 
 class Walks(Keys):
@@ -83,8 +91,11 @@ class Batches(Keys):
         if how == "dies":
             self.left_open.append(opened.id)
 
-    @rule(wish=wishes, call=wishes, actor=actors, end=last_ends, fate=st.sampled_from(FATES))
-    def ask_from_outside_for_a_member(self, wish, call, actor, end, fate):
+    def ask_from_outside_for_members(self, kinds, fates, wish, call, actor, end):
+        for kind, fate in zip(kinds, fates, strict=False):
+            self._ask_from_outside_for_a_member(wish._replace(kind=kind), call, actor, end, fate)
+
+    def _ask_from_outside_for_a_member(self, wish, call, actor, end, fate):
         """What others ask of it is no matter of its batch, which waits for the run that it asked for, and counts its failure."""
         with batch(on_finish=tasks.sum_up, on_success=tasks.rejoice) as opened:
             self.batches.append(opened.id)
@@ -145,13 +156,11 @@ class Batches(Keys):
     def discard_a_batch(self, number):
         self._call_off(Batch.objects.get(pk=self._a_batch(number)).jobs().waiting())
 
-    @rule()
     def finish_batches_together(self):
         for each in [actor.begin(Batch.objects.finish) for actor in self.actors]:
             each.result(30)
         assert not Batch.objects.due().exists()
 
-    @rule()
     def prune_members(self):
         """Those of batches that have not finished may have failed before they go."""
         unfinished = Batch.objects.filter(finished_at=None).values("pk")

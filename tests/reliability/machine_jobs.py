@@ -192,7 +192,6 @@ class Jobs(RuleBasedStateMachine):
         Semaphore.objects.update(earliest=F("earliest") - step, booked=F("booked") - step)
         self.not_before = {pk: time - step for pk, time in self.not_before.items()}
 
-    @rule()
     def recover_the_silent(self):
         silent = set(Process.objects.silent().values_list("name", flat=True))
         recovery.recover(task_backends["default"], Process.objects.silent(), recovery.Death(how="was silent"), list)
@@ -200,11 +199,9 @@ class Jobs(RuleBasedStateMachine):
 
     # What operators and dispatchers do.
 
-    @rule()
     def dispatch(self):
         Job.objects.dispatch()
 
-    @rule()
     def retry(self):
         retried = {str(pk) for pk in Job.objects.retriable().values_list("pk", flat=True)}
         self.retried |= retried

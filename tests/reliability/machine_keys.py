@@ -51,6 +51,12 @@ wishes = st.builds(
 MEANWHILE = [["stop"], ["ask"], ["ask"], ["stop", "ask"], ["ask", "stop"]]
 interruptions = st.tuples(st.sampled_from(MEANWHILE), st.sampled_from([None, 60, 60]))
 INTERRUPTED = ["released", "killed", *AGAIN]
+INTERRUPT = {
+    "actor": actors,
+    "call": wishes,
+    "ends": st.permutations(INTERRUPTED),
+    "how": st.tuples(*[interruptions] * 4),
+}
 
 
 class Keys(Jobs):
@@ -159,7 +165,6 @@ class Keys(Jobs):
         if was_first:
             self._got(claimer, jobs)
 
-    @rule(actor=actors, call=wishes, ends=st.permutations(INTERRUPTED), how=st.tuples(*[interruptions] * len(INTERRUPTED)))
     def interrupt_what_was_stopped_or_asked_for_again(self, actor, call, ends, how):
         for kind, end, (meanwhile, wait) in zip(itertools.cycle(KINDS), ends, how, strict=False):
             wish = call._replace(kind=kind, on_conflict="rerun", newer=None, wait=None)

@@ -32,6 +32,7 @@ accounts = st.sampled_from(["a", "a", "A", "a ", "\u00e1", "a\u0301"])
 limited = st.sampled_from(list(LIMITED))
 # What is claimed one after the other from one line.
 lines = st.one_of(st.tuples(limited), st.permutations(BANK))
+CLAIM_FROM_A_LINE = {"whats": lines, "account": accounts, "limit": st.integers(1, 3)}
 
 
 class Limits(Jobs):
@@ -50,13 +51,11 @@ class Limits(Jobs):
         using = task.using(queue_name=queue)
         self._asked(*(using.enqueue_many(calls) if together else [using.enqueue(*call) for call in calls]))
 
-    @rule(whats=lines, account=accounts, limit=st.integers(1, 3))
     def many_claim_from_one_line(self, whats, account, limit):
         for what in whats:
             self.enqueue_limited(what, account, "default", 3, False)
         self.claim_together(limit)
 
-    @rule()
     def sweep(self):
         Semaphore.objects.book()
         Semaphore.objects.sweep(1000)

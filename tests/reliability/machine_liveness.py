@@ -6,7 +6,7 @@ from typing import Any
 
 from django.db import connection, transaction
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Batch, Job, Process, Semaphore, Slot
@@ -17,11 +17,29 @@ from django_dbqueue.runtime.claimer import Claimer
 
 from ..conftest import all_claimed
 from .machine_actors import LARGE, QUEUES, SERVED, State, Stranger, actors, ends
-from .machine_batches import Batches
-from .machine_limits import BANK, Limits, _keys
+from .machine_batches import ASK_FROM_OUTSIDE, Batches
+from .machine_keys import INTERRUPT
+from .machine_limits import BANK, CLAIM_FROM_A_LINE, Limits, _keys
 
 # After so many steps it is looked whether all that may run does.
 STEPS = 5
+# One rule for all that needs no choice: as one rule each, they would be most of the steps.
+CHORES = ["dispatch", "dispatch", "sweep", "finish_batches_together", "prune_members", "recover_the_silent", "retry"]
+HEAD_A_LINE = {
+    "actor": actors,
+    "full": st.sampled_from(BANK),
+    "heads": st.sampled_from(BANK),
+    "idle": st.sampled_from(["account", "queue", "worker"]),
+    "ends": ends,
+}
+# What takes several steps in one order, which are seldom drawn one by one.
+SITUATIONS = {
+    "ask_from_outside_for_members": ASK_FROM_OUTSIDE,
+    "head_a_line_by_what_cannot_run": HEAD_A_LINE,
+    "interrupt_what_was_stopped_or_asked_for_again": INTERRUPT,
+    "many_claim_from_one_line": CLAIM_FROM_A_LINE,
+}
+situations = [st.tuples(st.just(name), st.fixed_dictionaries(how)) for name, how in SITUATIONS.items()]
 
 
 class Liveness(Limits, Batches):
@@ -33,6 +51,22 @@ class Liveness(Limits, Batches):
     def teardown(self) -> None:
         super().teardown()
         self.stranger.close()
+
+    @initialize(situations=st.tuples(*situations).flatmap(st.permutations))
+    def begin_with_all_situations(self, situations):
+        """What is drawn is far from even: that they come now and then is not enough."""
+        for situation in situations:
+            self.come_into_a_situation(situation)
+
+    @rule(situation=st.one_of(situations))
+    def come_into_a_situation(self, situation):
+        name, how = situation
+        getattr(self, name)(**how)
+        self._settled_beside_a_claim()
+
+    @rule(what=st.sampled_from(CHORES))
+    def do_a_chore(self, what):
+        getattr(self, what)()
 
     @invariant()
     def what_may_run_runs_within_a_sweep(self):
@@ -47,13 +81,6 @@ class Liveness(Limits, Batches):
                 self._look_for_idle_slots(began, numbers)
                 transaction.set_rollback(True)
 
-    @rule(
-        actor=actors,
-        full=st.sampled_from(BANK),
-        heads=st.sampled_from(BANK),
-        idle=st.sampled_from(["account", "queue", "worker"]),
-        ends=ends,
-    )
     def head_a_line_by_what_cannot_run(self, actor, full, heads, idle, ends):
         """The bank is full, and jobs of one account, of a paused queue or of one without workers wait before one that can run."""
         queue = {"account": "default", "queue": "mail", "worker": "Mail"}[idle]
