@@ -15,6 +15,7 @@ from django_dbqueue import FanOut, Finish, GoTo
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Execution, Job, Process, Settled, Settlement
 from django_dbqueue.models.expressions import after
+from django_dbqueue.models.states import FINISHED
 from django_dbqueue.options import Options
 from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.runtime.connection import prepare
@@ -55,6 +56,8 @@ ENDS = [
     End(Outcome.SNOOZED, State.SCHEDULED, 60.0),
     End(Outcome.DISCARDED, State.DISCARDED),
 ]
+# After these, the job runs again by itself.
+AGAIN = [end for end in ENDS if end.state not in FINISHED]
 actors, queues = st.integers(0, ACTORS - 1), st.sampled_from(QUEUES)
 ends = st.lists(st.sampled_from(ENDS), min_size=4, max_size=4)
 

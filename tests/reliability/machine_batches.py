@@ -18,8 +18,8 @@ from django_dbqueue.models.expressions import after
 from django_dbqueue.models.states import FINISHED, UNSUCCESSFUL, State
 
 from .. import tasks
-from .machine_actors import actors, ends, queues
-from .machine_keys import Keys, _row, _stage, wishes
+from .machine_actors import ENDS, actors, ends, queues
+from .machine_keys import KINDS, Keys, _row, _stage, wishes
 
 WALK = pipeline(tasks.grind, tasks.charge.using(queue_name="mail"), tasks.pour)
 AFTER = {tasks.sum_up.module_path: "on_finish", tasks.rejoice.module_path: "on_success"}
@@ -27,6 +27,17 @@ AFTER = {tasks.sum_up.module_path: "on_finish", tasks.rejoice.module_path: "on_s
 openers = st.sampled_from(["ends", "ends", "raises", "dies"])
 MEMBERS = {"plain": tasks.add, "limited": tasks.charge, "walks": WALK}
 members = st.lists(st.sampled_from(list(MEMBERS)), max_size=3)
+# What becomes of a member that another asks for.
+FATES = [["ask"], ["run", "ask", "end"], ["run", "end", "ask"]]
+last_ends = st.sampled_from([end for end in ENDS if end.state in FINISHED])
+ASK_FROM_OUTSIDE = {
+    "kinds": st.permutations(list(KINDS)),
+    "fates": st.permutations(FATES).map(lambda fates: fates[:2]),
+    "wish": wishes,
+    "call": wishes,
+    "actor": actors,
+    "end": last_ends,
+}
 
 
 class Walks(Keys):
@@ -80,6 +91,30 @@ class Batches(Keys):
         if how == "dies":
             self.left_open.append(opened.id)
 
+    def ask_from_outside_for_members(self, kinds, fates, wish, call, actor, end):
+        for kind, fate in zip(kinds, fates, strict=False):
+            self._ask_from_outside_for_a_member(wish._replace(kind=kind), call, actor, end, fate)
+
+    def _ask_from_outside_for_a_member(self, wish, call, actor, end, fate):
+        """What others ask of it is no matter of its batch, which waits for the run that it asked for, and counts its failure."""
+        with batch(on_finish=tasks.sum_up, on_success=tasks.rejoice) as opened:
+            self.batches.append(opened.id)
+            self._ask_in(opened.id, wish._replace(wait=None))
+            job = None
+            for what in fate:
+                if what == "ask":
+                    # Of the block that this thread is in, the actor's knows nothing.
+                    self.ask(actor - 1, call._replace(kind=wish.kind, key=wish.key))
+                elif what == "run":
+                    self.claim(actor, 50)
+                    job = self._held(actor, wish)
+                elif job:
+                    settling = self._ask_settle(self.actors[actor], 1, [end])
+                    self._told(*settling, locked=frozenset())
+                    asked_at = self.pending.get((opened.id, str(job.pk)), job.attempt)
+                    if asked_at < job.attempt and settling[1][0].state in UNSUCCESSFUL:
+                        self.spoiled.add(opened.id)
+
     @precondition(lambda self: self.left_open)
     @rule()
     def give_up_openers(self):
@@ -121,13 +156,11 @@ class Batches(Keys):
     def discard_a_batch(self, number):
         self._call_off(Batch.objects.get(pk=self._a_batch(number)).jobs().waiting())
 
-    @rule()
     def finish_batches_together(self):
         for each in [actor.begin(Batch.objects.finish) for actor in self.actors]:
             each.result(30)
         assert not Batch.objects.due().exists()
 
-    @rule()
     def prune_members(self):
         """Those of batches that have not finished may have failed before they go."""
         unfinished = Batch.objects.filter(finished_at=None).values("pk")
@@ -137,17 +170,16 @@ class Batches(Keys):
 
     @invariant()
     def what_follows_a_batch_comes_when_all_of_it_has_ended(self):
-        self._look()
         self._end_runs()
         finished = set(Batch.objects.filter(finished_at__isnull=False).values_list("pk", flat=True))
         for pk in finished - self.finished:
-            jobs = Job.objects.filter(batch=pk)
-            assert not jobs.exclude(state__in=FINISHED).exists(), "it finished before its jobs had"
+            states = {job.state for job in self.jobs if job.batch_id == pk}
+            assert states <= set(FINISHED), "it finished before its jobs had"
             assert pk not in self.left_open, "it finished though its opener may add to it"
             followed = set(self.followed[str(pk)])
             if pk in self.called_off_batches:
                 assert not followed
-            elif pk in self.spoiled or jobs.filter(state__in=UNSUCCESSFUL).exists():
+            elif pk in self.spoiled or states & set(UNSUCCESSFUL):
                 assert followed == {"on_finish"}
             elif any(job in self.of_keys for job in self.members[pk]):
                 # A run that has failed may have lost its row to the next one.
@@ -166,7 +198,7 @@ class Batches(Keys):
         return {pk for pk in self.batches if pk not in self.left_open and not self.members[pk] & waiting}
 
     def _end_runs(self):
-        over = {str(pk) for pk in Job.objects.filter(state__in=FINISHED).values_list("pk", flat=True)} | self.gone
+        over = {str(job.pk) for job in self.jobs if job.state in FINISHED} | self.gone
         ended = {fence for fence, end in self.ended.items() if end != "released"}
         last = defaultdict(int)
         for pk, attempt in ended - self.goes_on:

@@ -17,7 +17,7 @@ from django_dbqueue.models import Batch, Execution, Failure, Job, KnownTask, Pro
 from django_dbqueue.models.batch_share import BatchShare
 from django_dbqueue.models.expressions import Now, after
 from django_dbqueue.models.noted import Noted
-from django_dbqueue.models.states import FAILURES, FINISHED
+from django_dbqueue.models.states import FAILURES, FINISHED, WAITING
 from django_dbqueue.runtime import recovery
 
 from .. import tasks
@@ -192,7 +192,6 @@ class Jobs(RuleBasedStateMachine):
         Semaphore.objects.update(earliest=F("earliest") - step, booked=F("booked") - step)
         self.not_before = {pk: time - step for pk, time in self.not_before.items()}
 
-    @rule()
     def recover_the_silent(self):
         silent = set(Process.objects.silent().values_list("name", flat=True))
         recovery.recover(task_backends["default"], Process.objects.silent(), recovery.Death(how="was silent"), list)
@@ -200,11 +199,9 @@ class Jobs(RuleBasedStateMachine):
 
     # What operators and dispatchers do.
 
-    @rule()
     def dispatch(self):
         Job.objects.dispatch()
 
-    @rule()
     def retry(self):
         retried = {str(pk) for pk in Job.objects.retriable().values_list("pk", flat=True)}
         self.retried |= retried
@@ -244,7 +241,9 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(queue=queues)
     def stop(self, queue):
-        jobs = Job.objects.filter(queue=queue)
+        self._stop(Job.objects.filter(queue=queue))
+
+    def _stop(self, jobs):
         self.stopped |= {str(pk) for pk in jobs.stoppable().values_list("pk", flat=True)}
         jobs.stop()
 
@@ -267,15 +266,20 @@ class Jobs(RuleBasedStateMachine):
 
     # What always holds.
 
+    def check_invariants(self, *args):
+        """All of them look at the same rows."""
+        self.jobs = list(Job.objects.select_related("process").annotate(db_now=Now()))
+        self.executions = list(Execution.objects.values_list("job", "attempt", "outcome", "message"))
+        self._look()
+        super().check_invariants(*args)
+
     @invariant()
     def nothing_is_lost(self):
-        self._look()
-        assert {str(pk) for pk in Job.objects.values_list("pk", flat=True)} == self.enqueued - self.gone
+        assert {str(job.pk) for job in self.jobs} == self.enqueued - self.gone
 
     @invariant()
     def each_row_is_as_its_owner_was_told(self):
-        self._look()
-        for job in Job.objects.select_related("process"):
+        for job in self.jobs:
             fence = str(job.pk), job.attempt
             assert (job.state == State.RUNNING) == (job.process is not None)
             assert (job.state in FINISHED) == (job.finished_at is not None)
@@ -288,9 +292,7 @@ class Jobs(RuleBasedStateMachine):
 
     @invariant()
     def each_attempt_is_recorded_once_and_as_it_ended(self):
-        recorded = {
-            (str(job), attempt): outcome for job, attempt, outcome in Execution.objects.values_list("job", "attempt", "outcome")
-        }
+        recorded = {(str(job), attempt): outcome for job, attempt, outcome, _message in self.executions}
         expected = {f: end for f, end in self.ended.items() if end != "released" and f[0] not in self.gone}
         assert {f: end for f, end in recorded.items() if f in expected} == expected
         for fence, outcome in recorded.items():
@@ -298,9 +300,9 @@ class Jobs(RuleBasedStateMachine):
 
     @invariant()
     def each_failed_attempt_counts(self):
-        failed = Execution.objects.filter(outcome__in=FAILURES).exclude(message__startswith="It ended (")
-        fences = [(str(job), attempt) for job, attempt in failed.values_list("job", "attempt")]
-        jobs = {str(pk): rest for pk, *rest in Job.objects.values_list("pk", "failures", "attempts_before")}
+        failed = [row[:2] for row in self.executions if row[2] in FAILURES and not row[3].startswith("It ended (")]
+        fences = [(str(job), attempt) for job, attempt in failed]
+        jobs = {str(job.pk): (job.failures, job.attempts_before) for job in self.jobs}
         since = {pk: max(before, self.since.get(pk, 0)) for pk, (_failures, before) in jobs.items()}
         counted = Counter(pk for pk, attempt in fences if pk in jobs and attempt > since[pk])
         for pk, (failures, _before) in jobs.items():
@@ -309,9 +311,10 @@ class Jobs(RuleBasedStateMachine):
     @invariant()
     def none_starts_before_its_time(self):
         """It is asked for with ``replace`` and a time, and whatever becomes of the attempt at hand, it waits for that."""
-        early = Job.objects.ready().filter(pk__in=list(self.not_before)).values_list("pk", Now())
-        for pk, now in early:
-            assert self.not_before[str(pk)] < now + timedelta(seconds=1), "it is ready before its time"
+        for job in self.jobs:
+            if job.state in WAITING and (time := self.not_before.get(str(job.pk))):
+                begins = min(job.run_after, job.db_now) if job.state == State.READY else job.run_after
+                assert begins > time - timedelta(seconds=1), "it is to run before its time"
 
     # How.
 
@@ -384,9 +387,11 @@ class Jobs(RuleBasedStateMachine):
         """A job of a pipeline goes where its attempt sent it, but not if it was asked for anew meanwhile."""
         pk, attempt = fence = str(outcome.fence[0]), outcome.fence[1]
         assert self.ended.setdefault(fence, outcome.outcome) == outcome.outcome
-        if outcome.continues:
+        is_replaced = self.wanted[pk] != self.called[fence]
+        # A call that came meanwhile takes the place of the stages that are left.
+        if outcome.state not in FINISHED and not (outcome.then and is_replaced):
             self.goes_on.add(fence)
-        if self.wanted[pk] != self.called[fence]:
+        if is_replaced:
             return
         if there := outcome.then:
             self.wanted[pk], self.since[pk] = (there.stage, there.args), attempt

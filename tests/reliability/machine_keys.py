@@ -17,7 +17,7 @@ from django_dbqueue.models import Job
 from django_dbqueue.models.states import FINISHED, WAITING
 
 from .. import tasks
-from .machine_actors import State, actors, ends, queues
+from .machine_actors import AGAIN, State, actors, ends, queues
 from .machine_jobs import Jobs
 
 # Without limits, of a limited task, whose limit depends on the call, and of a pipeline.
@@ -35,6 +35,7 @@ class Wish(NamedTuple):
     on_conflict: str
     newer: int | None
     wait: int | None
+    expires: int | None
 
 
 wishes = st.builds(
@@ -44,13 +45,25 @@ wishes = st.builds(
     on_conflict=st.sampled_from(["rerun", "rerun", "skip", "replace"]),
     newer=st.sampled_from([None, None, -1, 0, 1, 2]),
     wait=st.sampled_from([None, None, 60]),
+    expires=st.sampled_from([None, None, 600]),
 )
+# What is done to a job while it runs, and when the run that is asked for is to begin; how that attempt ends, to run again.
+MEANWHILE = [["stop"], ["ask"], ["ask"], ["stop", "ask"], ["ask", "stop"]]
+interruptions = st.tuples(st.sampled_from(MEANWHILE), st.sampled_from([None, 60, 60]))
+INTERRUPTED = ["released", "killed", *AGAIN]
+INTERRUPT = {
+    "actor": actors,
+    "call": wishes,
+    "ends": st.permutations(INTERRUPTED),
+    "how": st.tuples(*[interruptions] * 4),
+}
 
 
 class Keys(Jobs):
     def __init__(self) -> None:
         super().__init__()
         self.calls = itertools.count(1)
+        self.asked_at = timezone.now()
 
     @rule(actor=actors, wish=wishes)
     def ask(self, actor, wish):
@@ -59,15 +72,19 @@ class Keys(Jobs):
         self._answered(wish, before, result)
 
     @precondition(lambda self: connection.vendor == "postgresql")
-    @rule(key=st.sampled_from([None, *KEYS]), queue=queues)
-    def ask_by_sql(self, key, queue):
-        wish = Wish("plain", key, "rerun", None, None)
+    @rule(key=st.sampled_from([None, *KEYS]), queue=queues, actor=actors, first=st.none() | wishes)
+    def ask_by_sql(self, key, queue, actor, first):
+        """The job that its key has, if any, may have been asked for first with what the function does not know."""
+        if key and first:
+            self.ask(actor, first._replace(kind="plain", key=key))
+        wish = Wish("plain", key, "rerun", None, None, None)
         before, number = key and _row(wish), next(self.calls)
         with connection.cursor() as cursor:
             call = "SELECT dbqueue_enqueue(%s, to_jsonb(%s::int[]), queue => %s, key => %s)"
             cursor.execute(call, [PATHS["plain"], [number], queue, key])
             result = SimpleNamespace(id=str(cursor.fetchone()[0]), args=[number], enqueued=_fate(wish, before))
-        assert Job.objects.get(pk=result.id).expires_at is None
+        # The worker takes its policy from the task and the queue.
+        assert Job.objects.get(pk=result.id).max_attempts == 0
         if key:
             self._answered(wish, before, result)
         else:
@@ -82,6 +99,7 @@ class Keys(Jobs):
         self._asked(result, stage=_stage(wish))
         self._put_off(result, wish, before and before["state"])
         assert after["version"] == _version(wish, before)
+        assert (after["expires_at"] is None) == (wish.expires is None)
         if before and before["state"] == State.RUNNING:
             same = ("state", "process_id", "attempt", "started_at")
             assert [after[name] for name in same] == [before[name] for name in same]
@@ -147,36 +165,69 @@ class Keys(Jobs):
         if was_first:
             self._got(claimer, jobs)
 
+    def interrupt_what_was_stopped_or_asked_for_again(self, actor, call, ends, how):
+        for kind, end, (meanwhile, wait) in zip(itertools.cycle(KINDS), ends, how, strict=False):
+            wish = call._replace(kind=kind, on_conflict="rerun", newer=None, wait=None)
+            self.ask(actor, wish)
+            self.claim(actor, 50)
+            if not (job := self._held(actor, wish)):
+                continue
+            for what in meanwhile:
+                if what == "stop":
+                    self._stop(Job.objects.filter(pk=job.pk))
+                else:
+                    self.ask(actor - 1, wish._replace(on_conflict=call.on_conflict, wait=wait))
+            if end == "released":
+                self.release(actor, 1)
+            elif end == "killed":
+                self.kill(actor, False, False)
+            else:
+                self.settle(actor, 1, [end])
+
     @invariant()
     def there_is_one_row_for_a_key(self):
-        keys = dict(Job.objects.filter(key__isnull=False).values_list("pk", "key"))
+        keys = {job.pk: job.key for job in self.jobs if job.key}
         assert len(keys) == len(set(keys.values()))
         self.of_keys |= set(map(str, keys))
 
     def _put_off(self, result, wish, state):
         """Until then it does not start. ``state`` is that before the call, None if that is not known."""
         if wish.wait and (wish.on_conflict == "replace" or state in (State.RUNNING, *FINISHED)):
-            self.not_before[result.id] = timezone.now() + timedelta(seconds=wish.wait)
+            self.not_before[result.id] = self.asked_at + timedelta(seconds=wish.wait)
         else:
             self.not_before.pop(result.id, None)
 
     def _ask(self, actor, wish, before):
         task, args = self._call(wish, before)
+        self.asked_at = timezone.now()
         return actor.begin(task.enqueue, *args)
 
     def _call(self, wish, before):
         number = next(self.calls)
         version = None if wish.newer is None else _newest(before) + wish.newer
-        wait = wish.wait and timedelta(seconds=wish.wait)
-        task = KINDS[wish.kind].using(key=wish.key, version=version, on_conflict=wish.on_conflict, run_after=wait)
+        wait, expires = (seconds and timedelta(seconds=seconds) for seconds in (wish.wait, wish.expires))
+        task = KINDS[wish.kind].using(
+            key=wish.key, version=version, on_conflict=wish.on_conflict, run_after=wait, expires=expires
+        )
         return task, ("aA"[number % 2], number) if wish.kind == "limited" else (number,)
+
+    def _held(self, actor, wish):
+        """The job of a key, if that actor holds it: it is the next that it ends."""
+        held = self.actors[actor].held
+        found = [job for job in held if job.key == _key(wish) and self._runs(job)]
+        held.sort(key=lambda job: job not in found)
+        return found[0] if found else None
 
     def _keyed(self):
         return [(actor, job) for actor in self.actors for job in actor.held if job.key]
 
 
 def _row(wish: Wish) -> dict[str, Any] | None:
-    return Job.objects.filter(key=f"{PATHS[wish.kind]} {wish.key}").values().first()
+    return Job.objects.filter(key=_key(wish)).values().first()
+
+
+def _key(wish: Wish) -> str:
+    return f"{PATHS[wish.kind]} {wish.key}"
 
 
 def _kind_and_key(job: Any) -> tuple[str, str]:

@@ -8,12 +8,15 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from django_dbqueue.models import Job, Semaphore, Slot
+from django_dbqueue import Rate, limit, task
+from django_dbqueue.models import Semaphore, Slot
 
 from .. import tasks
 from .machine_actors import State, actors, queues
 from .machine_jobs import Jobs
 
+# A limit and a rate whose names could be taken for one; the rate lets two start at a time.
+audit = task(concurrency=limit(1, group="rate bank"), rate=Rate(2, per=3600, group="bank", burst=2))(tasks.audit.func)
 LIMITED = {
     "two of an account": (tasks.charge, 1),
     "one": (tasks.one_at_a_time, 0),
@@ -21,11 +24,15 @@ LIMITED = {
     "one, or none": (tasks.scan, 0),
     "one of an account, and three of its bank": (tasks.withdraw, 1),
     "two of the same bank": (tasks.deposit, 1),
-    "two an hour, of the same name": (tasks.audit, 0),
+    "one of a name, and two an hour of the same": (audit, 0),
 }
+BANK = ["one of an account, and three of its bank", "two of the same bank"]
 # Some that a database may take for one.
 accounts = st.sampled_from(["a", "a", "A", "a ", "\u00e1", "a\u0301"])
 limited = st.sampled_from(list(LIMITED))
+# What is claimed one after the other from one line.
+lines = st.one_of(st.tuples(limited), st.permutations(BANK))
+CLAIM_FROM_A_LINE = {"whats": lines, "account": accounts, "limit": st.integers(1, 3)}
 
 
 class Limits(Jobs):
@@ -44,12 +51,11 @@ class Limits(Jobs):
         using = task.using(queue_name=queue)
         self._asked(*(using.enqueue_many(calls) if together else [using.enqueue(*call) for call in calls]))
 
-    @rule(what=limited, account=accounts, limit=st.integers(1, 3))
-    def many_claim_from_one_line(self, what, account, limit):
-        self.enqueue_limited(what, account, "default", 3, False)
+    def many_claim_from_one_line(self, whats, account, limit):
+        for what in whats:
+            self.enqueue_limited(what, account, "default", 3, False)
         self.claim_together(limit)
 
-    @rule()
     def sweep(self):
         Semaphore.objects.book()
         Semaphore.objects.sweep(1000)
@@ -68,8 +74,8 @@ class Limits(Jobs):
         running, most = self._running()
         for key, number in running.items():
             assert number <= most[key], f"{key}: {number} run, of {most[key]}"
-        assert Slot.objects.count_by_key(running) == running, "what counts are the slots of those that run"
-        assert Slot.objects.taken().values("semaphore").distinct().count() == len(running)
+        keys = {key for job in self.jobs for key in _keys(job)}
+        assert Slot.objects.count_by_key(keys | running.keys()) == running, "what counts are the slots of those that run"
         for job in self.refused:
             full = [each["key"] for each in job.limits if running[each["key"]] == each["most"]]
             assert full, "it was called off although there was a slot"
@@ -77,8 +83,8 @@ class Limits(Jobs):
 
     @invariant()
     def what_is_blocked_says_by_what(self):
-        for job in Job.objects.filter(state=State.BLOCKED):
-            assert job.blocked_by in _keys(job)
+        for job in self.jobs:
+            assert job.state != State.BLOCKED or job.blocked_by in _keys(job)
 
     def _got(self, actor, jobs):
         super()._got(actor, jobs)
@@ -95,7 +101,7 @@ class Limits(Jobs):
         """How many run at a time of each key, and the smallest number that one of them allows: those of one series, which run one
         after the other, count as one.
         """
-        fences = {(str(pk), attempt) for pk, attempt in Job.objects.running().values_list("pk", "attempt")}
+        fences = {(str(job.pk), job.attempt) for job in self.jobs if job.state == State.RUNNING}
         claimed = [self.under[fence] for fence in fences & self.under.keys()]
         held = {(each["key"], series): each["most"] for series, limits in claimed for each in limits if "most" in each}
         running, most = Counter(key for key, _series in held), dict[str, int]()

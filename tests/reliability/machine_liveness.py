@@ -6,22 +6,40 @@ from typing import Any
 
 from django.db import connection, transaction
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Batch, Job, Process, Semaphore, Slot
 from django_dbqueue.models.expressions import Now
-from django_dbqueue.models.states import WAITING
+from django_dbqueue.models.states import FINISHED, WAITING
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.claimer import Claimer
 
 from ..conftest import all_claimed
-from .machine_actors import LARGE, QUEUES, State, Stranger, actors, ends
-from .machine_batches import Batches
-from .machine_limits import Limits
+from .machine_actors import LARGE, QUEUES, SERVED, State, Stranger, actors, ends
+from .machine_batches import ASK_FROM_OUTSIDE, Batches
+from .machine_keys import INTERRUPT
+from .machine_limits import BANK, CLAIM_FROM_A_LINE, Limits, _keys
 
 # After so many steps it is looked whether all that may run does.
 STEPS = 5
+# One rule for all that needs no choice: as one rule each, they would be most of the steps.
+CHORES = ["dispatch", "dispatch", "sweep", "finish_batches_together", "prune_members", "recover_the_silent", "retry"]
+HEAD_A_LINE = {
+    "actor": actors,
+    "full": st.sampled_from(BANK),
+    "heads": st.sampled_from(BANK),
+    "idle": st.sampled_from(["account", "queue", "worker"]),
+    "ends": ends,
+}
+# What takes several steps in one order, which are seldom drawn one by one.
+SITUATIONS = {
+    "ask_from_outside_for_members": ASK_FROM_OUTSIDE,
+    "head_a_line_by_what_cannot_run": HEAD_A_LINE,
+    "interrupt_what_was_stopped_or_asked_for_again": INTERRUPT,
+    "many_claim_from_one_line": CLAIM_FROM_A_LINE,
+}
+situations = [st.tuples(st.just(name), st.fixed_dictionaries(how)) for name, how in SITUATIONS.items()]
 
 
 class Liveness(Limits, Batches):
@@ -34,17 +52,54 @@ class Liveness(Limits, Batches):
         super().teardown()
         self.stranger.close()
 
+    @initialize(situations=st.tuples(*situations).flatmap(st.permutations))
+    def begin_with_all_situations(self, situations):
+        """What is drawn is far from even: that they come now and then is not enough."""
+        for situation in situations:
+            self.come_into_a_situation(situation)
+
+    @rule(situation=st.one_of(situations))
+    def come_into_a_situation(self, situation):
+        name, how = situation
+        getattr(self, name)(**how)
+        self._settled_beside_a_claim()
+
+    @rule(what=st.sampled_from(CHORES))
+    def do_a_chore(self, what):
+        getattr(self, what)()
+
     @invariant()
     def what_may_run_runs_within_a_sweep(self):
         """Tried, and rolled back."""
         self.steps += 1
-        if self.steps % STEPS == 0 and (self.batches or Job.objects.filter(state__in=WAITING).exists()):
+        if self.steps % STEPS == 0 and (self.batches or any(job.state in WAITING for job in self.jobs)):
+            numbers = self._smallest_numbers()
             with transaction.atomic():
                 began = _sweep()
                 for actor in self.actors:
                     all_claimed(Claimer("default", actor.process, actor.selector), 1000)
-                self._look_for_idle_slots(began)
+                self._look_for_idle_slots(began, numbers)
                 transaction.set_rollback(True)
+
+    def head_a_line_by_what_cannot_run(self, actor, full, heads, idle, ends):
+        """The bank is full, and jobs of one account, of a paused queue or of one without workers wait before one that can run."""
+        queue = {"account": "default", "queue": "mail", "worker": "Mail"}[idle]
+        if idle == "queue" and queue not in self.paused:
+            self.pause_or_resume(queue)
+        for each in self.actors if idle == "worker" else ():
+            self._give_back(each, len(each.held))
+            self.deploy(each.number, SERVED[1])
+        for account in "wxyz":
+            self.enqueue_limited(full, account, "default", 1, False)
+        self.claim(actor, 50)
+        for number in range(9):
+            self.enqueue_limited(heads, "busy" if idle == "account" else f"head {number}", queue, 1, False)
+        self.enqueue_limited(BANK[0], "can run", "default", 1, False)
+        for end in ends:
+            self.claim(actor, 50)
+            self.actors[actor].held.sort(key=lambda job: '"bank"' not in _keys(job))
+            self.settle(actor, 1, [end])
+        self.steps = -1  # Looked at now.
 
     @precondition(lambda self: connection.vendor != "sqlite")
     @rule(actor=actors, first=st.integers(0, 2), ends=ends)
@@ -85,23 +140,26 @@ class Liveness(Limits, Batches):
         self._got(self.actors[actor], claiming.result(30))
         self._settled_beside_a_claim()
 
-    def _look_for_idle_slots(self, began):
+    def _smallest_numbers(self):
+        """By key, of all limits at hand: where jobs do not agree, the smallest holds, and that of the job claimed last."""
+        numbers = dict(Semaphore.objects.exclude(most=None).values_list("pk", "most"))
+        for job in self.jobs:
+            for each in job.limits or () if job.state not in FINISHED else ():
+                if "most" in each:
+                    numbers[each["key"]] = min(each["most"], numbers.get(each["key"], each["most"]))
+        return numbers
+
+    def _look_for_idle_slots(self, began, numbers):
         rows, served = (
             Job.objects.annotate(db_now=Now()),
             {queue for queue in QUEUES if any(a.serves(queue) for a in self.actors)},
         )
-        running = list(rows.filter(state=State.RUNNING))
-        smallest: dict[str, int] = {}
-        for job in running:
-            for each in job.limits or ():
-                if "most" in each:
-                    smallest[each["key"]] = min(each["most"], smallest.get(each["key"], each["most"]))
-        taken, semaphores = Slot.objects.count_by_key(smallest), Semaphore.objects.in_bulk()
+        taken, semaphores = Slot.objects.count_by_key(numbers), Semaphore.objects.in_bulk()
 
         def has_room(limit: dict[str, Any], job: Any) -> bool:
             key = limit["key"]
             if "most" in limit:
-                return taken[key] < min(limit["most"], smallest.get(key, limit["most"]))
+                return taken[key] < numbers[key]
             row = semaphores.get(key)
             return row is None or (
                 (row.booked is None or row.booked <= job.db_now) and (not row.earliest or row.earliest <= job.db_now)
