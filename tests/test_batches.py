@@ -14,7 +14,7 @@ from django_dbqueue.exceptions import BatchFinished
 from django_dbqueue.models import Batch, Execution, Job, Settlement
 from django_dbqueue.testing import drain
 
-from .conftest import until
+from .conftest import LONG, until
 from .models import Run
 from .tasks import add, brew, fail, nothing, rejoice, sort_out, spread, sum_up
 
@@ -227,7 +227,7 @@ def test_a_drain_does_not_end_before_what_follows_a_batch(runqueue):
     with batch(on_finish=sum_up):
         add.enqueue(1)
 
-    assert runqueue("--drain", "--embedded").wait(30) == 0
+    assert runqueue("--drain", "--embedded").wait(LONG) == 0
 
     assert Run.objects.count() == 1
 

@@ -22,7 +22,7 @@ from django_dbqueue.options import Options
 from django_dbqueue.runtime.scheduler import Scheduler
 from django_dbqueue.testing import drain
 
-from .conftest import until
+from .conftest import LONG, until
 from .models import Run
 
 pytestmark = pytest.mark.django_db
@@ -339,7 +339,7 @@ def test_they_can_be_imported_whatever_backends_and_queues_there_are(tasks, queu
 def test_a_worker_knows_them(runqueue, speak_allowed):
     result = call_command.enqueue("speak", "hello")
 
-    runqueue("--embedded", "--drain", DBQUEUE_OPTIONS='{"allow_commands": ["speak"]}').wait(30)
+    runqueue("--embedded", "--drain", DBQUEUE_OPTIONS='{"allow_commands": ["speak"]}').wait(LONG)
 
     result.refresh()
     assert result.return_value == "a warning\nhello\n"

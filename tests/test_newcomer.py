@@ -13,6 +13,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
+from .conftest import LONG
 from .test_docs import QUICKSTART, ROOT, blocks, is_settings, name_of
 
 TASKS = "# shop/tasks.py\n"
@@ -71,4 +72,4 @@ def test_a_new_project_runs_its_first_jobs_by_what_the_page_says(page: Path, tmp
         run("manage.py", "shell", "-c", SHELL, text=json.dumps(typed))
     finally:
         runqueue.terminate()
-        assert runqueue.wait(60) == 0, (tmp_path / "log").read_text()
+        assert runqueue.wait(LONG) == 0, (tmp_path / "log").read_text()

@@ -21,7 +21,7 @@ from django_dbqueue.runtime.calls import ThreadCall
 from django_dbqueue.runtime.notes import Notes
 
 from . import tasks, timely
-from .conftest import until
+from .conftest import LONG, until
 from .models import Run
 
 pytestmark = pytest.mark.django_db
@@ -225,7 +225,7 @@ class TestFence:
             Job.objects.select_for_update().get()
             thread = threading.Thread(target=write)
             thread.start()
-            thread.join(10)
+            thread.join(LONG)
             assert not thread.is_alive()
 
         assert (all_rows(), call.reason) == ([], None)
@@ -253,7 +253,7 @@ class TestThroughAWorker:
             assert progress().note == "on and on"
         Run.objects.create(job=name)
 
-        result.wait(timeout=20)
+        result.wait(timeout=LONG)
         if task is timely.note_until:
             assert result.progress.done > first.done + 10
         else:
@@ -268,7 +268,7 @@ class TestThroughAWorker:
 
         assert Job.objects.get().state == "running"
         assert Job.objects.all().stop() == 1
-        assert result.wait(timeout=60).progress == (1, 2, "half")
+        assert result.wait(timeout=LONG).progress == (1, 2, "half")
 
     def test_the_task_of_a_job_that_is_lost_is_interrupted(self, runqueue):
         timely.note_until.enqueue("never")

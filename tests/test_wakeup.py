@@ -22,7 +22,7 @@ from django_dbqueue.runtime.settler import Settler
 from django_dbqueue.wakeup import wake
 
 from . import tasks
-from .conftest import until
+from .conftest import LONG, until
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -41,7 +41,7 @@ def told(monkeypatch):
 def test_what_comes_right_after_a_job_that_it_was_told_of_does_not_wait(worker):
     """Nobody is told of it: that is done a few times a second at most."""
     worker(poll_interval=60)
-    tasks.nothing.enqueue().wait(timeout=20)
+    tasks.nothing.enqueue().wait(timeout=LONG)
 
     for pause in (0, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08):
         time.sleep(pause)
@@ -246,7 +246,7 @@ def test_malformed_priority_in_a_payload_is_none(payload, lane):
 
 def test_malformed_payloads_interrupt_neither_listening_nor_claiming(worker, caplog):
     worker(poll_interval=60)
-    tasks.nothing.enqueue().wait(timeout=20)
+    tasks.nothing.enqueue().wait(timeout=LONG)
     with connection.cursor() as cursor:
         for payload in ("default,x", ",", "", "default,99999999999999999999", "default,\u0663", "default,999", "a" * 7000):
             cursor.execute("SELECT pg_notify(%s, %s)", [wakeup.CHANNEL, payload])

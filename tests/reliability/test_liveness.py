@@ -14,7 +14,7 @@ from django.db import connections
 from django_dbqueue.models import Execution, Job, Process
 
 from .. import tasks
-from ..conftest import log_of, until
+from ..conftest import LONG, log_of, until
 from ..models import Run
 
 pytestmark = [
@@ -163,7 +163,7 @@ def test_a_worker_whose_claim_loop_hangs_is_replaced_and_its_jobs_end(runqueue):
 
     until(lambda: pids("worker") - {hanging})
 
-    assert tasks.add.enqueue(1).wait(20).return_value == 1
+    assert tasks.add.enqueue(1).wait(LONG).return_value == 1
     until(lambda: hanging not in pids("worker"))
     until(lambda: outcomes(long)[-1:] == ["successful"])
 
@@ -195,12 +195,12 @@ def test_who_is_cut_off_loses_its_jobs_and_its_late_result_is_refused(runqueue, 
     until(lambda: "was declared dead by others" in log_of(cut))
     until(lambda: outcomes(long) == ["lost", "successful"])
     assert Execution.objects.get(outcome="successful").process == owner.name
-    assert tasks.add.enqueue(1).wait(20).return_value == 1
+    assert tasks.add.enqueue(1).wait(LONG).return_value == 1
 
 
 def test_who_cannot_beat_claims_nothing_until_it_can(runqueue, proxy):
     child = runqueue("--embedded", DATABASE_URL=proxy.url, DBQUEUE_OPTIONS=QUICK)
-    assert tasks.add.enqueue(1).wait(20).return_value == 1
+    assert tasks.add.enqueue(1).wait(LONG).return_value == 1
 
     proxy.cut()
     result = tasks.add.enqueue(2)
@@ -208,5 +208,5 @@ def test_who_cannot_beat_claims_nothing_until_it_can(runqueue, proxy):
     assert Job.objects.get(pk=result.id).state == "ready"
     proxy.heal()
 
-    assert result.wait(20).return_value == 2
+    assert result.wait(LONG).return_value == 2
     assert child.poll() is None

@@ -11,7 +11,7 @@ from django.db import connections
 from django_dbqueue.models import Execution, Job, Process
 
 from .. import tasks
-from ..conftest import log_of, until
+from ..conftest import LONG, log_of, until
 from ..models import Run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
@@ -28,7 +28,7 @@ def test_fifty_running_jobs_are_given_back_in_time(runqueue):
     began = time.monotonic()
     child.send_signal(signal.SIGTERM)
 
-    assert child.wait(30) == 0
+    assert child.wait(LONG) == 0
     assert time.monotonic() - began < 15, log_of(child)  # the five seconds that were given, and a full machine
     assert set(Job.objects.values_list("state", flat=True)) == {"successful", "ready"}
     assert Job.objects.get(pk=plain[0].id).state == "successful"
@@ -46,12 +46,12 @@ def test_a_long_task_saves_how_far_it_is_and_goes_on_there(runqueue):
     began = time.monotonic()
     child.send_signal(signal.SIGTERM)
 
-    assert child.wait(20) == 0
+    assert child.wait(LONG) == 0
     assert time.monotonic() - began < 15
     job = Job.objects.get()
     assert (job.state, job.failures, Execution.objects.get().outcome) == ("ready", 0, "interrupted")
 
-    assert runqueue("--drain", *ONE).wait(60) == 0
+    assert runqueue("--drain", *ONE).wait(LONG) == 0
     assert result.wait(1).return_value == 40
     assert Run.objects.count() == 40
 
@@ -64,7 +64,7 @@ def test_a_task_that_is_interrupted_clears_up(runqueue):
 
     child.send_signal(signal.SIGTERM)
 
-    assert child.wait(20) == 0
+    assert child.wait(LONG) == 0
     assert Run.objects.filter(job__startswith="cleared up").count() == 2
     assert set(Execution.objects.values_list("outcome", flat=True)) == {"interrupted"}
     assert "ends with its process" not in log_of(child)
@@ -78,7 +78,7 @@ def test_what_must_not_run_twice_is_not_given_back_half_done(runqueue, task):
 
     child.send_signal(signal.SIGTERM)
 
-    assert child.wait(20) == 0
+    assert child.wait(LONG) == 0
     assert Job.objects.get(pk=result.id).state == "failed"
     assert Execution.objects.get().outcome == "lost"
 
@@ -94,7 +94,7 @@ def test_the_end_is_bounded_though_the_database_is_away(runqueue, proxy, how, em
     began = time.monotonic()
     child.send_signal(signal.SIGTERM)
 
-    child.wait(20)
+    child.wait(LONG)
     assert time.monotonic() - began < 2 + 10.5, log_of(child)
 
 
@@ -108,7 +108,7 @@ def test_a_shutdown_while_the_database_is_away_spends_no_attempt_of_what_was_onl
 
     proxy.cut()
     child.send_signal(signal.SIGTERM)
-    child.wait(20)
+    child.wait(LONG)
     assert Job.objects.running().count() > 3
     runqueue("--threads", "10")
 

@@ -10,7 +10,7 @@ from django.db import connections
 from django_dbqueue.models import Execution, Job
 
 from .. import tasks
-from ..conftest import log_of, until
+from ..conftest import LONG, log_of, until
 from ..models import Run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
@@ -33,7 +33,7 @@ def test_a_loop_is_interrupted_and_clears_up(runqueue):
     assert Run.objects.filter(job="cleared up").exists()
     assert Job.objects.get().state == "failed"
     assert "does not stop" not in log_of(child)
-    assert tasks.add.enqueue(1).wait(20).return_value == 1
+    assert tasks.add.enqueue(1).wait(LONG).return_value == 1
 
 
 def test_a_coroutine_is_cancelled_and_clears_up(runqueue):
@@ -45,7 +45,7 @@ def test_a_coroutine_is_cancelled_and_clears_up(runqueue):
 
     assert "asyncio.sleep(3600)" in Execution.objects.get(job=result.id).traceback
     assert Run.objects.filter(job="cleared up").exists()
-    assert neighbour.wait(20).return_value == "x"
+    assert neighbour.wait(LONG).return_value == "x"
 
 
 @pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="SQLite has no line on which an answer can be under way.")
@@ -83,11 +83,11 @@ def test_what_cannot_be_interrupted_is_ended_with_its_process_and_its_neighbours
     assert Job.objects.get(pk=result.id).state == "failed"
     assert place in Execution.objects.get(job=result.id).traceback
     for neighbour in neighbours:
-        neighbour.wait(30)
+        neighbour.wait(LONG)
         assert outcomes(neighbour)[-1] == "successful"
         assert set(outcomes(neighbour)[:-1]) <= {"interrupted"}
     assert not Job.objects.exclude(failures=0).exclude(pk=result.id).exists()
-    assert tasks.add.enqueue(1).wait(20).return_value == 1
+    assert tasks.add.enqueue(1).wait(LONG).return_value == 1
 
 
 def test_time_in_which_a_neighbour_holds_the_interpreter_does_not_count_but_no_more_than_the_timeout(worker):
@@ -120,5 +120,5 @@ def test_an_embedded_worker_with_a_stuck_job_ends_its_process(runqueue):
     result = tasks.sleep_too_long.enqueue(3600)
     child = runqueue("--embedded", DBQUEUE_OPTIONS='{"timeout_grace": 1}')
 
-    assert child.wait(30) == 75
+    assert child.wait(LONG) == 75
     assert outcomes(result) == ["timed_out"]
