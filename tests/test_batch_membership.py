@@ -290,7 +290,7 @@ def test_settling_a_member_that_others_share_does_not_wait_for_an_open_enqueuer(
 
     thread = threading.Thread(target=adder)
     thread.start()
-    added.wait(10)
+    assert added.wait(LONG)
     written = settle(job, state=State.FAILED).written
     go_on.set()
     thread.join()

@@ -83,9 +83,9 @@ def test_worker_runs_all_large_jobs_and_holds_few(worker):
 
 
 def test_worker_that_is_told_of_a_large_job_claims_it(worker):
-    worker(poll_interval=30.0)
+    worker(poll_interval=60.0)
     add.enqueue(1).wait(timeout=LONG)
     began = time.monotonic()
 
     assert echo_text.enqueue(LARGE).wait(timeout=LONG).is_finished
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from datetime import timedelta
 
 import pytest
 from django.db import connections
+from django.db.models import Max, Min
 
 from django_dbqueue.models import Execution, Job, Process, Queue
 
@@ -86,11 +86,11 @@ def test_neighbours_do_not_notice_a_task_that_misbehaves(runqueue, embedded):
 def test_coroutines_run_together(runqueue):
     tasks.echo.enqueue_many([("x", 1.0)] * 50)
 
-    began = time.monotonic()
     assert runqueue("--drain", "--threads", "1", *MANY).wait(LONG) == 0
 
     assert Job.objects.filter(state="successful").count() == 50
-    assert time.monotonic() - began < 25
+    ran = Execution.objects.aggregate(first=Min("started_at"), last=Max("finished_at"))
+    assert (ran["last"] - ran["first"]).total_seconds() < 25
 
 
 def test_sigterm_lets_running_jobs_end(runqueue):
@@ -134,17 +134,15 @@ def test_after_shutdown_timeout_a_job_is_given_back_and_costs_no_attempt(runqueu
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGQUIT])
 def test_a_second_signal_means_now(runqueue, second):
-    result = tasks.tell_and_sleep.enqueue(60)
-    child = runqueue(*MANY)
+    result = tasks.tell_and_sleep.enqueue(3600)
+    child = runqueue("--shutdown-timeout", "3600", *MANY)
     until(Run.objects.exists)
 
     child.send_signal(signal.SIGTERM)
     until(lambda: "claims no more" in log_of(child))
     child.send_signal(second)
 
-    began = time.monotonic()
     assert child.wait(LONG) == 0
-    assert time.monotonic() - began < 10
     assert state_of(result) == "ready"
 
 
@@ -196,7 +194,7 @@ def test_workers_end_with_their_supervisor(runqueue):
     pids = until(lambda: [p.pid for p in Process.objects.filter(kind="worker")] if Process.objects.count() == 4 else None)
 
     os.kill(child.pid, signal.SIGKILL)
-    child.wait(10)
+    child.wait(LONG)
 
     def gone(pid):
         try:

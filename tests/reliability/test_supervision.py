@@ -75,7 +75,7 @@ def test_job_is_recovered_at_once_after_supervisor_lost_its_connection(runqueue,
 
     began = time.monotonic()
     until(lambda: Execution.objects.filter(job=result.id, outcome="lost").exists())
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25  # Others would declare it dead after 30.
     assert "signal 9" in log_of(child)
 
 
@@ -100,8 +100,8 @@ def test_sigterm_ends_the_wait_for_the_database_at_once(runqueue, proxy, how):
     began = time.monotonic()
     child.send_signal(signal.SIGTERM)
 
-    assert child.wait(10) == 0
-    assert time.monotonic() - began < 3
+    assert child.wait(LONG) == 0
+    assert time.monotonic() - began < 10  # Less than a connection is waited for.
 
 
 def test_runqueue_gives_up_on_a_database_that_does_not_come(runqueue, proxy):
@@ -165,6 +165,6 @@ def test_supervisor_that_hangs_says_where_and_ends(runqueue, tmp_path):
 def test_crash_loop_is_named_with_its_cause(start):
     child = start(text="import os\nos._exit(3)\n")
 
-    until(lambda: "Crash loop: the last 5 processes died" in log_of(child), 40)
+    until(lambda: "Crash loop: the last 5 processes died" in log_of(child))
 
     assert "ended with exit code 3" in log_of(child)
