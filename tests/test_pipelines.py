@@ -239,9 +239,10 @@ def test_a_stage_keeps_its_limits():
     assert the_job().limits == [{"key": "tests.tasks.charge account=ground arabica", "most": 2, "discard": False}]
 
 
-def test_real_workers_walk_it(runqueue):
+def test_real_workers_walk_it(worker):
     coffee.enqueue_many([(str(number),) for number in range(20)])
-    runqueue()
+    worker()
+    worker()
 
     until(lambda: Job.objects.filter(state=State.SUCCESSFUL).count() == 20)
 

@@ -442,7 +442,7 @@ class TestThroughAWorker:
         again = {task: task.enqueue(0.1, times=2) for task in (timely.snooze, timely.snooze_async)}
         asked = [task.enqueue(0.1, reason="not yet", handled=True) for task in (timely.ask_again, timely.ask_again_async)]
 
-        runqueue()
+        runqueue("--embedded")
 
         assert expired.wait(timeout=LONG).errors[0].exception_class_path == "django_dbqueue.exceptions.Expired"
         for result in again.values():
