@@ -10,6 +10,7 @@ import time
 from statistics import quantiles
 
 import pytest
+from django.db import connection
 from django.db.models import Count, F
 
 from django_dbqueue.models import Execution, Job, Slot
@@ -21,7 +22,7 @@ from ..tasks import add, occupy
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.skipif("connection.vendor == 'sqlite'", reason="one writer at a time"),
+    pytest.mark.skipif(connection.vendor == "sqlite", reason="one writer at a time"),
     pytest.mark.timeout(600),
 ]
 KEYS, LIMIT, KILLS = 4, 2, 12
