@@ -27,7 +27,6 @@ from django_dbqueue.runtime.stop import Stop
 from django_dbqueue.runtime.worker import Worker
 
 from .flush import flush
-from .tasks import nothing
 
 BOTH = ["default", "other"]
 # Seconds after which a test gives up what it waits for: a loaded machine may take ten times as long as a quiet one.
@@ -102,12 +101,12 @@ def until(true: Callable[[], Any], seconds: float = LONG) -> Any:
     return value
 
 
-def is_found_within(seconds: float) -> bool:
-    """Whether an idle worker claims a new job so soon: at one of a few tries, as a full machine may delay the others."""
-    assert nothing.enqueue().wait(LONG)
+def is_found_within(task: Any, seconds: float) -> bool:
+    """Whether an idle worker claims a new job of a task so soon: at one of a few tries, as a full machine may delay the others."""
+    assert task.enqueue().wait(LONG)
     for _ in range(5):
         time.sleep(1.5)  # Until it looks as seldom as it ever does.
-        result = nothing.enqueue()
+        result = task.enqueue()
         result.wait(LONG)
         if (result.started_at - result.enqueued_at).total_seconds() < seconds:
             return True

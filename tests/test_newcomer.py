@@ -54,6 +54,8 @@ def test_a_new_project_runs_its_first_jobs_by_what_the_page_says(page: Path, tmp
     call_command("startapp", "shop", str(tmp_path / "shop"))
     with (tmp_path / "mysite/settings.py").open("a") as settings:
         settings.write('INSTALLED_APPS += ["shop"]\n')
+        # A full machine may hold up whoever writes for longer than SQLite's five seconds.
+        settings.write(f'DATABASES["default"]["OPTIONS"] = {{"timeout": {LONG}}}\n')
         if django.VERSION < (6, 1):
             settings.write('EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"\n')
         settings.writelines(block.text for block in blocks(page) if is_settings(block))

@@ -257,7 +257,7 @@ def test_an_idle_worker_is_woken_at_once(runqueue):
         pytest.skip("Only PostgreSQL can wake a worker.")
     runqueue("--poll-interval", "30")
 
-    assert is_found_within(2)
+    assert is_found_within(tasks.nothing, 2)
 
 
 def test_a_worker_process_is_replaced_after_max_jobs(runqueue):

@@ -95,14 +95,14 @@ def test_behind_a_pool_all_kinds_of_jobs_end_and_its_restart_loses_none(pool, ru
 def test_workers_behind_a_pool_by_transactions_say_that_they_poll_and_find_jobs_in_time(pool, runqueue):
     child = run_behind(runqueue, pool("transaction").url)
     until(lambda: "LISTEN" in log_of(child))
-    assert is_found_within(5)
+    assert is_found_within(tasks.nothing, 5)
     assert log_of(child).count("LISTEN") == 1
 
 
 def test_what_is_enqueued_through_a_pool_wakes_workers_beside_it(pool, runqueue):
     behind = pool("transaction")
     child = run_behind(runqueue, behind.server.url(), poll_interval=30)
-    assert is_found_within(10)
+    assert is_found_within(tasks.nothing, 10)
     assert "LISTEN" not in log_of(child)
 
 
