@@ -28,10 +28,18 @@ def main(arguments: list[str]) -> int:
             # Most tests wait for processes that they have started: four at a time keep two cores busy. As many measure
             # seconds, while the machine may do something else: what fails is tried twice more, and counted as rerun.
             command = [sys.executable, "-m", "pytest", "-q", "-n", "4", "--dist", "worksteal", "--reruns", "2", "-rR", *arguments]
-            if subprocess.run(command, env={**os.environ, "DATABASE_URL": url}).returncode:
+            if subprocess.run(command, env={**_environment(), "DATABASE_URL": url}).returncode:
                 failed.append(name)
     print(f"\nFailed on {', '.join(failed)}." if failed else "\nPassed on every database named above.")
     return 1 if failed else 0
+
+
+def _environment() -> dict[str, str]:
+    """Hundreds of interpreters are started. Each would compile all modules, if none may write bytecode beside them."""
+    environment = dict(os.environ)
+    if environment.pop("PYTHONDONTWRITEBYTECODE", ""):
+        environment.setdefault("PYTHONPYCACHEPREFIX", os.path.join(sys.prefix, "bytecode"))
+    return environment
 
 
 def _databases(stack: contextlib.ExitStack) -> Iterator[tuple[str, str]]:

@@ -29,6 +29,8 @@ from django_dbqueue.runtime.worker import Worker
 from .flush import flush
 
 BOTH = ["default", "other"]
+# Seconds after which a test gives up what it waits for: a loaded machine may take ten times as long as a quiet one.
+LONG = 120.0
 
 
 @pytest.hookimpl(wrapper=True)
@@ -89,14 +91,26 @@ def all_claimed(claimer: Claimer, limit: int) -> list[Job]:
     return list(itertools.chain.from_iterable(claimer.claim(limit)))
 
 
-def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Wait until something holds, and return it. Fails the test if it never does: on a full machine a minute may be needed."""
+def until(true: Callable[[], Any], seconds: float = LONG) -> Any:
+    """Wait until something holds, and return it. Fails the test if it never does."""
     end = time.monotonic() + seconds
     while not (value := true()):
         if time.monotonic() > end:
             pytest.fail(f"It did not come true within {seconds} s: {true}")
         time.sleep(0.02)
     return value
+
+
+def is_found_within(task: Any, seconds: float) -> bool:
+    """Whether an idle worker claims a new job of a task so soon: at one of a few tries, as a full machine may delay the others."""
+    assert task.enqueue().wait(LONG)
+    for _ in range(5):
+        time.sleep(1.5)  # Until it looks as seldom as it ever does.
+        result = task.enqueue()
+        result.wait(LONG)
+        if (result.started_at - result.enqueued_at).total_seconds() < seconds:
+            return True
+    return False
 
 
 def most_at_a_time(intervals) -> int:
@@ -134,7 +148,7 @@ def runqueue(transactional_db: Any, tmp_path: Any) -> Iterator[Callable[..., sub
         if child.poll() is None:
             child.send_signal(signal.SIGTERM)
             try:
-                child.wait(20)
+                child.wait(LONG)
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
@@ -158,7 +172,7 @@ def worker(backend: Any) -> Iterator[Callable[..., None]]:
     yield start
     stop.ask()
     for thread in started:
-        thread.join(20)
+        thread.join(LONG)
         assert not thread.is_alive()
     connections.close_all()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -11,13 +12,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from glob import glob
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from django.conf import settings
 
 # Nothing has to outlive the machine, and what a killed process has written the system still has.
 QUICK = {"fsync": "off", "shared_buffers": "16MB", "max_connections": 100, "listen_addresses": "127.0.0.1"}
@@ -39,6 +41,22 @@ def folder() -> Path:
     if user := _user():
         shutil.chown(path, user)
     return Path(path)
+
+
+def shared(name: str, make: Callable[[Path], object]) -> Path:
+    """What the first of the test run's processes makes at that path, for all of them."""
+    scratch = Path(settings.SCRATCH)
+    scratch.chmod(0o711)
+    home = scratch / "servers"
+    with (scratch / "servers.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / name).exists():
+            home.mkdir(exist_ok=True)
+            if user := _user():
+                shutil.chown(home, user)
+            make(home / f"{name}.new")
+            (home / f"{name}.new").rename(home / name)
+    return home / name
 
 
 def _user() -> str | None:
@@ -68,7 +86,7 @@ class Server:
     def start(self) -> None:
         with (self.home.parent / f"{self.home.name}.log").open("ab") as log:
             self._process = subprocess.Popen(self.command(), stdout=log, stderr=log, user=_user(), cwd="/")
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while True:
             try:
                 return self.ask("SELECT 1") and None
@@ -106,7 +124,17 @@ class PostgreSQL(Server):
         self.options: dict[str, Any] = {**QUICK, "port": self.port, "unix_socket_directories": "", **options}
 
     def create(self) -> None:
-        run(find("initdb"), "--auth=trust", "--username=postgres", "--no-sync", "--no-locale", "--encoding=UTF8", "-D", self.home)
+        run(
+            find("initdb"),
+            "--auth=trust",
+            "--username=postgres",
+            "--no-sync",
+            "--no-locale",
+            "--encoding=UTF8",
+            "--wal-segsize=1",
+            "-D",
+            self.home,
+        )
 
     def copy(self, home: Path, **options: Any) -> PostgreSQL:
         """Another, on a copy of the data of this one, which must be down."""
@@ -127,7 +155,7 @@ class PostgreSQL(Server):
         """In order, without waiting for sessions."""
         self.signal(signal.SIGINT)
         assert self._process
-        self._process.wait(60)
+        self._process.wait(120)
 
     def promote(self) -> None:
         run(find("pg_ctl"), "promote", "-w", "-D", self.home)

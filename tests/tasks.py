@@ -46,13 +46,19 @@ def record(context):
 
 
 @task(takes_context=True)
-def leave_line(context, path, until="", seconds=0.0):
-    """Say in a file that it has begun, which no database can forget; and go on until another file is there."""
-    with open(path, "a") as file:
-        file.write(f"{context.task_result.id} {context.attempt}\n")
+def leave_line(context, path, until="", seconds=0.0, ended=""):
+    """Say in a file that it has begun, which no database can forget; go on until another file is there, and say so in a third."""
+    _write_line(context, path)
     while until and not os.path.exists(until):
         time.sleep(0.02)
     time.sleep(seconds)
+    if ended:
+        _write_line(context, ended)
+
+
+def _write_line(context, path):
+    with open(path, "a") as file:
+        file.write(f"{context.task_result.id} {context.attempt}\n")
 
 
 @task(takes_context=True)
@@ -511,9 +517,9 @@ def call_service(number=0):
     return number
 
 
-@task(rate=Rate(50, per=1, group="burst", burst=10))
-def call_often(number=0):
-    Run.objects.create(job=f"call {number}")
+@task(rate=Rate(50, per=1, group="burst", burst=10), takes_context=True)
+def call_often(context, number=0):
+    Interval.objects.create(key="call", job=context.task_result.id)
 
 
 @task(concurrency=limit(2, key=lambda key: key), takes_context=True)

@@ -17,6 +17,7 @@ from django_dbqueue.runtime.board import Board
 from django_dbqueue.runtime.dispatcher import Dispatcher
 from django_dbqueue.testing import drain
 
+from .conftest import LONG
 from .tasks import add, add_and_fail_once, fail, rejoice, sum_up
 from .test_batches import callbacks, settle
 
@@ -284,12 +285,12 @@ def test_settling_a_member_that_others_share_does_not_wait_for_an_open_enqueuer(
         with transaction.atomic(), batch.of(opened.id):
             add.enqueue(3)
             added.set()
-            go_on.wait(30)
+            go_on.wait(LONG)
         connections.close_all()
 
     thread = threading.Thread(target=adder)
     thread.start()
-    added.wait(10)
+    assert added.wait(LONG)
     written = settle(job, state=State.FAILED).written
     go_on.set()
     thread.join()

@@ -14,7 +14,7 @@ from django_dbqueue.exceptions import BatchFinished
 from django_dbqueue.models import Batch, Execution, Job, Settlement
 from django_dbqueue.testing import drain
 
-from .conftest import until
+from .conftest import LONG, until
 from .models import Run
 from .tasks import add, brew, fail, nothing, rejoice, sort_out, spread, sum_up
 
@@ -135,12 +135,12 @@ def test_a_batch_that_somebody_adds_to_does_not_finish_before_that_is_committed(
         with transaction.atomic(), batch.of(import_.id):
             add.enqueue(2)
             added.set()
-            go_on.wait(10)
+            go_on.wait(LONG)
         connections.close_all()
 
     thread = threading.Thread(target=adder)
     thread.start()
-    added.wait(10)
+    assert added.wait(LONG)
     settle(job)
 
     assert Batch.objects.finish() == []
@@ -161,7 +161,7 @@ def test_the_callback_comes_once_though_many_see_the_end(claim):
     barrier = threading.Barrier(6)
 
     def finisher():
-        barrier.wait(10)
+        barrier.wait(LONG)
         Batch.objects.finish()
         connections.close_all()
 
@@ -227,7 +227,7 @@ def test_a_drain_does_not_end_before_what_follows_a_batch(runqueue):
     with batch(on_finish=sum_up):
         add.enqueue(1)
 
-    assert runqueue("--drain", "--embedded").wait(30) == 0
+    assert runqueue("--drain", "--embedded").wait(LONG) == 0
 
     assert Run.objects.count() == 1
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from django.db import connection
 
 from benchmarks.bench import Bench
 from benchmarks.report.__main__ import MARK, NOTHING, write
@@ -20,6 +21,7 @@ from benchmarks.scenarios.scale import scale
 from benchmarks.servers import server
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.skipif(connection.vendor != "sqlite", reason="They have servers of their own: once is enough.")
 
 
 @pytest.fixture

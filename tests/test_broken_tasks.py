@@ -20,7 +20,7 @@ from django_dbqueue.models import Execution, Job
 from django_dbqueue.runtime import executor
 
 from . import tasks
-from .conftest import address_of_the_test_database, log_of, until
+from .conftest import LONG, address_of_the_test_database, log_of, until
 from .test_runqueue import MANY
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
@@ -62,7 +62,7 @@ def test_runqueue_does_not_start_with_tasks_that_cannot_be_imported(runqueue, br
 
     child = runqueue(*(["--embedded"] if embedded else []), **{**broken, "DBQUEUE_OPTIONS": json.dumps(options)})
 
-    assert child.wait(30) == 1
+    assert child.wait(LONG) == 1
     assert "Tasks cannot be imported" in log_of(child)
     assert "No module named 'missing_package'" in log_of(child)
     assert not Job.objects.filter(state="failed").exists()
@@ -74,7 +74,7 @@ def test_runqueue_serves_the_other_tasks_with_allow_import_errors(runqueue, brok
 
     runqueue("--allow-import-errors", *MANY, **broken)
 
-    assert result.wait(30).return_value == 1
+    assert result.wait(LONG).return_value == 1
     until(lambda: Execution.objects.filter(job=waiting).exists())
     waiting.refresh_from_db()
     assert waiting.state != "failed"
@@ -158,7 +158,7 @@ def test_failed_job_mails_no_admins_with_djangos_own_logging(runqueue, tmp_path)
 
     child = runqueue("--drain", *MANY, PYTHONPATH=str(tmp_path), DJANGO_SETTINGS_MODULE="mailing")
 
-    assert child.wait(60) == 1, log_of(child)
+    assert child.wait(LONG) == 1, log_of(child)
     assert not (tmp_path / "mails").exists() or not list((tmp_path / "mails").iterdir())
 
 

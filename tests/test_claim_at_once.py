@@ -22,7 +22,7 @@ from django_dbqueue.selector import QueueSelector
 from django_dbqueue.wakeup import lane_in
 
 from . import tasks
-from .conftest import a_process, all_claimed, until
+from .conftest import LONG, a_process, all_claimed, until
 
 pytestmark = [
     pytest.mark.django_db,
@@ -257,7 +257,7 @@ def test_a_worker_that_is_told_of_jobs_does_not_look_for_more_after_each(worker,
     time.sleep(0.2)
     before = len(looks)
 
-    tasks.nothing.enqueue().wait(timeout=20)
+    tasks.nothing.enqueue().wait(timeout=LONG)
     time.sleep(0.3)
 
     # When it is told, right after that, when it would be told again, and once as it polls, which is ten times less often. On a

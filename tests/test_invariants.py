@@ -18,7 +18,7 @@ from django_dbqueue.models.states import Lane, Outcome, State
 from django_dbqueue.runtime import announcer, recovery
 
 from . import tasks
-from .conftest import a_process
+from .conftest import LONG, a_process
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -163,12 +163,12 @@ def test_a_row_that_somebody_holds_does_not_hold_up_its_batch(claim):
         with transaction.atomic():
             Job.objects.select_for_update().get(pk=held.pk)
             holding.set()
-            done.wait(20)
+            done.wait(LONG)
         connections["default"].close()
 
     holder = threading.Thread(target=hold)
     holder.start()
-    holding.wait(20)
+    holding.wait(LONG)
     try:
         settled = settle(succeed(held), succeed(free))
     finally:

@@ -186,9 +186,9 @@ def test_through_a_worker_many_at_a_time_and_each_has_its_own(runqueue):
         results[timely.talk.enqueue(f"thread {number}", 3).id] = f"thread {number}"
         results[timely.talk_async.enqueue(f"coroutine {number}", 3).id] = f"coroutine {number}"
 
-    runqueue(DBQUEUE_OPTIONS=options)
+    runqueue("--embedded", DBQUEUE_OPTIONS=options)
 
-    until(lambda: Execution.objects.count() == 16, seconds=40)
+    until(lambda: Execution.objects.count() == 16)
     for execution in Execution.objects.all():
         name, log = results[str(execution.job_id)], said(execution.log)
         more = [f"{name} beside", f"{name} in a thread says 0"] if "coroutine" in name else []

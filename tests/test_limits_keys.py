@@ -16,7 +16,7 @@ from django_dbqueue.limits import of_call
 from django_dbqueue.models import Execution, Job, Semaphore, Settlement
 from django_dbqueue.options import Options
 
-from .conftest import a_process
+from .conftest import LONG, a_process
 from .tasks import add
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -69,7 +69,7 @@ def test_values_that_a_collation_takes_for_equal_have_limits_of_their_own(claim,
     # A daemon: the claim may never end.
     thread = threading.Thread(target=lambda: (found.extend(claim()), connection.close()), daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(LONG)
 
     assert not thread.is_alive()
     assert sorted(job.args[0] for job in found) == sorted(values)

@@ -12,7 +12,7 @@ from django_dbqueue.log import JobFields
 from django_dbqueue.runtime.log import skip_unheard_lines
 
 from . import tasks, timely
-from .conftest import log_of
+from .conftest import LONG, log_of
 from .test_runqueue import MANY
 
 
@@ -83,7 +83,7 @@ def test_line_that_a_task_logs_has_the_fields_of_its_job(task, caplog, worker):
     try:
         result = getattr(timely, task).enqueue("ada", 2)
         worker()
-        result.wait(20)
+        result.wait(LONG)
         logging.getLogger("shop.orders").warning("outside")
     finally:
         caplog.handler.filters.clear()
@@ -101,6 +101,6 @@ def test_verbosity_says_which_lines_runqueue_shows(runqueue, verbosity):
 
     child = runqueue("--drain", "-v", verbosity, *MANY)
 
-    assert child.wait(60) == 0
+    assert child.wait(LONG) == 0
     assert ("supervisor@" in log_of(child)) == (verbosity != "0")
     assert ("starts (attempt 1)" in log_of(child)) == (verbosity == "2")

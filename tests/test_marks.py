@@ -19,19 +19,22 @@ from django_dbqueue.selector import QueueSelector
 
 from . import tasks
 from .conftest import all_claimed
-from .test_query_plans import buffers, plan
+from .test_query_plans import analyze, buffers, plan
 
 LANE = Lane("default", 0)
 keeps_dead_rows = pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite keeps no dead rows, and needs no marks")
 
 
 @pytest.fixture
-def claimer(process):
+def claimer(process, monkeypatch):
+    """It reads its lanes anew, by the time, only when a test says so; and no look takes long, however full the machine is."""
+    monkeypatch.setattr(Claimer, "FRESH", 3600.0)
+    monkeypatch.setattr(Marks, "LONG", 3600.0)
     return Claimer("default", process, QueueSelector(("*",)))
 
 
 @pytest.fixture
-def slow(monkeypatch):
+def slow(claimer, monkeypatch):
     """As if an old transaction made every look from the start take long; call it when the next one is due."""
     monkeypatch.setattr(Marks, "LONG", -1.0)
     monkeypatch.setattr(Marks, "REST", 1e9)
@@ -208,8 +211,7 @@ def test_an_old_transaction_makes_claims_no_dearer(claimer):
         for _ in range(9):
             jobs = all_claimed(claimer, 500)
             Execution.objects.settle([Settlement.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in jobs])
-        with connection.cursor() as cursor:
-            cursor.execute(f"ANALYZE {'TABLE dbqueue_job' if connection.vendor == 'mysql' else 'dbqueue_job'}")
+        analyze()
 
         from_the_start = plan(lock(Job.objects.of_lane(LANE))[:10])
         from_the_mark = plan(lock(Job.objects.of_lane(LANE).filter(NotBefore(*claimer._marks.of(LANE))))[:10])

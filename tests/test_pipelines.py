@@ -15,7 +15,7 @@ from django_dbqueue.runtime.calls import ThreadCall
 from django_dbqueue.runtime.settler import Settler
 from django_dbqueue.testing import drain
 
-from .conftest import a_process, until
+from .conftest import LONG, a_process, until
 from .tasks import add, brew, charge, fail, grind, nothing, pour, sort_out, taste
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -203,7 +203,7 @@ def test_a_next_stage_that_the_database_refuses_is_one_failed_attempt(claim):
 
     until(lambda: the_job().state == State.FAILED)
     settler.close()
-    settler.join(10)
+    settler.join(LONG)
     execution = Execution.objects.get()
     assert (execution.outcome, execution.stage, the_job().stage, the_job().failures) == ("failed", 0, 0, 1)
     assert execution.message.startswith("The database refused stage 1 of the pipeline: ")
@@ -239,9 +239,10 @@ def test_a_stage_keeps_its_limits():
     assert the_job().limits == [{"key": "tests.tasks.charge account=ground arabica", "most": 2, "discard": False}]
 
 
-def test_real_workers_walk_it(runqueue):
+def test_real_workers_walk_it(worker):
     coffee.enqueue_many([(str(number),) for number in range(20)])
-    runqueue()
+    worker()
+    worker()
 
     until(lambda: Job.objects.filter(state=State.SUCCESSFUL).count() == 20)
 

@@ -21,7 +21,7 @@ from django_dbqueue.runtime.calls import ThreadCall
 from django_dbqueue.runtime.notes import Notes
 
 from . import tasks, timely
-from .conftest import until
+from .conftest import LONG, until
 from .models import Run
 
 pytestmark = pytest.mark.django_db
@@ -225,7 +225,7 @@ class TestFence:
             Job.objects.select_for_update().get()
             thread = threading.Thread(target=write)
             thread.start()
-            thread.join(10)
+            thread.join(LONG)
             assert not thread.is_alive()
 
         assert (all_rows(), call.reason) == ([], None)
@@ -237,10 +237,10 @@ class TestFence:
 @pytest.mark.django_db(transaction=True)
 class TestThroughAWorker:
     @pytest.mark.parametrize("name", ["in a thread", "in a coroutine"])
-    def test_it_is_seen_while_the_task_runs_and_at_its_end(self, runqueue, name):
+    def test_it_is_seen_while_the_task_runs_and_at_its_end(self, worker, name):
         task = timely.note_until if name == "in a thread" else timely.note_until_async
         result = task.enqueue(name)
-        runqueue()
+        worker()
 
         def progress():
             result.refresh()
@@ -253,26 +253,26 @@ class TestThroughAWorker:
             assert progress().note == "on and on"
         Run.objects.create(job=name)
 
-        result.wait(timeout=20)
+        result.wait(timeout=LONG)
         if task is timely.note_until:
             assert result.progress.done > first.done + 10
         else:
             assert (first, result.progress) == ((1, 3, ""), (3, 3, ""))
 
     @without_steps_over
-    def test_of_an_atomic_task_too(self, runqueue):
+    def test_of_an_atomic_task_too(self, worker):
         result = timely.note_atomically.enqueue(seconds=60)
-        runqueue()
+        worker()
 
         until(lambda: Progress.objects.filter(done=1, total=2).exists())
 
         assert Job.objects.get().state == "running"
         assert Job.objects.all().stop() == 1
-        assert result.wait(timeout=60).progress == (1, 2, "half")
+        assert result.wait(timeout=LONG).progress == (1, 2, "half")
 
-    def test_the_task_of_a_job_that_is_lost_is_interrupted(self, runqueue):
+    def test_the_task_of_a_job_that_is_lost_is_interrupted(self, worker):
         timely.note_until.enqueue("never")
-        runqueue()
+        worker()
         until(Progress.objects.exists)
 
         Job.objects.update(state="scheduled", process=None, run_after=after(3600))

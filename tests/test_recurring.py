@@ -24,7 +24,7 @@ from django_dbqueue.recurring_calls import enqueue
 from django_dbqueue.runtime.scheduler import Scheduler
 
 from . import tasks
-from .conftest import log_of, until
+from .conftest import LONG, log_of, until
 from .models import Effect
 from .reliability.conftest import Elsewhere
 
@@ -605,7 +605,7 @@ class TestOnce:
 
         def dispatch():
             scheduler = a_scheduler(backend)
-            together.wait(30)
+            together.wait(LONG)
             for _ in range(30):
                 try:
                     turn(scheduler)
@@ -628,10 +628,10 @@ class TestOnce:
             with transaction.atomic():
                 RecurringTask.objects.select_for_update().get()
                 held.set()
-                assert go_on.wait(30)
+                assert go_on.wait(LONG)
 
         other = Elsewhere(hold)
-        assert held.wait(30)
+        assert held.wait(LONG)
         turn(scheduler)
         assert not Job.objects.exists()
         go_on.set()
@@ -807,7 +807,7 @@ def test_a_drain_runs_no_schedules(runqueue):
     options = '{"task_modules": ["tests.recurring_tasks"], "embedded": true}'
     child = runqueue("--drain", DBQUEUE_OPTIONS=options)
 
-    assert child.wait(60) == 0
+    assert child.wait(LONG) == 0
     testing.drain()
 
     assert not RecurringTask.objects.exists() and not Job.objects.exists()

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from datetime import timedelta
 
 import pytest
 from django.db import connections
+from django.db.models import Max, Min
 
 from django_dbqueue.models import Execution, Job, Process, Queue
 
 from . import tasks
-from .conftest import log_of, until
+from .conftest import LONG, is_found_within, log_of, until
 from .models import Run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(180)]
@@ -27,12 +27,13 @@ def state_of(result):
     return Job.objects.values_list("state", flat=True).get(pk=result.id)
 
 
+@pytest.mark.timeout(900)  # On a quiet machine it takes 20 s.
 def test_ten_thousand_jobs_run_exactly_once(runqueue):
     tasks.record.enqueue_many([()] * 10_000)
 
     child = runqueue("--drain", *(MANY or ["--processes", "4"]))
 
-    assert child.wait(150) == 0, log_of(child)
+    assert child.wait(800) == 0, log_of(child)
     assert Run.objects.count() == 10_000
     assert set(Job.objects.values_list("state", flat=True)) == {"successful"}
     # One for each job; a busy machine may have given some back, claimed and not begun, which counts no execution.
@@ -46,7 +47,7 @@ def test_a_drain_says_that_a_job_failed(runqueue):
 
     child = runqueue("--drain", *MANY)
 
-    assert child.wait(60) == 1
+    assert child.wait(LONG) == 1
     assert "failed: ValueError: it failed" in log_of(child)
     assert set(Job.objects.values_list("state", flat=True)) == {"failed", "successful"}
 
@@ -54,7 +55,7 @@ def test_a_drain_says_that_a_job_failed(runqueue):
 def test_a_drain_leaves_what_is_not_due(runqueue):
     later = tasks.add.using(run_after=timedelta(hours=1)).enqueue(1)
 
-    assert runqueue("--drain", *MANY).wait(60) == 0
+    assert runqueue("--drain", *MANY).wait(LONG) == 0
     assert state_of(later) == "scheduled"
 
 
@@ -70,7 +71,7 @@ def test_neighbours_do_not_notice_a_task_that_misbehaves(runqueue, embedded):
 
     child = runqueue("--drain", "--threads", "2", *(["--embedded"] if embedded else MANY))
 
-    assert child.wait(120) == 1
+    assert child.wait(LONG) == 1
     assert not list(
         Execution.objects.filter(outcome="failed").exclude(job__task="tests.tasks.misbehave").values_list("traceback", flat=True)
     )
@@ -85,11 +86,11 @@ def test_neighbours_do_not_notice_a_task_that_misbehaves(runqueue, embedded):
 def test_coroutines_run_together(runqueue):
     tasks.echo.enqueue_many([("x", 1.0)] * 50)
 
-    began = time.monotonic()
-    assert runqueue("--drain", "--threads", "1", *MANY).wait(60) == 0
+    assert runqueue("--drain", "--threads", "1", *MANY).wait(LONG) == 0
 
     assert Job.objects.filter(state="successful").count() == 50
-    assert time.monotonic() - began < 25
+    ran = Execution.objects.aggregate(first=Min("started_at"), last=Max("finished_at"))
+    assert (ran["last"] - ran["first"]).total_seconds() < 25
 
 
 def test_sigterm_lets_running_jobs_end(runqueue):
@@ -99,7 +100,7 @@ def test_sigterm_lets_running_jobs_end(runqueue):
 
     child.send_signal(signal.SIGTERM)
 
-    assert child.wait(30) == 0
+    assert child.wait(LONG) == 0
     assert state_of(result) == "successful"
     assert not Process.objects.exists()
 
@@ -112,7 +113,7 @@ def test_a_signal_to_the_whole_group_lets_running_jobs_end_too(runqueue, number)
 
     os.killpg(child.pid, number)
 
-    assert child.wait(30) == 0
+    assert child.wait(LONG) == 0
     assert state_of(result) == "successful"
 
 
@@ -124,7 +125,7 @@ def test_after_shutdown_timeout_a_job_is_given_back_and_costs_no_attempt(runqueu
 
     child.send_signal(number)
 
-    assert child.wait(30) == 0, log_of(child)
+    assert child.wait(LONG) == 0, log_of(child)
     assert state_of(result) == "ready"
     assert Execution.objects.get().outcome == Execution.Outcome.INTERRUPTED
     assert Job.objects.get().failures == 0
@@ -133,17 +134,15 @@ def test_after_shutdown_timeout_a_job_is_given_back_and_costs_no_attempt(runqueu
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGQUIT])
 def test_a_second_signal_means_now(runqueue, second):
-    result = tasks.tell_and_sleep.enqueue(60)
-    child = runqueue(*MANY)
+    result = tasks.tell_and_sleep.enqueue(3600)
+    child = runqueue("--shutdown-timeout", "3600", *MANY)
     until(Run.objects.exists)
 
     child.send_signal(signal.SIGTERM)
     until(lambda: "claims no more" in log_of(child))
     child.send_signal(second)
 
-    began = time.monotonic()
-    assert child.wait(15) == 0
-    assert time.monotonic() - began < 10
+    assert child.wait(LONG) == 0
     assert state_of(result) == "ready"
 
 
@@ -156,7 +155,7 @@ def test_jobs_that_were_claimed_ahead_are_given_back_at_shutdown(runqueue):
 
     child.send_signal(signal.SIGTERM)
 
-    assert child.wait(30) == 0
+    assert child.wait(LONG) == 0
     assert not Job.objects.running().exists()
     assert Job.objects.ready().count() > 10
     assert set(Execution.objects.values_list("outcome", flat=True)) == {"successful"}
@@ -195,7 +194,7 @@ def test_workers_end_with_their_supervisor(runqueue):
     pids = until(lambda: [p.pid for p in Process.objects.filter(kind="worker")] if Process.objects.count() == 4 else None)
 
     os.kill(child.pid, signal.SIGKILL)
-    child.wait(10)
+    child.wait(LONG)
 
     def gone(pid):
         try:
@@ -212,7 +211,7 @@ def test_queues_are_served_in_the_order_given(runqueue):
         for number in range(3):
             tasks.row.using(queue_name=name).enqueue(f"{name} {number}")
 
-    assert runqueue("--drain", "--embedded", "--threads", "1", "--queues", "high,mid*,-skip,*").wait(60) == 0
+    assert runqueue("--drain", "--embedded", "--threads", "1", "--queues", "high,mid*,-skip,*").wait(LONG) == 0
 
     order = [re.sub(r" \d", "", name) for name in Run.objects.order_by("pk").values_list("job", flat=True)]
     assert order == ["high"] * 3 + ["mid-1"] * 3 + ["low"] * 3
@@ -223,7 +222,7 @@ def test_greater_priority_goes_first(runqueue):
     for priority in [0, -100, 100, 50]:
         tasks.row.using(priority=priority, queue_name=f"queue-{priority}").enqueue(f"{priority}")
 
-    assert runqueue("--drain", "--embedded", "--threads", "1").wait(60) == 0
+    assert runqueue("--drain", "--embedded", "--threads", "1").wait(LONG) == 0
 
     assert list(Run.objects.order_by("pk").values_list("job", flat=True)) == ["100", "50", "0", "-100"]
 
@@ -257,16 +256,8 @@ def test_an_idle_worker_is_woken_at_once(runqueue):
     if connections["default"].vendor != "postgresql":
         pytest.skip("Only PostgreSQL can wake a worker.")
     runqueue("--poll-interval", "30")
-    first = tasks.add.enqueue(1)
-    until(lambda: state_of(first) == "successful")
-    time.sleep(1.5)  # Until the pause between two looks has grown beyond what is measured here.
 
-    waits = []
-    for _ in range(5):
-        result = tasks.add.enqueue(1)
-        result.wait(timeout=20)
-        waits.append((result.started_at - result.enqueued_at).total_seconds())
-    assert sorted(waits)[2] < 2
+    assert is_found_within(tasks.nothing, 2)
 
 
 def test_a_worker_process_is_replaced_after_max_jobs(runqueue):
@@ -274,7 +265,7 @@ def test_a_worker_process_is_replaced_after_max_jobs(runqueue):
 
     child = runqueue("--drain", "--max-jobs", "10", "--threads", "1", *MANY)
 
-    assert child.wait(90) == 0, log_of(child)
+    assert child.wait(LONG) == 0, log_of(child)
     assert Execution.objects.values("process").distinct().count() > 1
     assert Execution.objects.filter(outcome="successful").count() == 30
 
@@ -285,7 +276,7 @@ def test_a_worker_that_is_replaced_after_max_jobs_lets_its_running_jobs_end(runq
 
     child = runqueue("--drain", "--max-jobs", "10", "--threads", "2", "--shutdown-timeout", "0.5", *MANY)
 
-    assert child.wait(90) == 0, log_of(child)
+    assert child.wait(LONG) == 0, log_of(child)
     assert long.wait(timeout=1).attempts == 1
 
 
@@ -307,7 +298,7 @@ def test_dispatcher_and_workers_can_run_apart(runqueue):
 def test_the_other_backend_has_workers_of_its_own(runqueue):
     result = tasks.add.using(backend="other").enqueue(1)
 
-    assert runqueue("--drain", "--backend", "other", *MANY).wait(60) == 0
+    assert runqueue("--drain", "--backend", "other", *MANY).wait(LONG) == 0
 
     assert Job.objects.using("other").get(pk=result.id).state == "successful"
 
@@ -327,6 +318,6 @@ def test_the_other_backend_has_workers_of_its_own(runqueue):
 def test_bad_arguments_are_named_with_their_remedy(runqueue, arguments, message):
     child = runqueue(*arguments)
 
-    assert child.wait(30) == 1
+    assert child.wait(LONG) == 1
     assert message in log_of(child)
     assert "Traceback" not in log_of(child)

@@ -18,7 +18,7 @@ from django_dbqueue.runtime.settler import Settler
 from django_dbqueue.runtime.worker import Worker
 
 from . import tasks
-from .conftest import until
+from .conftest import LONG, until
 from .reliability.conftest import Elsewhere, held_open
 
 pytestmark = [
@@ -46,7 +46,7 @@ def settler():
     settler.start()
     yield settler
     settler.close()
-    settler.join(30)
+    settler.join(LONG)
     assert not settler.alive
     connections.close_all()
 
@@ -59,7 +59,7 @@ def test_five_hundred_locked_rows_keep_no_other_outcome_from_being_written(claim
     with locked(first):
         for job in jobs:
             settler.put(success(job))
-        until(lambda: settled() == len(others), 10)
+        until(lambda: settled() == len(others))
         until(lambda: len(settler.unsettled()) == 500)
 
     until(lambda: settled() == 520)
@@ -99,7 +99,7 @@ def test_a_closed_settler_still_writes_what_was_locked(claim):
         settler.join(0.3)
         assert settler.alive and settled() == 0
 
-    settler.join(30)
+    settler.join(LONG)
     assert (settler.alive, settled()) == (False, 1)
     connections.close_all()
 
@@ -112,7 +112,7 @@ def test_a_claimed_job_whose_row_is_locked_keeps_no_others_from_being_given_back
 
     with locked(jobs[:1]):
         giving_back = Elsewhere(lambda: worker._give_back(jobs))
-        until(lambda: Job.objects.ready().count() == 2, 10)
+        until(lambda: Job.objects.ready().count() == 2)
         giving_back.result()
         assert worker._in_doubt
 
@@ -130,7 +130,7 @@ def test_a_claimed_job_whose_row_is_locked_keeps_no_others_of_its_dead_process_f
         recovering = Elsewhere(
             lambda: recovery.recover(task_backends["default"], Process.objects.filter(pk=process.pk), death, list)
         )
-        until(lambda: Job.objects.ready().count() == 2, 10)
+        until(lambda: Job.objects.ready().count() == 2)
         recovering.result()
 
     assert recovery.recover(task_backends["default"], Process.objects.none(), recovery.Death(how="died"), list) == 1

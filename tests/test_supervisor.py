@@ -22,7 +22,7 @@ from django_dbqueue.runtime.supervisor import Supervisor
 from django_dbqueue.selector import QueueSelector
 
 from . import tasks
-from .conftest import a_process, address_of_the_test_database, until
+from .conftest import LONG, a_process, address_of_the_test_database, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -36,7 +36,7 @@ def elsewhere(action):
 
     thread = threading.Thread(target=act)
     thread.start()
-    thread.join(20)
+    thread.join(LONG)
 
 
 def test_a_member_that_cannot_be_started_is_tried_again(backend, monkeypatch):
@@ -60,7 +60,7 @@ def test_a_member_that_cannot_be_started_is_tried_again(backend, monkeypatch):
 def test_it_does_not_rest_when_a_member_has_ended(backend, monkeypatch, embedded):
     for name, value in address_of_the_test_database().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(Supervisor, "REST", 60.0)
+    monkeypatch.setattr(Supervisor, "REST", 3600.0)
     supervisor, stop = Supervisor(backend, ["dispatcher"], {"embedded": embedded}), Stop()
     thread = threading.Thread(target=lambda: elsewhere(lambda: supervisor.run(stop)))
     thread.start()
@@ -68,10 +68,10 @@ def test_it_does_not_rest_when_a_member_has_ended(backend, monkeypatch, embedded
         (first,) = until(lambda: list(supervisor._members))
         until(lambda: Process.objects.filter(kind="dispatcher").exists())
         first.stop()
-        until(lambda: supervisor._members and supervisor._members != [first], 30)
+        until(lambda: supervisor._members and supervisor._members != [first])
     finally:
         stop.ask()
-        thread.join(20)
+        thread.join(LONG)
 
 
 def test_a_job_that_moves_while_a_drain_looks_is_not_overlooked(backend, claim, monkeypatch):
@@ -160,6 +160,6 @@ def test_a_member_that_never_starts_is_replaced(backend, monkeypatch):
     runner.start()
     until(lambda: len(started) >= 3)
     stop.ask()
-    runner.join(20)
+    runner.join(LONG)
 
     assert not runner.is_alive()

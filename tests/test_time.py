@@ -17,10 +17,11 @@ from django_dbqueue.options import Options
 from django_dbqueue.runtime import executor
 from django_dbqueue.runtime.calls import ThreadCall
 from django_dbqueue.runtime.claimer import Claimer
+from django_dbqueue.runtime.marks import Marks
 from django_dbqueue.selector import QueueSelector
 
 from . import tasks, timely
-from .conftest import all_claimed
+from .conftest import LONG, all_claimed
 from .models import Run
 
 pytestmark = pytest.mark.django_db
@@ -363,7 +364,9 @@ class TestReprioritise:
 
 class TestAgeing:
     @pytest.fixture
-    def claimer(self, process):
+    def claimer(self, process, monkeypatch):
+        monkeypatch.setattr(Marks, "LONG", 3600.0)  # No look takes long, however full the machine is.
+
         def claimer(*queues, ageing=None):
             claimer = Claimer("default", process, QueueSelector(queues or ("*",)), Options(ageing=ageing))
             claimer.FRESH = -1.0
@@ -374,7 +377,7 @@ class TestAgeing:
     def served(self, claimer, rounds=20):
         """A stream of urgent jobs: before each claim there is another one. The number of claims until the old one's turn."""
         old = tasks.add.using(priority=-5).enqueue("old")
-        Job.objects.update(run_after=after(-600))
+        Job.objects.update(run_after=after(-60_000))
         for number in range(1, rounds + 1):
             tasks.add.using(priority=5).enqueue("urgent")
             (job,) = all_claimed(claimer, 1)
@@ -387,10 +390,10 @@ class TestAgeing:
         assert self.served(claimer()) is None
 
     def test_with_it_an_old_job_has_its_turn(self, claimer):
-        assert self.served(claimer(ageing=50.0)) == 1  # Twelve steps: -5 counts as 7.
+        assert self.served(claimer(ageing=5000.0)) == 1  # Twelve steps: -5 counts as 7.
 
     def test_one_that_is_not_old_enough_waits(self, claimer):
-        assert self.served(claimer(ageing=61.0)) is None  # Nine steps: -5 counts as 4.
+        assert self.served(claimer(ageing=6100.0)) is None  # Nine steps: -5 counts as 4. The tenth comes after 1,000 s.
 
     def test_an_old_job_goes_before_those_of_other_queues_that_rank_alike(self, claimer):
         old = tasks.add.using(priority=-5, queue_name="low").enqueue("old")
@@ -439,26 +442,27 @@ class TestThroughAWorker:
         again = {task: task.enqueue(0.1, times=2) for task in (timely.snooze, timely.snooze_async)}
         asked = [task.enqueue(0.1, reason="not yet", handled=True) for task in (timely.ask_again, timely.ask_again_async)]
 
-        runqueue()
+        runqueue("--embedded")
 
-        assert expired.wait(timeout=30).errors[0].exception_class_path == "django_dbqueue.exceptions.Expired"
+        assert expired.wait(timeout=LONG).errors[0].exception_class_path == "django_dbqueue.exceptions.Expired"
         for result in again.values():
-            assert result.wait(timeout=30).return_value == 3
+            assert result.wait(timeout=LONG).return_value == 3
         for result in asked:
-            assert len(result.wait(timeout=30).errors) == 3
+            assert len(result.wait(timeout=LONG).errors) == 3
         assert Failure.objects.get().count == 6
 
     def test_an_old_job_of_low_priority_is_run_beside_a_stream_of_urgent_ones(self, runqueue):
         old = tasks.add.using(priority=-20).enqueue(1)
         Job.objects.update(run_after=after(-60))
-        tasks.sleep.using(priority=20).enqueue_many([(0.1,)] * 200)
+        tasks.nothing.using(priority=20).enqueue_many([()] * 50)
         options = '{"ageing": 1.0, "threads": 1, "prefetch": 0, "database": "default"}'
 
-        runqueue(DBQUEUE_OPTIONS=options)
+        assert runqueue("--drain", "--embedded", DBQUEUE_OPTIONS=options).wait(LONG) == 0
 
-        assert old.wait(timeout=30).return_value == 1
-        assert Job.objects.filter(state="ready").count() > 50
-        Job.objects.all().discard()
+        order = list(Execution.objects.order_by("started_at").values_list("job", flat=True))
+        assert len(order) == 51
+        # As many steps before them at each claim.
+        assert str(order[0]) == old.id
 
 
 def test_a_snoozed_job_is_no_warning(caplog):

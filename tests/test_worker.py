@@ -19,7 +19,7 @@ from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.runtime.settler import Settler
 
 from . import tasks
-from .conftest import until
+from .conftest import LONG, until
 from .models import Run
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -144,7 +144,7 @@ def test_outcomes_that_are_too_large_together_are_written_apart(claim):
 
     until(lambda: Job.objects.filter(state="successful").count() == 40)
     settler.close()
-    settler.join(10)
+    settler.join(LONG)
     connections.close_all()
 
 
@@ -170,14 +170,14 @@ def test_outcomes_that_come_one_after_the_other_are_written_in_few_groups(claim,
     assert len(groups) <= (time.monotonic() - began) / Settler.LONGEST_REST + 4
     assert sum(groups) == 100
     settler.close()
-    settler.join(10)
+    settler.join(LONG)
     connections.close_all()
 
 
 def test_no_more_is_begun_than_can_be_written(worker, monkeypatch):
     """What has ended and is not written would run again, if its process died."""
     settle, may_write = ExecutionQuerySet.settle, threading.Event()
-    monkeypatch.setattr(ExecutionQuerySet, "settle", lambda *args: may_write.wait(60) and settle(*args))
+    monkeypatch.setattr(ExecutionQuerySet, "settle", lambda *args: may_write.wait(LONG) and settle(*args))
     monkeypatch.setattr(Settler, "LARGEST_GROUP", 5)
     tasks.nothing.enqueue_many([()] * 200)
     worker(prefetch=5)
@@ -215,7 +215,7 @@ def test_what_others_wait_for_ends_its_rest(claim, monkeypatch, last, limited_qu
 
     until(lambda: finished() == 4)
     settler.close()
-    settler.join(10)
+    settler.join(LONG)
     connections.close_all()
 
 
@@ -238,23 +238,23 @@ def kill_connections():
 def test_after_the_server_has_closed_all_connections_jobs_go_on(worker, kind):
     worker()
     for result in kind.enqueue_many([(f"before {n}",) for n in range(4)]):
-        result.wait(timeout=20)
+        result.wait(timeout=LONG)
     time.sleep(1.1)
     kill_connections()
 
     for result in kind.enqueue_many([(f"after {n}",) for n in range(4)]):
-        assert result.wait(timeout=20).errors == []
+        assert result.wait(timeout=LONG).errors == []
 
 
 def test_a_transaction_that_a_task_left_open_takes_no_other_job_along(worker):
     if connection.vendor == "mysql":
         pytest.skip("The driver does not say whether a transaction is open.")
     worker()
-    tasks.begin.enqueue().wait(timeout=20)
-    tasks.begin.enqueue().wait(timeout=20)
+    tasks.begin.enqueue().wait(timeout=LONG)
+    tasks.begin.enqueue().wait(timeout=LONG)
 
     for result in tasks.row.enqueue_many([(n,) for n in range(4)]):
-        assert result.wait(timeout=20).errors == []
+        assert result.wait(timeout=LONG).errors == []
 
     assert Run.objects.count() == 4
 
@@ -263,7 +263,7 @@ def test_a_job_sees_its_own_queries_alone(worker, monkeypatch):
     monkeypatch.setattr(settings, "DEBUG", True)
     worker()
 
-    counted = [tasks.count_queries.enqueue().wait(timeout=20).return_value for _ in range(5)]
+    counted = [tasks.count_queries.enqueue().wait(timeout=LONG).return_value for _ in range(5)]
 
     assert max(counted) <= 3  # With those that set up a new connection.
 
@@ -271,10 +271,10 @@ def test_a_job_sees_its_own_queries_alone(worker, monkeypatch):
 def test_the_event_loop_survives_what_a_tasks_own_coroutines_raise(worker):
     worker()
 
-    failed = tasks.exit_beside.enqueue().wait(timeout=20)
+    failed = tasks.exit_beside.enqueue().wait(timeout=LONG)
 
     assert failed.errors[0].exception_class is SystemExit
-    assert tasks.echo.enqueue("still here").wait(timeout=20).return_value == "still here"
+    assert tasks.echo.enqueue("still here").wait(timeout=LONG).return_value == "still here"
 
 
 def test_a_receiver_that_exits_ends_no_thread_and_no_job(worker):
@@ -285,7 +285,7 @@ def test_a_receiver_that_exits_ends_no_thread_and_no_job(worker):
     try:
         worker()
         for task in (tasks.record, tasks.fail, tasks.record, tasks.fail):
-            task.enqueue().wait(timeout=20)
+            task.enqueue().wait(timeout=LONG)
     finally:
         signals.task_finished.disconnect(leave)
 
@@ -294,11 +294,11 @@ def test_a_receiver_that_exits_ends_no_thread_and_no_job(worker):
 
 def test_a_claim_that_breaks_while_lanes_are_read_ends_no_worker(worker, monkeypatch):
     worker()
-    tasks.nothing.enqueue().wait(timeout=20)
+    tasks.nothing.enqueue().wait(timeout=LONG)
     calls = break_once(monkeypatch, JobQuerySet, "lanes", OperationalError("server closed the connection"))
 
     for priority in range(5):
-        tasks.nothing.using(priority=priority).enqueue().wait(timeout=20)
+        tasks.nothing.using(priority=priority).enqueue().wait(timeout=LONG)
     assert calls
 
 

@@ -9,6 +9,7 @@ import time
 from datetime import datetime, timedelta
 
 from asgiref.sync import async_to_sync, sync_to_async
+from django.db import connection
 from django.utils import timezone
 
 from django_dbqueue import Constant, task
@@ -140,6 +141,7 @@ def note_until(context, name):
             context.progress(done, note="on and on")
             time.sleep(0.01)
     except BaseException as error:
+        connection.close()  # The exception may have come in the middle of an answer.
         Run.objects.create(job=f"ended by {type(error).__name__}")
         raise
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from django.conf import settings
 from django.contrib.auth.models import User
+from django.db import connection
 
 from django_dbqueue import testing
 from django_dbqueue.models import Job, Queue, RecurringTask
@@ -12,7 +13,13 @@ from django_dbqueue.models import Job, Queue, RecurringTask
 from .. import tasks
 from ..conftest import a_process
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.browser]
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        connection.vendor != "sqlite", reason="What a browser shows is the same on each database: once is enough."
+    ),
+]
 
 
 class Visitor:

@@ -10,6 +10,7 @@ from django.db import connections, transaction
 
 from .. import proxy as proxies
 from .. import servers
+from ..conftest import LONG
 
 # The machine is in several files; what they assert is to be told as in a test's own.
 pytest.register_assert_rewrite(
@@ -33,14 +34,16 @@ def migrated():
     """A PostgreSQL with the tables of the tests, which is down: servers of single tests are copies of it."""
     if connections["default"].vendor != "postgresql":
         pytest.skip("PostgreSQL alone is replicated and pooled here.")
-    with servers.scratch() as folder:
-        server = servers.PostgreSQL(folder / "migrated")
+
+    def make(path):
+        server = servers.PostgreSQL(path)
         server.create()
         server.start()
         server.ask("CREATE DATABASE queue")
         servers.migrate(server.url())
         server.stop()
-        yield server
+
+    return servers.PostgreSQL(servers.shared("migrated", make))
 
 
 @pytest.fixture
@@ -92,7 +95,7 @@ class Elsewhere:
         self._thread.join(seconds)
 
     def result(self):
-        self._thread.join(30)
+        self._thread.join(LONG)
         assert not self._thread.is_alive()
         if self._error:
             raise self._error
@@ -116,10 +119,10 @@ def held_open(action):
         with transaction.atomic():
             action()
             done.set()
-            assert go_on.wait(60)
+            assert go_on.wait(2 * LONG)  # Longer than the test waits for what happens meanwhile.
 
     other = Elsewhere(act)
-    assert done.wait(30)
+    assert done.wait(LONG)
     try:
         yield
     finally:

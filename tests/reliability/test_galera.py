@@ -25,7 +25,7 @@ from ..chaos.load import Load
 from ..chaos.operators import Operators
 from ..chaos.report import report
 from ..chaos.watch import Watch
-from ..conftest import a_process, log_of, most_at_a_time, until
+from ..conftest import LONG, a_process, log_of, most_at_a_time, until
 from ..galera import Balancer, Cluster, what_is_missing
 from ..models import Interval
 from ..tasks import add, occupy
@@ -260,7 +260,7 @@ def test_a_node_cut_off_and_a_node_killed_lose_nothing(nodes, servers, runqueue)
         load.goes_on()
         load.stop()
 
-        assert load.wait(120)
+        assert load.wait(LONG)
         found = report(load, Operators(), Watch(0), {}, [])
         print("\n".join(found.lines()))
         assert found.is_clean

@@ -25,7 +25,7 @@ from django_dbqueue.models import Execution, Job, Process
 from django_dbqueue.tasks import discover
 
 from .. import tasks
-from ..conftest import log_of, until
+from ..conftest import LONG, log_of, until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
 ONE = ["--embedded"] if connections["default"].vendor == "sqlite" else []
@@ -56,7 +56,7 @@ def test_sigterm_in_each_phase_fails_nothing(runqueue, phase):
 
     child.send_signal(signal.SIGTERM)
 
-    child.wait(20)
+    child.wait(LONG)
     assert not Job.objects.running().exists(), log_of(child)
     assert set(Job.objects.values_list("state", "failures")) <= {("ready", 0), ("successful", 0)}
     assert not Process.objects.exists()
@@ -71,7 +71,7 @@ def test_a_workers_clock_may_be_wrong(runqueue, hours):
     until(lambda: soon.refresh() or soon.is_finished)
     again = tasks.add.enqueue(2)
 
-    assert again.wait(20).return_value == 2
+    assert again.wait(LONG).return_value == 2
     time.sleep(4)  # Longer than it would be believed alive without a beat.
     assert Process.objects.alive().count() == 3
     assert Job.objects.get(pk=later.id).state == "scheduled"

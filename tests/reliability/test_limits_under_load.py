@@ -13,34 +13,38 @@ import pytest
 from django.db import connection
 from django.db.models import Count, F
 
-from django_dbqueue.models import Execution, Job, Process, Slot
+from django_dbqueue.models import Execution, Job, Slot
 from django_dbqueue.models.states import UNFINISHED
 
-from ..conftest import most_at_a_time, until
+from ..conftest import LONG, most_at_a_time, until
 from ..models import Interval
 from ..tasks import add, occupy
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.skipif("connection.vendor == 'sqlite'", reason="one writer at a time"),
-    pytest.mark.timeout(360),
+    pytest.mark.skipif(connection.vendor == "sqlite", reason="one writer at a time"),
+    pytest.mark.timeout(600),
 ]
-KEYS, LIMIT = 4, 2
+KEYS, LIMIT, KILLS = 4, 2, 12
+
+
+def all_have_ended() -> bool:
+    return not Job.objects.filter(state__in=UNFINISHED).exists()
 
 
 @pytest.mark.parametrize(("number", "longest"), [(300, 0.1), (2000, 0.002)], ids=["one by one", "in a row"])
 def test_a_limit_is_never_exceeded_though_workers_are_killed(runqueue, number, longest):
     occupy.enqueue_many([(str(n % KEYS), random.uniform(longest / 10, longest)) for n in range(number)])
     hosts = [runqueue("--processes", "2", "--threads", "6") for _ in range(2)]
-    until(lambda: Process.objects.filter(kind="worker").exists())
-    end = time.monotonic() + 6
-
-    while time.monotonic() < end:
-        time.sleep(0.5)
-        workers = list(Process.objects.filter(kind="worker").values_list("pid", flat=True))
+    kills = 0
+    while kills < KILLS and not all_have_ended():
+        # Of those that run jobs: on a full machine, the others may have begun just now.
+        pids = list(Job.objects.running().exclude(process=None).values_list("process__pid", flat=True))
         with contextlib.suppress(IndexError, ProcessLookupError):
-            os.kill(random.choice(workers), signal.SIGKILL)
-    until(lambda: not Job.objects.filter(state__in=UNFINISHED).exists(), 300)
+            os.kill(random.choice(pids), signal.SIGKILL)
+            kills += 1
+        time.sleep(0.3)  # The others go on meanwhile.
+    until(all_have_ended, 3 * LONG)
 
     assert all(host.poll() is None for host in hosts)
     assert Execution.objects.filter(outcome=Execution.Outcome.LOST).exists()
@@ -57,14 +61,14 @@ def test_a_limit_is_never_exceeded_though_workers_are_killed(runqueue, number, l
 
 def test_a_slot_that_is_free_starts_the_next_job_at_once(runqueue):
     occupy.enqueue_many([("a", 0.2)] * 20)
-    runqueue("--processes", "2", "--threads", "2", "--poll-interval", "5" if connection.vendor == "postgresql" else "1")
+    runqueue("--processes", "2", "--threads", "2", "--poll-interval", "60")
     until(lambda: Interval.objects.filter(ended_at__isnull=False).count() == 20)
 
     times = list(Interval.objects.order_by("began_at"))
     # The one before the one before made room for it.
     gaps = [(job.began_at - max_end).total_seconds() for job, max_end in _room_made(times)]
-    # On a quiet machine this holds for the median; beside other tests, for a quarter of them at least.
-    assert quantiles(gaps)[0] < 1.0, gaps
+    # Of a quarter of them at least: a full machine may delay the others. Polling finds them after a minute.
+    assert quantiles(gaps)[0] < 5.0, gaps
 
 
 def _room_made(times):

@@ -14,7 +14,7 @@ from django.db import connections
 from django_dbqueue.models import Execution, Job, Process
 
 from .. import tasks
-from ..conftest import log_of, until
+from ..conftest import LONG, log_of, until
 from ..models import Run
 
 pytestmark = [
@@ -46,10 +46,10 @@ def test_jobs_of_a_killed_worker_run_again_at_once(runqueue):
     os.kill(the_worker(), signal.SIGKILL)
 
     until(lambda: outcomes(long) == ["lost"])
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25  # Others would declare it dead after 30.
     job = until(lambda: Job.objects.running().first())
     wait = (job.started_at - job.run_after).total_seconds()
-    assert wait < 10
+    assert wait < 25
     execution = Execution.objects.get()
     assert execution.message.startswith("It was lost: its process, worker@")
     assert execution.message.endswith(", was killed by signal 9.")
@@ -97,7 +97,7 @@ def test_a_restart_recovers_at_once_what_was_killed_with_its_supervisor(runqueue
 
     runqueue()
 
-    until(lambda: outcomes(long) == ["lost"], 30)
+    until(lambda: outcomes(long) == ["lost"])
     assert "is gone from this host" in Execution.objects.get().message
     until(lambda: outcomes(long) == ["lost", "successful"])
     assert Process.objects.count() == 3
@@ -135,7 +135,7 @@ def test_another_host_recovers_what_a_dead_host_ran(runqueue):
     began = time.monotonic()
 
     until(lambda: outcomes(long) == ["lost"])
-    assert time.monotonic() - began < 3 + 15
+    assert time.monotonic() - began < 25  # With default options it takes more than 30.
     assert "was silent for too long" in Execution.objects.filter(outcome="lost").first().message
 
 
@@ -163,7 +163,7 @@ def test_a_worker_whose_claim_loop_hangs_is_replaced_and_its_jobs_end(runqueue):
 
     until(lambda: pids("worker") - {hanging})
 
-    assert tasks.add.enqueue(1).wait(20).return_value == 1
+    assert tasks.add.enqueue(1).wait(LONG).return_value == 1
     until(lambda: hanging not in pids("worker"))
     until(lambda: outcomes(long)[-1:] == ["successful"])
 
@@ -188,19 +188,19 @@ def test_who_is_cut_off_loses_its_jobs_and_its_late_result_is_refused(runqueue, 
 
     proxy.silence()
 
-    until(lambda: outcomes(long) == ["lost"], 40)
+    until(lambda: outcomes(long) == ["lost"])
     until(lambda: Job.objects.running().exists())
     owner = Job.objects.get().process
     proxy.heal()
     until(lambda: "was declared dead by others" in log_of(cut))
     until(lambda: outcomes(long) == ["lost", "successful"])
     assert Execution.objects.get(outcome="successful").process == owner.name
-    assert tasks.add.enqueue(1).wait(20).return_value == 1
+    assert tasks.add.enqueue(1).wait(LONG).return_value == 1
 
 
 def test_who_cannot_beat_claims_nothing_until_it_can(runqueue, proxy):
     child = runqueue("--embedded", DATABASE_URL=proxy.url, DBQUEUE_OPTIONS=QUICK)
-    assert tasks.add.enqueue(1).wait(20).return_value == 1
+    assert tasks.add.enqueue(1).wait(LONG).return_value == 1
 
     proxy.cut()
     result = tasks.add.enqueue(2)
@@ -209,5 +209,5 @@ def test_who_cannot_beat_claims_nothing_until_it_can(runqueue, proxy):
     assert Job.objects.get(pk=result.id).state == "ready"
     proxy.heal()
 
-    assert result.wait(20).return_value == 2
+    assert result.wait(LONG).return_value == 2
     assert child.poll() is None

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 from contextlib import closing, suppress
 from datetime import timedelta
 
 import pytest
 from django.db import OperationalError, connection, connections, transaction
 
-from django_dbqueue.models import Execution, Failure, Job
+from django_dbqueue.models import Execution, Failure, Job, Process
 from django_dbqueue.runtime.connection import discard, keep_connections, prepare
 
 from .. import tasks
-from ..conftest import log_of, until, until_somebody_waits_for_a_lock
-from ..models import Run
+from ..conftest import LONG, log_of, until, until_somebody_waits_for_a_lock
+from .test_failover import runs
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
 QUICK = json.dumps({"beat_interval": 1, "dead_after": 6})
@@ -25,21 +24,24 @@ QUICK = json.dumps({"beat_interval": 1, "dead_after": 6})
 
 @pytest.mark.parametrize("how", ["cut", "silence"])
 @pytest.mark.parametrize("embedded", [True, False])
-def test_outcomes_of_an_outage_are_settled_after_it(runqueue, proxy, how, embedded):
-    results = tasks.begin_and_sleep.enqueue_many([(f"{number}", 6) for number in range(6)])
+def test_outcomes_of_an_outage_are_settled_after_it(runqueue, proxy, tmp_path, how, embedded):
+    begun, ended, go = (tmp_path / name for name in ("begun", "ended", "go"))
+    results = tasks.leave_line.enqueue_many([(str(begun), str(go), 0.0, str(ended))] * 6)
     child = runqueue(*(["--embedded"] if embedded else []), DATABASE_URL=proxy.url, DBQUEUE_OPTIONS=QUICK)
-    until(lambda: Run.objects.count() == 6)
+    until(lambda: runs(begun).total() == 6)
 
     getattr(proxy, how)()
     until(lambda: "could not beat" in log_of(child))
-    time.sleep(8)  # The jobs end meanwhile, and the process is silent for longer than others would believe it alive.
+    go.touch()
+    until(lambda: runs(ended).total() == 6)
+    until(lambda: not Process.objects.alive().exists())  # Silent for so long that others would declare them dead.
     assert Job.objects.running().count() == 6
     proxy.heal()
 
     until(lambda: Job.objects.filter(state="successful").count() == 6)
     assert set(Execution.objects.values_list("outcome", "attempt")) == {("successful", 1)}
     assert len(results) == Execution.objects.count()
-    assert tasks.add.enqueue(1).wait(20).return_value == 1
+    assert tasks.add.enqueue(1).wait(LONG).return_value == 1
     assert child.poll() is None
     for what in ("could not beat", "beats again"):
         said = re.findall(rf"(\S+) {what}", log_of(child))
@@ -55,24 +57,24 @@ def test_a_drain_goes_on_after_the_server_was_away(runqueue, proxy):
     until(lambda: "could not be claimed" in log_of(child))
     proxy.heal()
 
-    assert child.wait(60) == 0, log_of(child)
+    assert child.wait(LONG) == 0, log_of(child)
     assert set(Job.objects.values_list("state", flat=True)) == {"successful"}
     assert Execution.objects.filter(outcome="successful").count() == 400
 
 
 def test_without_a_connection_left_the_queue_goes_on_and_tasks_that_need_one_fail(runqueue, proxy):
     runqueue(DATABASE_URL=proxy.url)
-    assert tasks.add.enqueue(1).wait(20).return_value == 1
+    assert tasks.add.enqueue(1).wait(LONG).return_value == 1
 
     proxy.refuse()
     plain, needs_one = tasks.sleep.enqueue_many([(0.1,)] * 20), tasks.count_rows.enqueue()
 
     until(lambda: Job.objects.filter(task="tests.tasks.sleep", state="successful").count() == 20)
     assert len(plain) == 20
-    needs_one.wait(20)
+    needs_one.wait(LONG)
     assert needs_one.errors[0].exception_class is OperationalError
     proxy.heal()
-    assert tasks.count_rows.enqueue().wait(20).return_value == 0
+    assert tasks.count_rows.enqueue().wait(LONG).return_value == 0
 
 
 def test_a_deadlock_costs_no_outcome(runqueue):
@@ -101,11 +103,11 @@ def test_it_gives_up_a_database_that_does_not_come_back(runqueue, proxy, embedde
         DATABASE_URL=proxy.url,
         DBQUEUE_OPTIONS=json.dumps({**json.loads(QUICK), "give_up_after": 3, "shutdown_timeout": 1}),
     )
-    assert tasks.add.enqueue(1).wait(20).return_value == 1
+    assert tasks.add.enqueue(1).wait(LONG).return_value == 1
 
     proxy.cut()
 
-    assert child.wait(20) == 1
+    assert child.wait(LONG) == 1
     assert "The database has been away for" in log_of(child)
 
 
@@ -113,7 +115,7 @@ def test_a_lock_on_its_tables_holds_it_up_and_no_longer(runqueue):
     if connection.vendor != "postgresql":
         pytest.skip("LOCK TABLE is the same thing elsewhere, but ends the transaction.")
     child = runqueue(DBQUEUE_OPTIONS=QUICK)
-    assert tasks.add.enqueue(1).wait(20).return_value == 1
+    assert tasks.add.enqueue(1).wait(LONG).return_value == 1
 
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("LOCK TABLE dbqueue_job, dbqueue_process IN ACCESS EXCLUSIVE MODE")
@@ -122,7 +124,7 @@ def test_a_lock_on_its_tables_holds_it_up_and_no_longer(runqueue):
             another.cursor().execute("SELECT pg_notify('dbqueue', 'default,0')")
         until(lambda: "Jobs could not be claimed: canceling statement due to" in log_of(child))
 
-    assert tasks.add.enqueue(2).wait(20).return_value == 2
+    assert tasks.add.enqueue(2).wait(LONG).return_value == 2
 
 
 class TestConnections:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 
 import pytest
@@ -14,13 +13,14 @@ from django_dbqueue.runtime.connection import prepare
 from django_dbqueue.runtime.deadline import answered_within
 
 from .. import servers, tasks
-from ..conftest import log_of, most_at_a_time, until
+from ..conftest import is_found_within, log_of, most_at_a_time, until
 from ..models import Interval, Run
 from .conftest import Elsewhere
 from .test_failover import Client, runs
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(180)]
-OPTIONS = {"beat_interval": 1, "dead_after": 6, "poll_interval": 0.5}
+# No process dies: a worker that a full machine keeps silent is not to be declared dead.
+OPTIONS = {"beat_interval": 1, "dead_after": 60, "poll_interval": 0.5}
 
 
 class Pool:
@@ -95,32 +95,20 @@ def test_behind_a_pool_all_kinds_of_jobs_end_and_its_restart_loses_none(pool, ru
 def test_workers_behind_a_pool_by_transactions_say_that_they_poll_and_find_jobs_in_time(pool, runqueue):
     child = run_behind(runqueue, pool("transaction").url)
     until(lambda: "LISTEN" in log_of(child))
-    assert tasks.nothing.enqueue().wait(20)
-    time.sleep(1.5)  # Until it looks as seldom as it ever does.
-
-    began = time.monotonic()
-    tasks.nothing.enqueue().wait(20)
-
-    assert time.monotonic() - began < 5
+    assert is_found_within(tasks.nothing, 5)
     assert log_of(child).count("LISTEN") == 1
 
 
 def test_what_is_enqueued_through_a_pool_wakes_workers_beside_it(pool, runqueue):
     behind = pool("transaction")
     child = run_behind(runqueue, behind.server.url(), poll_interval=30)
-    assert tasks.nothing.enqueue().wait(20)
-    time.sleep(1)
-
-    began = time.monotonic()
-    tasks.nothing.enqueue().wait(20)
-
-    assert time.monotonic() - began < 10
+    assert is_found_within(tasks.nothing, 10)
     assert "LISTEN" not in log_of(child)
 
 
 def test_a_connection_that_a_full_pool_keeps_waiting_ends_in_time(pool):
     """PgBouncer accepts it at once, and leaves the first question that Django asks on it without an answer."""
-    pool("session", default_pool_size=1, query_wait_timeout=25)
+    pool("session", default_pool_size=1, query_wait_timeout=3600)
     connection.ensure_connection()
 
     def connect():
@@ -128,9 +116,7 @@ def test_a_connection_that_a_full_pool_keeps_waiting_ends_in_time(pool):
         with answered_within(1.0), pytest.raises(Error):
             connections["default"].ensure_connection()
 
-    began = time.monotonic()
     Elsewhere(connect).result()
-    assert time.monotonic() - began < 15
 
 
 def test_a_pool_that_is_too_small_slows_jobs_down_and_loses_none(pool, runqueue):

@@ -12,7 +12,7 @@ from django.db import connections
 from django_dbqueue.models import Execution, Failure, Job, Process
 
 from .. import tasks
-from ..conftest import log_of, until
+from ..conftest import LONG, log_of, until
 from ..models import Run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
@@ -39,7 +39,7 @@ def test_it_is_interrupted_and_discarded(runqueue, task):
     assert Run.objects.filter(job__startswith="cleared up").exists()
     assert not Failure.objects.exists()
     assert child.poll() is None
-    assert tasks.add.enqueue(1).wait(20).return_value == 1
+    assert tasks.add.enqueue(1).wait(LONG).return_value == 1
 
 
 @only_with_processes
@@ -52,7 +52,7 @@ def test_one_that_cannot_be_interrupted_is_ended_with_its_process(runqueue):
     Job.objects.filter(pk=result.id).stop()
 
     until(lambda: stopped(result))
-    assert neighbour.wait(20).status == "SUCCESSFUL"
+    assert neighbour.wait(LONG).status == "SUCCESSFUL"
     assert Execution.objects.get(job=neighbour.id).attempt == 1
     assert "time.sleep(seconds)" in Execution.objects.get(job=result.id).traceback
 
@@ -75,7 +75,7 @@ def test_what_has_ended_meanwhile_has_ended(runqueue):
     Job.objects.update(state="failed")
     Job.objects.all().retry()
 
-    assert runqueue("--drain", *ONE).wait(60) == 0
+    assert runqueue("--drain", *ONE).wait(LONG) == 0
     assert result.wait(1).return_value == 1
 
 

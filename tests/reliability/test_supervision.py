@@ -14,7 +14,7 @@ from django.db import connections
 from django_dbqueue.models import Execution, Job, Process
 
 from .. import tasks
-from ..conftest import log_of, until
+from ..conftest import LONG, log_of, until
 from ..models import Run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
@@ -59,7 +59,7 @@ def test_supervisor_replaces_worker_and_stops_while_receiver_of_task_finished_ha
     until(lambda: Process.objects.filter(kind="worker").exclude(pk=first.pk).exists())
     child.send_signal(signal.SIGTERM)
 
-    assert child.wait(15) == 0, log_of(child)
+    assert child.wait(LONG) == 0, log_of(child)
     assert Execution.objects.get().outcome == "lost"
 
 
@@ -75,7 +75,7 @@ def test_job_is_recovered_at_once_after_supervisor_lost_its_connection(runqueue,
 
     began = time.monotonic()
     until(lambda: Execution.objects.filter(job=result.id, outcome="lost").exists())
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25  # Others would declare it dead after 30.
     assert "signal 9" in log_of(child)
 
 
@@ -87,7 +87,7 @@ def test_runqueue_waits_at_its_start_for_a_database_that_is_away(runqueue, proxy
 
     proxy.heal()
 
-    assert child.wait(30) == 0, log_of(child)
+    assert child.wait(LONG) == 0, log_of(child)
     assert result.wait(1).return_value == 1
 
 
@@ -100,8 +100,8 @@ def test_sigterm_ends_the_wait_for_the_database_at_once(runqueue, proxy, how):
     began = time.monotonic()
     child.send_signal(signal.SIGTERM)
 
-    assert child.wait(10) == 0
-    assert time.monotonic() - began < 3
+    assert child.wait(LONG) == 0
+    assert time.monotonic() - began < 10  # Less than a connection is waited for.
 
 
 def test_runqueue_gives_up_on_a_database_that_does_not_come(runqueue, proxy):
@@ -109,7 +109,7 @@ def test_runqueue_gives_up_on_a_database_that_does_not_come(runqueue, proxy):
 
     child = runqueue(DATABASE_URL=proxy.url, DBQUEUE_OPTIONS=json.dumps({"give_up_after": 1.5}))
 
-    assert child.wait(20) == 1
+    assert child.wait(LONG) == 1
     assert "See that its server runs" in log_of(child)
     assert "Traceback" not in log_of(child)
 
@@ -125,7 +125,7 @@ def test_runqueue_ends_at_once_if_the_server_refuses_its_user_or_database(runque
 
     child = runqueue(DATABASE_URL=urlunsplit(url), DBQUEUE_IN_TEST_DATABASE="0")
 
-    assert child.wait(60) == 1
+    assert child.wait(LONG) == 1
     assert "The server refuses the connection to 'default'" in log_of(child)
     assert "Traceback" not in log_of(child) and "Waiting for the database" not in log_of(child)
 
@@ -157,7 +157,7 @@ def test_supervisor_that_hangs_says_where_and_ends(runqueue, tmp_path):
 
     os.kill(worker.pid, signal.SIGKILL)
 
-    assert child.wait(40) == 75, log_of(child)
+    assert child.wait(LONG) == 75, log_of(child)
     assert "The supervisor makes no progress" in log_of(child)
     assert "in emit" in log_of(child)
 
@@ -165,6 +165,6 @@ def test_supervisor_that_hangs_says_where_and_ends(runqueue, tmp_path):
 def test_crash_loop_is_named_with_its_cause(start):
     child = start(text="import os\nos._exit(3)\n")
 
-    until(lambda: "Crash loop: the last 5 processes died" in log_of(child), 40)
+    until(lambda: "Crash loop: the last 5 processes died" in log_of(child))
 
     assert "ended with exit code 3" in log_of(child)
