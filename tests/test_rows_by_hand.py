@@ -81,7 +81,7 @@ def test_job_with_json_that_python_cannot_decode_does_not_stop_its_lane(claim_it
     if claim_it == "at once":
         if connection.vendor != "postgresql":
             pytest.skip("PostgreSQL only")
-        claimed = Claimer("default", a_process(), QueueSelector(["*"]))._at_once(Lane("default", 0))(10)
+        claimed = Claimer("default", a_process("another"), QueueSelector(["*"]))._at_once(Lane("default", 0))(10)
         Execution.objects.settle([run(ThreadCall(job), backend) for job in claimed])
     drain()
 
