@@ -22,7 +22,7 @@ from .machine_keys import INTERRUPT
 from .machine_limits import BANK, CLAIM_FROM_A_LINE, Limits, _keys
 
 # After so many steps it is looked whether all that may run does.
-STEPS = 5
+STEPS = 8
 # One rule for all that needs no choice: as one rule each, they would be most of the steps.
 CHORES = ["dispatch", "dispatch", "sweep", "finish_batches_together", "prune_members", "recover_the_silent", "retry"]
 HEAD_A_LINE = {

@@ -32,7 +32,7 @@ def settings_of_the_machine():
     examples = int(os.environ.get("DBQUEUE_EXAMPLES", 30))
     return settings(
         max_examples=examples,
-        stateful_step_count=28,
+        stateful_step_count=24,
         deadline=None,
         suppress_health_check=list(HealthCheck),
         database=None,
