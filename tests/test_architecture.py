@@ -21,6 +21,7 @@ FLOORS = [
         "models.expressions",
         "models.writing",
         "models.identifier",
+        "models.document",
         "models.counts",
         "models.states",
         "models.noted",
