@@ -197,7 +197,7 @@ def result_of(
 
 
 def _as_json(document: Any) -> Any:
-    """Django takes nothing else."""
+    """TaskResult accepts JSON alone: a document that cannot be decoded becomes the text that says so."""
     return repr(document) if isinstance(document, Unreadable) else document
 
 

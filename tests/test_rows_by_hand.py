@@ -21,6 +21,14 @@ from .conftest import a_process
 pytestmark = pytest.mark.django_db
 
 
+def ends_and_holds_up_none(by_hand, behind, admin_client):
+    behind.refresh()
+    assert behind.return_value == 1
+    by_hand.refresh_from_db()
+    assert by_hand.state in ("failed", "successful", "discarded")
+    assert admin_client.get(f"/admin/dbqueue/job/{by_hand.pk}/change/").status_code == 200
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -51,11 +59,7 @@ def test_job_whose_documents_have_another_shape_does_not_stop_its_lane(values, a
 
     drain()
 
-    behind.refresh()
-    assert behind.return_value == 1
-    by_hand.refresh_from_db()
-    assert by_hand.state in ("failed", "successful", "discarded")
-    assert admin_client.get(f"/admin/dbqueue/job/{by_hand.pk}/change/").status_code == 200
+    ends_and_holds_up_none(by_hand, behind, admin_client)
 
 
 MANY_DIGITS = "9" * 5000
@@ -85,11 +89,7 @@ def test_job_with_json_that_python_cannot_decode_does_not_stop_its_lane(claim_it
         Execution.objects.settle([run(ThreadCall(job), backend) for job in claimed])
     drain()
 
-    behind.refresh()
-    assert behind.return_value == 1
-    by_hand.refresh_from_db()
-    assert by_hand.state in ("failed", "successful", "discarded")
-    assert admin_client.get(f"/admin/dbqueue/job/{by_hand.pk}/change/").status_code == 200
+    ends_and_holds_up_none(by_hand, behind, admin_client)
     if isinstance(getattr(by_hand, column), Unreadable):
         assert by_hand.state == "failed" or column not in ("args", "kwargs")
         assert backend.get_result(str(by_hand.pk)).is_finished

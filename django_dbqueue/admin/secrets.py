@@ -19,7 +19,7 @@ DEEPEST = 100
 
 
 def without_secrets(value: Any, depth: int = 0) -> Any:
-    """JSON, with hidden values replaced, and all that is nested deeper than ``DEEPEST`` levels."""
+    """JSON with hidden values replaced. What is nested deeper than ``DEEPEST`` levels becomes "…"."""
     match value:
         case str():
             return value

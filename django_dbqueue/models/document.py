@@ -1,4 +1,4 @@
-"""JSON that anybody may have written, also with what Python cannot decode."""
+"""JSON columns that can be read whatever a row inserted by hand has in them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ else:
 
 
 class Unreadable:
-    """Stands for a stored document, and raises ValueError, which says why, as soon as it is used as a list or a dictionary."""
+    """Takes the place of a document that cannot be decoded. To iterate over it raises ValueError with the reason."""
 
     def __init__(self, error: Exception) -> None:
         self._why = f"It is JSON that Python cannot decode: {error}"
@@ -29,7 +29,10 @@ class Unreadable:
 
 
 class DocumentField(JSONField):
-    """A JSONField whose rows can always be read: one number of 5,000 digits must not stop a lane, or an admin page."""
+    """A JSONField whose value is ``Unreadable`` if Python cannot decode it, such as a number of 5,000 digits.
+
+    Other jobs of the lane, and the admin page, are then read all the same.
+    """
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
         try:
@@ -39,7 +42,7 @@ class DocumentField(JSONField):
 
 
 def decoded(text: str) -> Any:
-    """A document that no model has read."""
+    """Decode a document that a cursor has read, not a model."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

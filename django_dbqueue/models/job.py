@@ -197,7 +197,7 @@ class Job(models.Model):
 
     @property
     def stages(self) -> list[dict[str, Any]]:
-        """Those of its pipeline; none of one that nobody can read, in a row that was inserted by hand."""
+        """The stages of its pipeline: an empty list if the stored pipeline, in a row inserted by hand, has another shape."""
         stored = self.pipeline if isinstance(self.pipeline, list) else []
         return stored if all(isinstance(each, dict) and {"task", "queue"} <= each.keys() for each in stored) else []
 

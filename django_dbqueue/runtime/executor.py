@@ -130,7 +130,7 @@ class Attempt:
 
     # A job whose task is unknown here is given back for a tenth of the time that it has waited, within these seconds.
     SHORTEST_WAIT, LONGEST_WAIT = 1.0, 30.0
-    # An attempt whose transaction conflicts with another counts as a failure only if so many before it in a row did.
+    # After so many attempts in a row whose transaction conflicted with another, the next one counts as a failure.
     MOST_CONFLICTS = 20
 
     def __init__(self, call: Any, backend: DatabaseBackend) -> None:
@@ -258,7 +258,7 @@ class Attempt:
         return self._settle(outcome, State.SCHEDULED if wait else State.READY, wait=wait, error=report)
 
     def _conflicts(self, error_type: str) -> int:
-        """How many attempts just before this one were given back for the same."""
+        """How many attempts in a row, just before this one, were interrupted by the same error."""
         alike = takewhile(
             lambda each: (each.outcome, each.error_type) == (Outcome.INTERRUPTED, error_type), reversed(self._earlier)
         )

@@ -36,7 +36,7 @@ class Heartbeat:
     ``back`` is called, on its thread, when a beat is written after one that was not.
     """
 
-    # As long as beats fail, it is said again after so many seconds.
+    # Seconds between two log lines of one outage.
     SAY_AGAIN = 60.0
 
     def __init__(

@@ -29,7 +29,7 @@ PAUSABLE, UNSERVED = "pausable", "unserved"
 ACCOUNTS = 2
 # Of jobs that no worker serves, so many at most wait before others.
 MOST_UNSERVED = 100
-# While so many jobs wait, no more are enqueued: a busy machine has to be through with them in the end.
+# With so many jobs waiting, no more are enqueued, so that a busy machine can run all of them before the end.
 MOST_WAITING = 1000
 
 

@@ -40,7 +40,7 @@ def dispatcher():
 
 @pytest.fixture
 def stands(monkeypatch):
-    """What a watch finds idle after so many seconds, by its looks, of which there are fewer here."""
+    """The kinds that the watch reports after so many seconds, with a sample each ``SAMPLE`` seconds."""
     monkeypatch.setattr("tests.chaos.watch.SAMPLE", SAMPLE)
 
     def stands(seconds, refused_at=None):

@@ -30,7 +30,7 @@ FIRST = 50
 
 
 class Found(NamedTuple):
-    """Something that could go on; and whether it can now, as whoever would do it lives, and nobody else holds its rows."""
+    """Work that is due. ``can_now``: a process that could do it is alive, and no other transaction holds its rows."""
 
     what: str
     may_stand: float

@@ -34,7 +34,7 @@ def test_outcomes_of_an_outage_are_settled_after_it(runqueue, proxy, tmp_path, h
     until(lambda: "could not beat" in log_of(child))
     go.touch()
     until(lambda: runs(ended).total() == 6)
-    until(lambda: not Process.objects.alive().exists())  # Silent for so long that others would declare them dead.
+    until(lambda: not Process.objects.alive().exists())  # Their heartbeats have expired.
     assert Job.objects.running().count() == 6
     proxy.heal()
 
