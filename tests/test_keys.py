@@ -271,7 +271,7 @@ def test_replace_of_one_that_is_given_back_waits_for_its_time(claim):
     keyed(on_conflict="replace", run_after=timedelta(minutes=5)).enqueue(2)
     wanted = the_job().run_after
 
-    assert Job.objects.release([claimed]) == 1
+    assert Job.objects.release([claimed]) == {claimed.pk}
 
     assert (the_job().state, the_job().args, the_job().run_after) == (State.SCHEDULED, [2], wanted)
     assert not the_job().asked_again

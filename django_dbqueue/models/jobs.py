@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from django.db import OperationalError, connections, models, transaction
 from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
@@ -227,23 +228,24 @@ class JobQuerySet(OperatedJobs):
         for job in unreadable:
             job.limits, job.called_off = None, "Its limits cannot be read."
 
-    def release(self, jobs: Sequence[Job]) -> int:
+    def release(self, jobs: Sequence[Job]) -> set[UUID]:
         """Give back claimed jobs that were not started: they count no attempt, and nothing is recorded of them.
 
         A job that an operator has stopped meanwhile is DISCARDED. One that was enqueued again meanwhile waits for the time of
-        that call. One whose row somebody else has locked stays as it is.
+        that call. One whose row somebody else has locked stays as it is; returns the ids of the others.
         """
         if not jobs:
-            return 0
+            return set()
         fences = {job.fence for job in jobs}
         with transaction.atomic(using=self.db, savepoint=False):
             # In the order in which a settlement locks them, and found by key alone.
             rows = lock(self.filter(Among([job.id for job in jobs])).order_by("pk"))
-            owned = [row[0] for row in rows.values_list("pk", "attempt", "process_id") if row in fences]
+            seen = list(rows.values_list("pk", "attempt", "process_id"))
             # Who has a process runs.
-            released = self.filter(Among(owned)).update(**_RELEASED) if owned else 0
+            if owned := [row[0] for row in seen if row in fences]:
+                self.filter(Among(owned)).update(**_RELEASED)
         wake_each(self.db, (job.queue for job in jobs))
-        return released
+        return {row[0] for row in seen}
 
     def move_on(self, outcomes: Sequence[Settlement], again: set[Any]) -> None:
         """Settled jobs leave RUNNING. Those of ``again`` were asked for once more while they ran."""

@@ -65,6 +65,7 @@ class Worker:
         self._before: set[Fence] = set()
         self._going_on: set[Fence] = set()
         self._trouble = Trouble("Jobs could not be claimed")
+        self._trouble_at_end = Trouble("At the end, the database was not to be had")
         details = {"queues": str(self._selector), "threads": options.threads}
         self._heartbeat = Heartbeat(Process.Kind.WORKER, backend.database, options, board, details, self._listener.wake)
         self._settler = Settler(backend.database, options, self._owns, self._settled, self._limited)
@@ -77,8 +78,8 @@ class Worker:
     def run(self, stop: Stop, supervisor: int | None = None) -> bool:
         """Work until ``stop`` is asked for, then end in order: give back, wait, settle, sign off.
 
-        Returns False if jobs still run, which do not let themselves be stopped: they end with their process, and whoever
-        sees to that recovers them.
+        Returns False if jobs are left: those that do not let themselves be stopped, and those whose rows others have locked
+        to the last. They end with their process, and whoever sees to that recovers them.
         """
         self._start(stop, supervisor)
         while not stop.asked and self._fit() and not self._worn_out():
@@ -151,10 +152,10 @@ class Worker:
 
     def _give_back(self, jobs: Sequence[Job]) -> None:
         """Those whose rows others have locked stay this process's: they are in doubt, and given back later."""
-        if self._jobs.release(jobs) < len(jobs):
-            self._in_doubt = True
-        for job in jobs:
-            self._board.drop(job.pk)
+        released = self._jobs.release(jobs)
+        self._in_doubt = self._in_doubt or len(released) < len(jobs)
+        for job in released:
+            self._board.drop(job)
 
     def _give_back_unknown(self) -> None:
         """Jobs that are this process's, and not here: of a claim that broke and may still have been committed, or locked as they
@@ -252,8 +253,7 @@ class Worker:
         self._listener.close()
         process = self._heartbeat.process
         logger.info("%s claims no more; jobs still running: %d.", process, len(self._running()), extra=process.log_fields)
-        waiting = self._pool.take_back()
-        self._try_to(lambda: self._give_back(waiting))
+        self._try_to(lambda: self._give_back(self._pool.take_back()))
         self._wait_for_running(stop)
         ask_each(self._running(), JobLost if self._heartbeat.declared_dead else Interrupted)
         self._wait(time.monotonic() + self.LAST)
@@ -265,19 +265,22 @@ class Worker:
         self._coroutines.close()
         self._settler.close()
         self._wait_for_outcomes(end, stop)
-        self._heartbeat.stop(sign_off=not left)
+        leaves_none = not left and self._is_rid_of_all()
+        self._heartbeat.stop(sign_off=leaves_none)
         self._ended.ask()
         close_connections()
         logger.info("%s has ended.", process, extra=process.log_fields)
-        return not left
+        return leaves_none
 
     def _try_to(self, step: Callable[[], object]) -> None:
         try:
             with answered_within(self._options.answer_limit):
                 step()
         except (DatabaseError, InterfaceError) as error:
-            logger.warning("At the end, the database was not to be had: %s", error)
+            if not is_conflict(error):
+                self._trouble_at_end.report(error)
             discard(self._backend.database)
+            self._in_doubt = True
 
     def _wait_for_running(self, stop: Stop) -> None:
         """As long as they take, if the worker is only worn out; else ``shutdown_timeout`` from when it must end."""
@@ -290,11 +293,19 @@ class Worker:
             self._wait(time.monotonic() + self._options.shutdown_timeout, stop)
 
     def _wait_for_outcomes(self, end: float, stop: Stop) -> None:
-        """Until they are written. While the database is away, or their rows are locked, as long as jobs could have run."""
+        """Until they are written, and what was claimed is given back. While the database is away, or their rows are locked, as
+        long as jobs could have run.
+        """
         longest, least = end + self.LAST_OUTCOMES, time.monotonic() + self.LAST_OUTCOMES
-        while self._settler.alive and time.monotonic() < (least if stop.now or not self._owns() else max(longest, least)):
+        while not self._is_rid_of_all() and time.monotonic() < (least if stop.now or not self._owns() else max(longest, least)):
             self._board.turn()
-            self._settler.join(0.02)
+            if self._in_doubt:
+                self._try_to(self._give_back_unknown)
+            time.sleep(0.02)
+
+    def _is_rid_of_all(self) -> bool:
+        """Of what it claimed, whatever still runs apart."""
+        return not self._settler.alive and not (self._in_doubt and self._owns())
 
     def _wait(self, end: float, stop: Stop | None = None) -> None:
         """For all that may still come to an end."""

@@ -13,6 +13,7 @@ from django_dbqueue.models import Execution, Job, Process
 from .. import tasks
 from ..conftest import LONG, log_of, until
 from ..models import Run
+from .conftest import held_open
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
 
@@ -97,13 +98,40 @@ def test_the_end_is_bounded_though_the_database_is_away(runqueue, proxy, how, em
     assert time.monotonic() - began < 2 + 10 + 15, log_of(child)
 
 
-def test_a_shutdown_while_the_database_is_away_spends_no_attempt_of_what_was_only_claimed(runqueue, proxy):
-    tasks.nothing.enqueue_many([()] * 300)
-    child = runqueue("--threads", "1", "--shutdown-timeout", "2", DATABASE_URL=proxy.url)
-    until(lambda: not Job.objects.exclude(state="successful").exists())
-    Execution.objects.all().delete()
-    tasks.sleep.enqueue_many([(1.0,)] * 10)
-    until(lambda: Job.objects.running().count() > 3)
+@pytest.fixture
+def claimed_ahead(runqueue):
+    """A ``runqueue`` with one thread, and jobs of one second each, of which it has claimed more than it runs."""
+
+    def claimed_ahead(**env):
+        tasks.nothing.enqueue_many([()] * 300)
+        child = runqueue("--threads", "1", "--shutdown-timeout", "2", **env)
+        until(lambda: not Job.objects.exclude(state="successful").exists())
+        Execution.objects.all().delete()
+        tasks.sleep.enqueue_many([(1.0,)] * 10)
+        until(lambda: Job.objects.running().count() > 3)
+        return child
+
+    return claimed_ahead
+
+
+@pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="SQLite locks as a whole.")
+@pytest.mark.parametrize("for_long", [False, True])
+def test_what_was_only_claimed_spends_no_attempt_though_somebody_has_its_row_locked(claimed_ahead, for_long):
+    child = claimed_ahead()
+    last = Job.objects.running().order_by("run_after", "pk").last()
+
+    with held_open(lambda: Job.objects.select_for_update().get(pk=last.pk)):
+        child.send_signal(signal.SIGTERM)
+        until(lambda: "has ended" in log_of(child) if for_long else "claims no more" in log_of(child))
+    assert child.wait(LONG) == 0
+
+    assert not Job.objects.running().exists()
+    assert not Execution.objects.filter(job=last.pk).exists()
+    assert Job.objects.get(pk=last.pk).state == "ready"
+
+
+def test_a_shutdown_while_the_database_is_away_spends_no_attempt_of_what_was_only_claimed(claimed_ahead, runqueue, proxy):
+    child = claimed_ahead(DATABASE_URL=proxy.url)
 
     proxy.cut()
     child.send_signal(signal.SIGTERM)

@@ -54,7 +54,7 @@ def test_a_stopped_job_that_is_given_back_is_discarded(claim):
     stopped, other = claim()
     Job.objects.filter(pk=stopped.pk).stop()
 
-    assert Job.objects.release([stopped, other]) == 2
+    assert Job.objects.release([stopped, other]) == {stopped.pk, other.pk}
 
     stopped.refresh_from_db(), other.refresh_from_db()
     assert (stopped.state, stopped.finished_at is not None) == (State.DISCARDED, True)
@@ -113,7 +113,7 @@ def test_a_call_after_a_stop_runs_though_the_attempt_is_given_back(claim):
     Job.objects.stop()
     tasks.index_document.using(key="a").enqueue(2)
 
-    assert Job.objects.release([job]) == 1
+    assert Job.objects.release([job]) == {job.pk}
 
     found = Job.objects.get()
     assert (found.state, found.args, found.stop_asked_at, found.finished_at) == (State.READY, [2], None, None)
