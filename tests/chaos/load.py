@@ -86,7 +86,8 @@ class Load(Background):
             unfinished = Job.objects.exclude(state__in=["successful", "failed", "discarded"])
             if not unfinished.filter(task=tasks.effect_that_opens_a_batch.module_path).exists():
                 Batch.objects.filter(opened_until__isnull=False, sealed_at=None).update(opened_until=after(-1))
-            is_over = not unfinished.exists() and not Batch.objects.filter(finished_at=None).exists()
+            # In this order: with its end a batch enqueues what follows it.
+            is_over = not Batch.objects.filter(finished_at=None).exists() and not unfinished.exists()
             time.sleep(0.2)
         return is_over
 
