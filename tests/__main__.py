@@ -25,9 +25,8 @@ def main(arguments: list[str]) -> int:
             if not name.startswith(os.environ.get("TEST_ON", "")):
                 continue
             print(f"\n=== {name} ===", flush=True)
-            # Most tests wait for processes that they have started: four at a time keep two cores busy. As many measure
-            # seconds, while the machine may do something else: what fails is tried twice more, and counted as rerun.
-            command = [sys.executable, "-m", "pytest", "-q", "-n", "4", "--dist", "worksteal", "--reruns", "2", "-rR", *arguments]
+            # Most tests wait for processes that they have started: four at a time keep two cores busy.
+            command = [sys.executable, "-m", "pytest", "-q", "-n", "4", "--dist", "worksteal", *arguments]
             if subprocess.run(command, env={**_environment(), "DATABASE_URL": url}).returncode:
                 failed.append(name)
     print(f"\nFailed on {', '.join(failed)}." if failed else "\nPassed on every database named above.")

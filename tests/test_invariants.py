@@ -117,7 +117,7 @@ def test_a_stale_release_changes_nothing(claim):
     Job.objects.release([stale])
     claim(a_process("another"))
 
-    assert Job.objects.release([stale]) == 0
+    Job.objects.release([stale])
     assert Job.objects.get().state == Job.State.RUNNING
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
-from django.db import models
+from django.db import connections, models
 from django.db.models import functions, lookups
+from django.db.models.sql.datastructures import BaseTable
+
+QS = TypeVar("QS", bound=models.QuerySet[Any])
 
 
 class Now(functions.Now):
@@ -45,6 +48,26 @@ class NotBefore(lookups.GreaterThanOrEqual):
         )
         sql = f"({at[0]} > {at_place[0]} OR ({at[0]} = {at_place[0]} AND {pk[0]} >= {pk_place[0]}))"
         return sql, (*at_place[1], *at_place[1], *pk_place[1])
+
+
+def by_index(rows: QS, index: str) -> QS:
+    """The rows, and on MySQL and MariaDB found by no other index. Without partial indexes, those of other states serve as well
+    there by statistics, and may lead through many rows more.
+    """
+    found = rows.all()
+    if connections[rows.db].vendor == "mysql":
+        found.query.alias_map[found.query.get_initial_alias()] = _TableByIndex(rows.model._meta.db_table, index)
+    return found
+
+
+class _TableByIndex(BaseTable):
+    def __init__(self, table: str, index: str) -> None:
+        super().__init__(table, table)
+        self._index = index
+
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, Any]:
+        table, index = map(connection.ops.quote_name, (self.table_name, self._index))
+        return f"{table} FORCE INDEX ({index})", []
 
 
 def after(wait: timedelta | float | datetime) -> models.Expression:

@@ -19,7 +19,7 @@ from . import keyed, walking
 from .alike import COLUMNS, Alike, rows_behind
 from .batch_share import BatchShare, EndedRun
 from .claim_size import Budget
-from .expressions import Among, NotBefore, Now, after
+from .expressions import Among, NotBefore, Now, after, by_index
 from .lanes import lanes
 from .locking import delete, lock, lock_first, locked_parts
 from .operated import OperatedJobs
@@ -64,7 +64,8 @@ class JobQuerySet(OperatedJobs):
 
     def of_lane(self, lane: Lane) -> JobQuerySet:
         """Its ready jobs, in the order in which they are claimed."""
-        return self.filter(state=State.READY, queue=lane.queue, priority=lane.priority).order_by("run_after", "id")
+        rows = self.filter(state=State.READY, queue=lane.queue, priority=lane.priority).order_by("run_after", "id")
+        return by_index(rows, "dbqueue_job_lane")
 
     def running(self) -> JobQuerySet:
         return self.filter(state=State.RUNNING)
@@ -209,7 +210,8 @@ class JobQuerySet(OperatedJobs):
                 jobs = Semaphore.objects.using(self.db).acquire(found, limit, in_a_row)
             if jobs:
                 now = jobs[0].db_now
-                self.ready().filter(Among([job.id for job in jobs])).update(
+                # They are locked. By key alone: MariaDB might find them by their state, and lock others.
+                self.filter(Among([job.id for job in jobs])).update(
                     state=State.RUNNING,
                     process=process,
                     attempt=F("attempt") + 1,

@@ -88,7 +88,12 @@ def test_behind_a_pool_all_kinds_of_jobs_end_and_its_restart_loses_none(pool, ru
     until(lambda: not left.exclude(state="successful").exists())
     assert {str(pk) for pk in left.values_list("pk", flat=True)} >= set(client.confirmed)
     assert runs(path) == Counter(str(pk) for pk in left.values_list("pk", flat=True))
-    assert set(Execution.objects.values_list("outcome", flat=True)) == {"successful", "failed"}
+    # Interrupted is what could not read its earlier attempts, before its task began.
+    assert (
+        {"successful", "failed"}
+        <= set(Execution.objects.values_list("outcome", flat=True))
+        <= {"successful", "failed", "interrupted"}
+    )
     assert child.poll() is None
 
 
