@@ -132,6 +132,16 @@ def test_a_job_that_is_behind_others_waits_from_the_beginning(claim):
     assert states()[5] == "blocked"
 
 
+def test_a_sweep_goes_past_a_limit_that_was_lowered_below_what_runs(claim):
+    enqueue_ready(charge, (1,), (1,), (1,), (2,), (2,), (2,))
+    last = claim()[-1]
+    Semaphore.objects.filter(pk="tests.tasks.charge account=1").update(most=1)
+    Slot.objects.filter(job=last.pk).delete()
+
+    assert Semaphore.objects.sweep(100) == ["default"]
+    assert states() == ["running", "running", "blocked", "running", "running", "ready"]
+
+
 def test_one_that_waits_although_its_line_has_gone_is_found(claim):
     charge.enqueue_many([(1,)] * 3)
     Job.objects.exclude(state=State.BLOCKED).delete()

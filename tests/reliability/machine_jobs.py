@@ -176,7 +176,7 @@ class Jobs(RuleBasedStateMachine):
         self.dispatch()
         self.claim(other, 50)
         late, call, before = self.actors[actor].late, self.actors[actor].call, self._rows()
-        assert call(Job.objects.release, late) == 0
+        call(Job.objects.release, late)
         assert call(Progress.objects.record, [(job, Noted.of(1)) for job in late]).written == set()
         assert not any(call(verb, job) for job in late for verb in (Job.objects.begin, Job.objects.save_metadata))
         assert self._rows() == before
@@ -351,7 +351,9 @@ class Jobs(RuleBasedStateMachine):
             assert not self.paused & {job.queue, job.task}
             if most := self.restricted.get(job.queue):
                 assert Job.objects.running().filter(queue=job.queue).count() <= most
-            self.not_before.pop(fence[0], None)
+            begins = self.not_before.pop(fence[0], None)
+            assert begins is None or begins < job.started_at + timedelta(seconds=1), "it was claimed before its time"
+            assert fence[0] not in self.stopped, "it runs again though an operator has stopped it"
             assert (job.stage, job.args) == self.wanted[fence[0]], "it was called otherwise than it was asked for"
             self.given[fence] = actor.process.name
             self.called[fence] = job.stage, job.args
@@ -362,7 +364,8 @@ class Jobs(RuleBasedStateMachine):
         jobs, kept = actor.held[:number], actor.held[number:]
         owned = [job for job in jobs if self._runs(job) and self._current(job) == (str(job.pk), job.attempt)]
         released = [job for job in owned if job.pk not in locked]
-        assert actor.call(Job.objects.release, jobs) == len(released)
+        seen = actor.call(Job.objects.release, jobs)
+        assert {job.pk for job in released} <= seen and seen.isdisjoint(locked)
         for job in released:
             self.ended[str(job.pk), job.attempt] = "released"
         actor.held = [job for job in owned if job.pk in locked] + kept
