@@ -118,7 +118,7 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
     def sweep(self, limit: int) -> list[str]:
         """As signal, for all that have free slots and jobs that wait, and for jobs of each kind."""
         # In no order: where there are more than the limit, each has its turn.
-        found = self.waiting().alias(taken=_taken()).filter(most__gt=F("taken")).order_by("?")
+        found = self.waiting().alias(slots_taken=_slots_taken()).filter(most__gt=F("slots_taken")).order_by("?")
         keys = list(found.values_list("pk", flat=True)[:limit])
         parts = [keys[start : start + AT_ONCE] for start in range(0, len(keys), AT_ONCE)]
         return [queue for part in parts for queue in self.signal(part, of_each_kind=True)]
@@ -272,7 +272,7 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
         return self._jobs().filter(state=State.BLOCKED)
 
 
-def _taken() -> Any:
+def _slots_taken() -> Any:
     slots = (
         Slot.objects.taken()
         .filter(semaphore=OuterRef("pk"))
