@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
+
 import pytest
 from django.db import IntegrityError, connection, transaction
 
@@ -140,6 +142,14 @@ OF_ANOTHER_TYPE = [
     ("task", b"\xff\xfe"),
     ("args", b"[1]"),
 ]
+
+
+@pytest.mark.parametrize("microsecond", [0, 1, 999_499, 999_500, 999_999])
+def test_job_is_taken_at_each_moment_of_a_second(microsecond):
+    moment = datetime(2026, 12, 31, 23, 59, 59, microsecond, tzinfo=timezone.utc)
+    result = tasks.add.using(run_after=moment).enqueue(1)
+
+    assert Job.objects.get(pk=result.id).run_after == moment
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="Elsewhere a column has a type")

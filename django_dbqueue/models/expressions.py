@@ -158,7 +158,8 @@ def _strict(field: Any) -> str:
             return "typeof({0}) = 'text' AND length({0}) = 32 AND {0} NOT GLOB '*[^0-9a-f]*'"
         case "DateTimeField":
             fraction = "length({0}) <= 26 AND {0} GLOB '*.[0-9]*' AND substr({0}, 21) NOT GLOB '*[^0-9]*'"
-            second = "strftime('%Y-%m-%d %H:%M:%S', {0}, '+0 days') IS substr({0}, 1, 19)"
+            # Without its fraction: SQLite rounds to thousandths, and 59.9996 would be the next minute.
+            second = "strftime('%Y-%m-%d %H:%M:%S', substr({0}, 1, 19), '+0 days') IS substr({0}, 1, 19)"
             return f"{second} AND (length({{0}}) = 19 OR ({fraction}))"
         case "CharField" | "TextField" | "JSONField":
             return "typeof({0}) = 'text'"
