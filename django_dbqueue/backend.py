@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from django.core.checks import CheckMessage, Error, Warning
-from django.db import connections, router, transaction
+from django.db import connections, router
 
 from . import arguments, keys, limits
 from .batch import Entry
@@ -32,7 +32,7 @@ from .options import Options
 from .results import Enqueued, JobResult, result_of, task_or_stand_in
 from .selector import NAME, QueueSelector, check_name
 from .tasks import Task, load
-from .transactions import after_commit
+from .transactions import after_commit, writing
 from .wakeup import wake
 
 # To ask each field for its default takes the model 19 µs, and a copy 5.
@@ -233,7 +233,7 @@ class DatabaseBackend(BaseTaskBackend):
     @contextmanager
     def _held_open(self, entry: Entry) -> Iterator[None]:
         """The batch does not finish before its new jobs are written. Raises BatchFinished."""
-        with transaction.atomic(using=self.database, savepoint=False):
+        with writing(self.database):
             self.batches.join(entry.id, opens=entry.opens)
             yield
 
