@@ -186,13 +186,12 @@ class TestConnections:
             prepare("default", 10)
             discard("default")
             found.append(connections["default"].settings_dict["OPTIONS"])
-            found.append(getattr(connections["default"], "transaction_mode", None))
 
         thread = threading.Thread(target=replace)
         thread.start()
         thread.join()
         match connection.vendor:
             case "sqlite":
-                assert found[1] == "IMMEDIATE"
+                assert found[0]["transaction_mode"] == "IMMEDIATE"
             case "mysql":
                 assert found[0]["read_timeout"] == 11
