@@ -234,7 +234,7 @@ class JobQuerySet(OperatedJobs):
         """Give back claimed jobs that were not started: they count no attempt, and nothing is recorded of them.
 
         A job that an operator has stopped meanwhile is DISCARDED. One that was enqueued again meanwhile waits for the time of
-        that call. One whose row somebody else has locked stays as it is; returns the ids of the others.
+        that call. One whose row another transaction has locked is left unchanged. Returns the ids of all others.
         """
         if not jobs:
             return set()

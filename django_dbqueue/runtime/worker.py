@@ -65,7 +65,7 @@ class Worker:
         self._before: set[Fence] = set()
         self._going_on: set[Fence] = set()
         self._trouble = Trouble("Jobs could not be claimed")
-        self._trouble_at_end = Trouble("At the end, the database was not to be had")
+        self._trouble_at_end = Trouble("The database did not answer during the shutdown")
         details = {"queues": str(self._selector), "threads": options.threads}
         self._heartbeat = Heartbeat(Process.Kind.WORKER, backend.database, options, board, details, self._listener.wake)
         self._settler = Settler(backend.database, options, self._owns, self._settled, self._limited)
@@ -78,8 +78,8 @@ class Worker:
     def run(self, stop: Stop, supervisor: int | None = None) -> bool:
         """Work until ``stop`` is asked for, then end in order: give back, wait, settle, sign off.
 
-        Returns False if jobs are left: those that do not let themselves be stopped, and those whose rows others have locked
-        to the last. They end with their process, and whoever sees to that recovers them.
+        Returns False if jobs are left: those that cannot be stopped, and those whose rows other transactions have kept locked.
+        They end with their process; its supervisor, or a dispatcher, recovers them.
         """
         self._start(stop, supervisor)
         while not stop.asked and self._fit() and not self._worn_out():
