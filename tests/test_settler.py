@@ -136,6 +136,22 @@ def test_a_claimed_job_whose_row_is_locked_keeps_no_others_of_its_dead_process_f
     assert recovery.recover(task_backends["default"], Process.objects.none(), recovery.Death(how="died"), list) == 1
 
 
+def test_a_claimed_job_whose_row_is_locked_for_a_moment_as_its_process_dies_spends_no_attempt(claim, process):
+    tasks.nothing.enqueue_many([()] * 3)
+    jobs = claim()
+    death = recovery.Death(how="died", unbegun=frozenset(job.pk for job in jobs))
+
+    with locked(jobs[:1]):
+        recovering = Elsewhere(
+            lambda: recovery.recover(task_backends["default"], Process.objects.filter(pk=process.pk), death, list)
+        )
+        until(lambda: Job.objects.ready().count() == 2)
+
+    assert recovering.result() == 3
+    assert Job.objects.ready().count() == 3
+    assert not Execution.objects.exists()
+
+
 def test_orphans_whose_rows_are_locked_keep_no_others_from_being_recovered(claim, process, monkeypatch):
     monkeypatch.setattr(recovery, "BATCH", 5)
     tasks.nothing.enqueue_many([()] * 8)

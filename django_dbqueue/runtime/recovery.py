@@ -30,6 +30,8 @@ logger = logging.getLogger("django_dbqueue")
 # A job is tried so often at least before it is taken for the cause of its processes' deaths.
 LEAST_ATTEMPTS = 3
 BATCH = 500
+# In seconds: so long it is tried to give back jobs that had not begun and whose rows other transactions have locked.
+LOCKED, PAUSE = 1.0, 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,7 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: Death, annou
     database = backend.database
     processes: dict[int, Process] = {}
     left: list[Job] = []
+    given_back = 0 if death.silent else _give_back(database, dead, death.unbegun)
     if dead.using(database).exists():
         with transaction.atomic(using=database):
             processes = _bury(dead.using(database), death)
@@ -75,7 +78,24 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: Death, annou
         orphans, more = _settle(database, lock_first(_jobs(database).orphaned(), BATCH), processes, death)
     announce(_finished(orphans))
     wake_each(database, [*more, *_ready(orphans)])
-    return len(left) + len(orphans)
+    return given_back + len(left) + len(orphans)
+
+
+def _give_back(database: str, dead: ProcessQuerySet, unbegun: frozenset[UUID]) -> int:
+    """Give back jobs that had not begun, as long as their processes have rows: afterwards nobody can tell that they had not.
+
+    Returns how many. A row that stays locked is left to the recovery of all others.
+    """
+    owners = list(dead.using(database).values_list("pk", flat=True))
+    jobs = list(_jobs(database).filter(process__in=owners, pk__in=unbegun))
+    number, end = len(jobs), time.monotonic() + LOCKED
+    while jobs:
+        done = Job.objects.using(database).release(jobs)
+        jobs = [job for job in jobs if job.pk not in done]
+        if not jobs or time.monotonic() > end:
+            break
+        time.sleep(PAUSE)
+    return number - len(jobs)
 
 
 def _finished(jobs: Iterable[Job]) -> list[UUID]:
@@ -108,7 +128,8 @@ def _settle(database: str, rows: Iterable[Job], processes: Mapping[int, Process]
     ran = [(job, death) for job, death in deaths if not _is_unbegun(job, death)]
     stacks = Stack.objects.using(database).of(job for job, _death in ran)
     lost = [_outcome(job, processes.get(job.process_id or 0), end, stacks.get(job.pk, "")) for job, end in ran]
-    Job.objects.using(database).release(unbegun)
+    done = Job.objects.using(database).release(unbegun)
+    unbegun = [job for job in unbegun if job.pk in done]
     for job in unbegun:
         job.state = State.READY
     settled = Execution.objects.using(database).settle(lost) if lost else Settled([], [], [], [], [])
