@@ -233,7 +233,7 @@ class DatabaseBackend(BaseTaskBackend):
     @contextmanager
     def _held_open(self, entry: Entry) -> Iterator[None]:
         """The batch does not finish before its new jobs are written. Raises BatchFinished."""
-        with writing(self.database):
+        with writing(self.database, savepoint=False):
             self.batches.join(entry.id, opens=entry.opens)
             yield
 

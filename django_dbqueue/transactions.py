@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,23 +20,24 @@ def is_conflict(error: BaseException) -> bool:
     return code in _CONFLICTS
 
 
-@contextmanager
-def writing(database: str) -> Iterator[None]:
-    """A transaction that reads before it writes. SQLite has it wait for other writers as it begins: one that begins as a reader
-    fails at once if another has written meanwhile.
+class writing(transaction.Atomic):
+    """``transaction.atomic()`` for what reads before it writes. On SQLite it waits for other writers as it begins: a transaction
+    that begins as a reader fails at once, with "database is locked", if another has written meanwhile.
     """
-    connection: Any = connections[database]
-    with ExitStack() as stack:
+
+    def __init__(self, database: str | None, *, savepoint: bool = True) -> None:
+        super().__init__(using=database, savepoint=savepoint, durable=False)
+
+    def __enter__(self) -> None:
+        connection: Any = transaction.get_connection(self.using)
         if connection.vendor != "sqlite":
-            stack.enter_context(transaction.atomic(using=database, savepoint=False))
-        else:
-            connection.ensure_connection()
-            mode, connection.transaction_mode = connection.transaction_mode, "IMMEDIATE"
-            try:
-                stack.enter_context(transaction.atomic(using=database, savepoint=False))
-            finally:
-                connection.transaction_mode = mode
-        yield
+            return super().__enter__()
+        connection.ensure_connection()
+        mode, connection.transaction_mode = connection.transaction_mode, "IMMEDIATE"
+        try:
+            super().__enter__()
+        finally:
+            connection.transaction_mode = mode
 
 
 def after_commit(action: Callable[[], object], *, asked: frozenset[str] = frozenset()) -> None:

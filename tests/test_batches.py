@@ -7,7 +7,6 @@ import threading
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import connection, connections, transaction
-from django.test.utils import CaptureQueriesContext
 
 from django_dbqueue import batch, pipeline
 from django_dbqueue.compat import InvalidTask
@@ -30,21 +29,6 @@ def callbacks() -> list[str]:
 def settle(*jobs, state=State.SUCCESSFUL):
     outcome = Execution.Outcome.SUCCESSFUL if state == State.SUCCESSFUL else Execution.Outcome.FAILED
     return Execution.objects.settle([Settlement.of(job, outcome, state) for job in jobs])
-
-
-@pytest.mark.skipif(connection.vendor != "sqlite", reason="Elsewhere a transaction waits for the rows that it needs.")
-def test_a_call_inside_waits_for_other_writers_before_it_reads():
-    with batch(on_finish=rejoice):
-        add.enqueue(1, 2)
-        usual, connection.transaction_mode = connection.transaction_mode, None  # As a new project has it.
-        try:
-            with CaptureQueriesContext(connection) as queries:
-                add.enqueue(3, 4)
-            assert connection.transaction_mode is None
-        finally:
-            connection.transaction_mode = usual
-
-    assert "BEGIN IMMEDIATE" in [query["sql"] for query in queries]
 
 
 def test_a_job_follows_when_all_have_ended():

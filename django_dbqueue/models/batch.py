@@ -5,13 +5,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from django.db import DatabaseError, OperationalError, connections, models, transaction
+from django.db import DatabaseError, OperationalError, connections, models
 from django.db.models import Count, Exists, F, OuterRef, Q
 from django.db.models.functions import Coalesce
 from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import BatchFinished
 from ..ids import uuid7
+from ..transactions import writing
 from .batch_share import BatchShare
 from .cluster import certify
 from .counts import LIMIT, count
@@ -60,7 +61,7 @@ class BatchQuerySet(PrimaryQuerySet["Batch"]):
 
         An opener that lives takes its batch back with the next job that it adds; or it finds that the batch has finished.
         """
-        with transaction.atomic(using=self.db):
+        with writing(self.db):
             expired = self.filter(sealed_at=None, finished_at=None, opened_until__lt=Now())
             ids = lock_first(expired.values_list("pk", flat=True), limit)
             self.filter(pk__in=ids).update(sealed_at=Now())
@@ -107,7 +108,7 @@ class BatchQuerySet(PrimaryQuerySet["Batch"]):
             return []
 
     def _finish(self, found: list[Any]) -> list[str]:
-        with transaction.atomic(using=self.db):
+        with writing(self.db):
             held = [row.pk for row in lock(self.filter(pk__in=found).order_by("pk"))]
             # Once more, under the lock: a job may have been added before it.
             due = list(self.due().filter(pk__in=held))
@@ -207,7 +208,7 @@ class Batch(models.Model):
 
     def withdraw(self, ids: Sequence[Any]) -> None:
         """Call off jobs that wait, as if they had not been added: they do not count as members that failed."""
-        with transaction.atomic(using=self._state.db):
+        with writing(self._state.db):
             for start in range(0, len(ids), 1000):
                 added = self.jobs().filter(pk__in=ids[start : start + 1000])
                 added.waiting().discard()

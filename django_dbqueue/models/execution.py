@@ -3,9 +3,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from django.db import models, transaction
+from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..transactions import writing
 from .asked import AskedExecutions
 from .expressions import Among
 from .failure import Failure
@@ -28,7 +29,7 @@ class ExecutionQuerySet(AskedExecutions):
 
         Only the owner of a job settles it: see Fence. A job that an operator has stopped ends here, however its attempt did.
         """
-        with transaction.atomic(using=self.db):
+        with writing(self.db):
             jobs = Job.objects.using(self.db)
             ids = [outcome.fence[0] for outcome in outcomes]
             # Found by key alone: with the state in the WHERE, PostgreSQL may walk the index of running jobs, and under a

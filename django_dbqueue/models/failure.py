@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from django.db import models, transaction
+from django.db import models
 from django.db.models import Case, Count, F, Value, When
 from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 
 from ..errors import ErrorReport
+from ..transactions import writing
 from .expressions import Now, after
 from .identifier import IdentifierField
 from .locking import lock_first
@@ -49,7 +50,7 @@ class FailureQuerySet(PrimaryQuerySet["Failure"]):
 
     def prune(self, older_than: float) -> None:
         """Forget those that were not seen for so many seconds."""
-        with transaction.atomic(using=self.db):
+        with writing(self.db):
             old = self.filter(last_seen__lt=after(-older_than))
             if ids := lock_first(old.values_list("pk", flat=True), MOST_PRUNED):
                 executions = self.model._meta.get_field("executions").related_model._base_manager.using(self.db)

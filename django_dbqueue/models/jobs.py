@@ -9,11 +9,11 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db import OperationalError, connections, models, transaction
+from django.db import OperationalError, connections, models
 from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
 
 from .. import limits
-from ..transactions import is_conflict
+from ..transactions import is_conflict, writing
 from ..wakeup import wake_each
 from . import keyed, walking
 from .alike import COLUMNS, Alike, rows_behind
@@ -117,7 +117,7 @@ class JobQuerySet(OperatedJobs):
         if limited:
             Semaphore.objects.using(self.db).line_up(limited)
         first = jobs[0]
-        with transaction.atomic(using=self.db, savepoint=False) if len(jobs) > 1 else nullcontext():
+        with writing(self.db, savepoint=False) if len(jobs) > 1 else nullcontext():
             create(self, first, keyed.TIMES)
             insert(self, COLUMNS, rows_behind(first, jobs))
 
@@ -191,7 +191,7 @@ class JobQuerySet(OperatedJobs):
         room: Callable[[], int] | None,
     ) -> tuple[bool, list[Job]]:
         """Returns whether there may be more, and those that are the process's own now."""
-        with transaction.atomic(using=self.db, savepoint=False):
+        with writing(self.db, savepoint=False):
             if room and (limit := min(limit, room())) <= 0:
                 return False, []
             waiting = self.of_lane(lane).filter(NotBefore(*since)) if since else self.of_lane(lane)
@@ -239,7 +239,7 @@ class JobQuerySet(OperatedJobs):
         if not jobs:
             return set()
         fences = {job.fence for job in jobs}
-        with transaction.atomic(using=self.db, savepoint=False):
+        with writing(self.db, savepoint=False):
             # In the order in which a settlement locks them, and found by key alone.
             rows = lock(self.filter(Among([job.id for job in jobs])).order_by("pk"))
             seen = list(rows.values_list("pk", "attempt", "process_id"))
@@ -278,7 +278,7 @@ class JobQuerySet(OperatedJobs):
 
     def dispatch(self, limit: int = 1000) -> list[str]:
         """Make jobs ready whose time has come. Returns the queue of each."""
-        with transaction.atomic(using=self.db):
+        with writing(self.db):
             due = dict(lock_first(self.due().order_by("run_after").values_list("pk", "queue"), limit))
             self.filter(pk__in=list(due), state=State.SCHEDULED).update(state=State.READY)
         return list(due.values())
@@ -318,7 +318,7 @@ class JobQuerySet(OperatedJobs):
 
     def prune(self, states: Sequence[str], older_than: float, limit: int) -> int:
         """Delete finished jobs that ended so many seconds ago, with all that is kept of them. Returns how many."""
-        with transaction.atomic(using=self.db):
+        with writing(self.db):
             old = self.filter(state__in=states, finished_at__lt=after(-older_than)).order_by("finished_at")
             found = lock_first(old.values_list("pk", "state", "batch"), limit)
             if failed := [EndedRun(*row) for row in found if row[1] in UNSUCCESSFUL]:

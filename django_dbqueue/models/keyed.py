@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django.db import OperationalError, connections, models, transaction
+from django.db import OperationalError, connections, models
 from django.db.models import Case, F, Value, When
 from django.db.models.functions import Greatest
 
 from ..moments import LONGEST_WAIT
+from ..transactions import writing
 from .batch_share import BatchShare, EndedRun
 from .expressions import Now, after
 from .states import FINISHED, Conflict, Fate, State
@@ -87,7 +88,7 @@ def begin_anew(rows: models.QuerySet[Job], wait: float | datetime) -> None:
 
 def _merge(rows: models.QuerySet[Job], jobs: Sequence[Job], how: Merge) -> list[tuple[Job, Fate]]:
     is_own = not connections[rows.db].in_atomic_block
-    with transaction.atomic(using=rows.db, savepoint=False):
+    with writing(rows.db, savepoint=False):
         if is_own:
             _read_committed(connections[rows.db])
         standing = _stand(rows, jobs)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from django.db import models, router, transaction
+from django.db import models, router
 
+from ..transactions import writing
 from .locking import lock_keys
 
 M = TypeVar("M", bound=models.Model)
@@ -30,7 +31,7 @@ class PrimaryQuerySet(models.QuerySet[M]):
         changed = 0
         for start in range(0, len(ids), PART):
             part = ids[start : start + PART]
-            with transaction.atomic(using=self.db, savepoint=False):
+            with writing(self.db, savepoint=False):
                 free = lock_keys(self, part)
                 changed += self.model._base_manager.using(self.db).filter(pk__in=free).update(**changes)
             if held := set(part).difference(free):

@@ -3,9 +3,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from django.db import connections, models, transaction
+from django.db import connections, models
 from django.utils.translation import gettext_lazy as _
 
+from ..transactions import writing
 from .expressions import Now
 from .job import Job
 from .locking import lock
@@ -27,7 +28,7 @@ class ProgressQuerySet(PrimaryQuerySet["Progress"]):
 
         A job that somebody holds is left out, and is neither written nor lost.
         """
-        with transaction.atomic(using=self.db):
+        with writing(self.db):
             rows = Job.objects.using(self.db).filter(pk__in=[job.pk for job, _ in notes]).order_by("pk")
             wanted, free = {job.fence for job, _ in notes}, _running(lock(rows))
             self.write([(job, noted) for job, noted in notes if job.fence in free])

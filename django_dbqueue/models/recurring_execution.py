@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from django.db import models, transaction
+from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..transactions import writing
 from .expressions import Now, after
 from .locking import lock_first
 from .primary import PrimaryQuerySet
@@ -11,7 +12,7 @@ from .primary import PrimaryQuerySet
 class RecurringExecutionQuerySet(PrimaryQuerySet["RecurringExecution"]):
     def prune(self, older_than: float, limit: int) -> int:
         """Forget those whose time was so many seconds ago. Returns how many."""
-        with transaction.atomic(using=self.db):
+        with writing(self.db):
             old = self.filter(run_at__lt=after(-older_than)).order_by("run_at")
             ids = lock_first(old.values_list("pk", flat=True), limit)
             return self.filter(pk__in=ids)._raw_delete(self.db) if ids else 0

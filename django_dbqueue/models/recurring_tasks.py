@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db import transaction
 from django.db.models import Exists, F, OuterRef, Q
 
 from ..exceptions import InvalidSchedule
+from ..transactions import writing
 from .expressions import Now, after
 from .job import Job
 from .locking import lock
@@ -89,7 +89,7 @@ class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
         Each time has one execution, written with its job. A row that another dispatcher holds is left to it. Raises what
         ``enqueue`` raises, and InvalidSchedule: then nothing has changed.
         """
-        with transaction.atomic(using=self.db):
+        with writing(self.db):
             found: Any = lock(self.enabled().filter(pk=row.pk)).annotate(seen_at=Now()).first()
             if found is None:
                 return None
@@ -99,7 +99,7 @@ class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
 
     def run_now(self, enqueue: Enqueue) -> int:
         """Enqueue them once more, at once, whether they are enabled or not. Returns how many. Raises what ``enqueue`` raises."""
-        with transaction.atomic(using=self.db):
+        with writing(self.db):
             rows: list[Any] = list(lock(self.annotate(seen_at=Now())))
             for row in rows:
                 job = self._once(row, row.seen_at, enqueue, timedelta())
@@ -130,7 +130,7 @@ class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
 
     def forget(self, older_than: float) -> None:
         """Delete those from code that nobody has declared for so many seconds, with their executions."""
-        with transaction.atomic(using=self.db):
+        with writing(self.db):
             gone = self.filter(is_from_code=True, declared_at__lt=after(-older_than))
             if ids := list(lock(gone).values_list("pk", flat=True)):
                 RecurringExecution.objects.using(self.db).filter(task__in=ids)._raw_delete(self.db)

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections, transaction
+from django.db import connections
 from django.db.models import Count, Exists, F, OuterRef, Q, Subquery
 from django.db.models.functions import Coalesce
 
 from ..ids import uuid7
+from ..transactions import writing
 from ..wakeup import wake_each
 from .cluster import certify
 from .expressions import Now, after
@@ -105,7 +106,7 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
             have no room, and those of another some.
         left_by: the jobs that give back their slots before.
         """
-        with transaction.atomic(using=self.db, savepoint=False):
+        with writing(self.db, savepoint=False):
             held = {row.pk: row for row in self._locked(keys) if row.most}
             if left_by:
                 delete(Slot.objects.using(self.db).filter(job__in=[job.pk for job in left_by]))
@@ -130,14 +131,14 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
         """
         lost = self._blocked().exclude(Exists(self.filter(pk=OuterRef("blocked_by")))).order_by("blocked_by")
         keys = list(lost.values_list("blocked_by", flat=True).distinct()[:limit])
-        with transaction.atomic(using=self.db):
+        with writing(self.db):
             return [queue for key in keys for queue in self._unblock(key, 1, {}, of_each_kind=True)]
 
     def book(self, keys: Iterable[str] | None = None) -> None:
         """Give those that wait for a rate the times of the next seconds."""
         rows: Any = self.filter(booked__lt=after(AHEAD)) if keys is None else self.filter(pk__in=list(keys), booked__isnull=False)
         if waiting := list(rows.waiting().values_list("pk", flat=True)):
-            with transaction.atomic(using=self.db, savepoint=False):
+            with writing(self.db, savepoint=False):
                 for row in self._locked(waiting):
                     self._give_times(row)
 
@@ -146,7 +147,7 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
         rows: Any = self.filter(Q(earliest__gt=Now()) | Q(booked__gt=after(AHEAD))).annotate(db_now=Now())
         ahead = [row.pk for row in rows if row.is_ahead]
         for start in range(0, len(ahead), AT_ONCE):
-            with transaction.atomic(using=self.db):
+            with writing(self.db):
                 self._store([row for row in self._locked(ahead[start : start + AT_ONCE]) if row.come_back()])
 
     def _give_times(self, row: Any) -> None:
@@ -167,7 +168,7 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
     def prune(self, limit: int) -> int:
         """Forget those that nobody holds or waits for. Returns how many."""
         found = list(self._unused().values_list("pk", flat=True)[:limit])
-        with transaction.atomic(using=self.db):
+        with writing(self.db):
             held = [row.pk for row in lock(self.filter(pk__in=found).order_by("pk"))]
             # Once more, under the lock: a claim may have come before it, and its slots must stay.
             unused = list(self._unused().filter(pk__in=held).values_list("pk", flat=True))

@@ -11,8 +11,6 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from django.db import transaction
-
 from ..backend import DatabaseBackend
 from ..errors import ErrorReport
 from ..exceptions import ProcessLost, Stopped, TimedOut
@@ -21,6 +19,7 @@ from ..models.expressions import Now
 from ..models.locking import lock_first
 from ..models.process import ProcessQuerySet
 from ..models.states import FINISHED, OnLost, Outcome, State
+from ..transactions import writing
 from ..wakeup import wake_each
 from .board import Board, unbegun_of
 from .pool import Pool
@@ -64,7 +63,7 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: Death, annou
     left: list[Job] = []
     given_back = 0 if death.silent else _give_back(database, dead, death.unbegun)
     if dead.using(database).exists():
-        with transaction.atomic(using=database):
+        with writing(database):
             processes = _bury(dead.using(database), death)
             boards = [process.details.get("board", "") for process in processes.values()]
             death = replace(death, unbegun=death.unbegun.union(*map(unbegun_of, boards)))
@@ -74,7 +73,7 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: Death, annou
             Board.remove(board)
         announce(_finished(left))
     # Those of others before them, and what was locked at that moment. Locked rows are stepped over: they hold up no others.
-    with transaction.atomic(using=database):
+    with writing(database):
         orphans, more = _settle(database, lock_first(_jobs(database).orphaned(), BATCH), processes, death)
     announce(_finished(orphans))
     wake_each(database, [*more, *_ready(orphans)])

@@ -17,7 +17,7 @@ from .. import errors
 from ..models import Execution, Job, Settled, Settlement
 from ..models.states import Fence, Outcome
 from ..options import Options
-from ..transactions import is_conflict
+from ..transactions import is_conflict, writing
 from .connection import close_connections, discard, prepare
 from .deadline import answered_within
 
@@ -189,7 +189,7 @@ class Settler:
     def _would_take(self, outcome: Settlement) -> bool:
         """Whether the database works: a rehearsal, which is rolled back."""
         try:
-            with transaction.atomic(using=self._database):
+            with writing(self._database):
                 self._executions.settle([outcome])
                 transaction.set_rollback(True, using=self._database)
             return True

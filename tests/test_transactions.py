@@ -1,0 +1,55 @@
+"""On SQLite, a transaction that begins as a reader fails at once if another has written before it writes."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_dbqueue import batch
+from django_dbqueue.models import Execution, Job, Settlement
+
+from . import tasks
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(connection.vendor != "sqlite", reason="Elsewhere a transaction waits for the rows that it needs."),
+]
+
+
+def call_in_a_batch():
+    with batch():
+        tasks.add.enqueue(1)
+
+
+VERBS = {
+    "retry": lambda: Job.objects.retry(),
+    "discard": lambda: Job.objects.discard(),
+    "move": lambda: Job.objects.move("mail"),
+    "reprioritise": lambda: Job.objects.reprioritise(7),
+    "call in a batch": call_in_a_batch,
+    "call of a key": lambda: tasks.add.using(key="one").enqueue(1),
+    "calls of keys": lambda: tasks.add.using(key="one").enqueue_many([(1,), (2,)]),
+    "dispatch": lambda: Job.objects.dispatch(),
+}
+
+
+@pytest.fixture
+def new_project():
+    """A connection as Django makes it without ``transaction_mode``."""
+    usual, connection.transaction_mode = connection.transaction_mode, None
+    yield
+    assert connection.transaction_mode is None
+    connection.transaction_mode = usual
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+def test_verb_waits_for_other_writers_before_it_reads(verb, claim, new_project):
+    tasks.add.enqueue_many([(number,) for number in range(3)])
+    Execution.objects.settle([Settlement.of(job, Execution.Outcome.FAILED, Job.State.FAILED) for job in claim(limit=1)])
+    tasks.add.enqueue(1)
+
+    with CaptureQueriesContext(connection) as queries:
+        verb()
+
+    assert {query["sql"] for query in queries if query["sql"].startswith("BEGIN")} == {"BEGIN IMMEDIATE"}
