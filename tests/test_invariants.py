@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 
@@ -179,23 +178,6 @@ def test_a_row_that_somebody_holds_does_not_hold_up_its_batch(claim):
     assert [s.fence for s in settled.written] == [free.fence]
     assert [s.fence for s in settled.held] == [held.fence]
     assert settle(*settled.held).written
-
-
-@pytest.mark.skipif(connections["default"].vendor != "sqlite", reason="Elsewhere a transaction waits for the rows that it needs.")
-def test_connections_of_workers_wait_for_other_writers_before_they_read(monkeypatch):
-    from django_dbqueue.runtime.connection import prepare
-
-    monkeypatch.delitem(connections["default"].settings_dict["OPTIONS"], "transaction_mode")  # As a new project has it.
-
-    def mode():
-        prepare("default", 10)
-        connections["default"].ensure_connection()
-        found = connections["default"].transaction_mode
-        connections["default"].close()
-        return found
-
-    with ThreadPoolExecutor() as thread:
-        assert thread.submit(mode).result() == "IMMEDIATE"
 
 
 def test_two_claimers_never_get_the_same_job():

@@ -8,6 +8,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_dbqueue import batch
 from django_dbqueue.models import Execution, Job, Settlement
+from django_dbqueue.testing import drain
 
 from . import tasks
 
@@ -22,6 +23,11 @@ def call_in_a_batch():
         tasks.add.enqueue(1)
 
 
+def run_an_atomic_task():
+    tasks.atomic_row.enqueue("a")
+    drain()
+
+
 VERBS = {
     "retry": lambda: Job.objects.retry(),
     "discard": lambda: Job.objects.discard(),
@@ -31,6 +37,8 @@ VERBS = {
     "call of a key": lambda: tasks.add.using(key="one").enqueue(1),
     "calls of keys": lambda: tasks.add.using(key="one").enqueue_many([(1,), (2,)]),
     "dispatch": lambda: Job.objects.dispatch(),
+    "claim, run, settle": drain,
+    "atomic task": run_an_atomic_task,
 }
 
 

@@ -79,9 +79,6 @@ def prepare(database: str, limit: float) -> None:
 
 def _prepare_unconnected(connection: Any, limit: float) -> None:
     options = {key: value for key, value in connection.settings_dict["OPTIONS"].items() if key != "isolation_level"}
-    if connection.vendor == "sqlite":
-        # A claim reads and then writes: begun as a reader, it would fail whenever another writer was quicker.
-        options["transaction_mode"] = "IMMEDIATE"
     if connection.vendor == "postgresql":
         options |= _patience(limit)
         # Before it is made: Django asks something on each new connection.

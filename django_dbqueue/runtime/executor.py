@@ -41,7 +41,7 @@ from ..models.states import OnLost, Outcome, State
 from ..results import JobResult, result_of, task_of
 from ..retry import wait_before_retry
 from ..tasks import load
-from ..transactions import is_conflict
+from ..transactions import is_conflict, writing
 from . import calls
 from .calls import CoroutineCall, ThreadCall
 from .connection import close_interrupted, look_after_connections, of_coroutines, ready_connections
@@ -199,7 +199,7 @@ class Attempt:
         """What the task does to the queue's database, and that it succeeded, are committed together or not at all."""
         database, committed, success = self._backend.database, [], None
         try:
-            with transaction.atomic(using=database):
+            with writing(database):
                 # The first of the hooks: it tells an error of the task's own hooks from one that has undone the transaction.
                 transaction.on_commit(lambda: committed.append(True), using=database)
                 success = self.succeed(self._call.run(function))

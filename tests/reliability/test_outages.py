@@ -191,7 +191,5 @@ class TestConnections:
         thread.start()
         thread.join()
         match connection.vendor:
-            case "sqlite":
-                assert found[0]["transaction_mode"] == "IMMEDIATE"
             case "mysql":
                 assert found[0]["read_timeout"] == 11
