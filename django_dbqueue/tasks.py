@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
-from functools import partial
+from functools import lru_cache, partial
 from importlib import import_module
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
 from asgiref.sync import sync_to_async
@@ -202,6 +203,12 @@ class Task(BaseTask[P, R], Generic[P, R]):
     async def aenqueue_many(self, calls: Iterable[tuple[Any, ...] | dict[str, Any]]) -> Sequence[JobResult]:
         """``enqueue_many()`` for a coroutine."""
         return await sync_to_async(self.enqueue_many)(calls)
+
+
+@lru_cache(maxsize=1000)
+def is_coroutine(function: Callable[..., Any]) -> bool:
+    """Whether a task's function is an ``async def``. Remembered, as a worker asks it twice of each job."""
+    return iscoroutinefunction(function)
 
 
 @overload

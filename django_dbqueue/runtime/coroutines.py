@@ -6,14 +6,13 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from inspect import iscoroutinefunction
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
 
 from ..models import Job, Settlement
 from ..options import Options
-from ..tasks import load
+from ..tasks import is_coroutine, load
 from .calls import CoroutineCall
 from .connection import close_connections, watch_coroutines
 
@@ -108,7 +107,7 @@ class Coroutines:
 
 def _is_coroutine(job: Job, leave: Callable[[str], None]) -> bool:
     try:
-        return iscoroutinefunction(load(job.task).func)
+        return is_coroutine(load(job.task).func)
     except BaseException:
         leave(job.task)
         return False

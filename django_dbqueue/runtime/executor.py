@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
-from inspect import iscoroutinefunction
 from itertools import takewhile
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -40,7 +39,7 @@ from ..models.jobs import JobQuerySet
 from ..models.states import OnLost, Outcome, State
 from ..results import JobResult, result_of, task_of
 from ..retry import wait_before_retry
-from ..tasks import load
+from ..tasks import is_coroutine, load
 from ..transactions import is_conflict, writing
 from . import calls
 from .calls import CoroutineCall, ThreadCall
@@ -61,7 +60,7 @@ def run(call: ThreadCall, backend: DatabaseBackend) -> Settlement | Settled:
         function = attempt.begin()
         if attempt.is_atomic:
             return attempt.settle_in_transaction(function)
-        return attempt.announce(attempt.succeed(call.run(async_to_sync(function) if iscoroutinefunction(function) else function)))
+        return attempt.announce(attempt.succeed(call.run(async_to_sync(function) if is_coroutine(function.func) else function)))
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise  # Workers run tasks on other threads: here it is a person's Ctrl-C.
@@ -148,7 +147,7 @@ class Attempt:
         is_plain = job.attempt == job.attempts_before + 1 and job.on_lost != OnLost.FAIL and not job.pipeline
         return is_plain and job.max_attempts > 0 and not is_heard(signals.task_started) and not is_heard(signals.task_finished)
 
-    def begin(self) -> Callable[[], Any]:
+    def begin(self) -> partial[Any]:
         """Announce the attempt, and return the call that it consists of."""
         job = self._job
         self._started_at, self._options = job.now(), self._backend.options_of(job.queue)
