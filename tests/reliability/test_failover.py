@@ -184,7 +184,7 @@ def test_a_claim_that_a_failover_lost_and_that_is_made_by_another_worker_is_anno
     lost.begin()
 
     lost.fail_over()
-    until(lambda: "could not beat" in log_of(lost.child))
+    until(lambda: "Listening for new jobs is interrupted" in log_of(lost.child))
     lost.another()
     until(lambda: runs(lost.path) == Counter(lost.ids * 2))
     lost.go_on()
