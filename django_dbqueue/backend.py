@@ -14,12 +14,18 @@ from uuid import UUID
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections, router
 
-from . import arguments, keys, limits
+from . import limits
 from .batch import Entry
 from .batch import current as current_entry
 from .compat import BaseTaskBackend, InvalidTask, TaskResultDoesNotExist, is_heard, signals, task_backends
+from .core import serialization, unique_keys
+from .core.notify import wake
+from .core.options import Options
+from .core.queue_selector import NAME, QueueSelector, check_name
+from .core.time_values import LONGEST_WAIT
+from .core.transactions import after_commit, writing
+from .core.uuid7 import uuid7
 from .exceptions import InvalidOption
-from .ids import uuid7
 from .models import Batch, Execution, Job
 from .models.alike import Alike
 from .models.batch import BatchQuerySet
@@ -27,13 +33,8 @@ from .models.expressions import after, after_start
 from .models.keyed import Merge
 from .models.progress import progress_of
 from .models.states import Conflict, Fate
-from .moments import LONGEST_WAIT
-from .options import Options
 from .results import Enqueued, JobResult, result_of, task_or_stand_in
-from .selector import NAME, QueueSelector, check_name
 from .tasks import Task, load
-from .transactions import after_commit, writing
-from .wakeup import wake
 
 # To ask each field for its default takes the model 19 µs, and a copy 5.
 _blank_job = cache(Job)
@@ -168,7 +169,7 @@ class DatabaseBackend(BaseTaskBackend):
         job.task, job.queue, job.priority = task.module_path, task.queue_name, task.priority
         self.set_policy(job, task)
         if metadata := getattr(task, "metadata", None):
-            job.metadata = arguments.to_json(metadata, of=f"metadata of {task.module_path}")
+            job.metadata = serialization.to_json(metadata, of=f"metadata of {task.module_path}")
         if entry := self._entry:
             job.batch_id = entry.id
         if task.run_after:
@@ -193,7 +194,7 @@ class DatabaseBackend(BaseTaskBackend):
         return job
 
     def _bound(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        bound = arguments.bind(task.func, task.takes_context, args, kwargs)
+        bound = serialization.bind(task.func, task.takes_context, args, kwargs)
         # Of a ready-made task, which knows more of its arguments than their types.
         if check := getattr(task.func, "check_call", None):
             check(self, *args, **kwargs)
@@ -202,9 +203,9 @@ class DatabaseBackend(BaseTaskBackend):
     def _key_and_version(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str | None, int | None]:
         key, version = getattr(task, "key", None), getattr(task, "version", None)
         if key is not None and not isinstance(key, str):
-            key = keys.compute(key, task, args, kwargs, f"{task.module_path}: what key returned")
+            key = unique_keys.compute(key, task, args, kwargs, f"{task.module_path}: what key returned")
         if callable(version):
-            version = keys.compute_version(version, task, args, kwargs)
+            version = unique_keys.compute_version(version, task, args, kwargs)
         return key and f"{task.module_path} {key}", version
 
     def _enqueue(self, task: Any, jobs: Sequence[Job]) -> Enqueued:

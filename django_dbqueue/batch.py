@@ -14,9 +14,9 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 
 from .compat import DEFAULT_TASK_BACKEND_ALIAS, InvalidTask, task_backends
+from .core.notify import wake_each
+from .core.transactions import after_commit
 from .tasks import Task
-from .transactions import after_commit
-from .wakeup import wake_each
 
 if TYPE_CHECKING:
     from .models import Batch, Job

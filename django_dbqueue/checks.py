@@ -15,9 +15,9 @@ from django.db import connections
 from . import limits
 from .backend import DatabaseBackend
 from .compat import task_backends
+from .core.options import Options
 from .exceptions import InvalidOption, InvalidSchedule, InvalidTaskPath
 from .limits import Limit, Rate
-from .options import Options
 from .recurring import Declared, declared
 from .tasks import Task, load, modules_with_tasks
 

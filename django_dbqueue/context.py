@@ -9,12 +9,12 @@ from typing import Any, NoReturn
 
 from asgiref.sync import sync_to_async
 
-from . import arguments
 from .batch import batch
 from .compat import TaskContext
+from .core import serialization
+from .core.progress_value import Noted
 from .exceptions import JobLost, Retried, Snoozed
 from .models import Job
-from .models.noted import Noted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class JobContext(TaskContext):  # type: ignore[misc, type-arg]
 
         Raises JobLost if the job belongs to another process by now.
         """
-        self.job.metadata.update(arguments.to_json(self.metadata, of=f"metadata of {self.job.task}"))
+        self.job.metadata.update(serialization.to_json(self.metadata, of=f"metadata of {self.job.task}"))
         if not Job.objects.using(self.job._state.db).save_metadata(self.job):
             raise JobLost(f"Job {self.job.pk} belongs to another process now.")
 

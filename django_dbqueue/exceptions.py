@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from .moments import seconds_of, seconds_or_time
+from .core.time_values import seconds_of, seconds_or_time
 
 
 class QueueError(Exception):

@@ -8,7 +8,7 @@ from datetime import timedelta
 from hashlib import sha256
 from typing import Any, Literal
 
-from . import keys
+from .core import unique_keys
 
 LONGEST_GROUP = 100
 # What a column holds.
@@ -106,7 +106,7 @@ def check(task: Any) -> None:
             if not isinstance(each, kind):
                 raise ValueError(f"{name} must be such as {example}, or a tuple of these, not {each!r}.")
             if each.key is not None:
-                keys.check(each.key, task.func, task.takes_context, f"{name}: key")
+                unique_keys.check(each.key, task.func, task.takes_context, f"{name}: key")
 
 
 def of_call(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -138,9 +138,9 @@ def _key(each: Limit | Rate, task: Any, args: Sequence[Any], kwargs: Mapping[str
     name = str(task.module_path) if each.group is None else '"{}"'.format(each.group.replace('"', '""'))
     if each.key is None:
         return name
-    value = keys.compute(each.key, task, args, kwargs, f"{task.module_path}: what a limit's key returned")
+    value = unique_keys.compute(each.key, task, args, kwargs, f"{task.module_path}: what a limit's key returned")
     # Two limits of one task, by different arguments, are two.
-    by = "" if each.group else "+".join(keys.wanted(each.key)) + "="
+    by = "" if each.group else "+".join(unique_keys.wanted(each.key)) + "="
     return None if value is None else f"{name} {by}{value}"
 
 

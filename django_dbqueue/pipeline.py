@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 
-from . import arguments
 from .compat import InvalidTask
+from .core import serialization
+from .core.transactions import after_commit
 from .tasks import Task, split
-from .transactions import after_commit
 
 if TYPE_CHECKING:
     from .results import JobResult
@@ -65,7 +65,7 @@ class Pipeline:
 
     def enqueue_on_commit(self, *args: Any, **kwargs: Any) -> None:
         """Enqueue once the caller's open transactions have committed; at once if there are none."""
-        arguments.bind(self.stages[0].func, self.stages[0].takes_context, args, kwargs)
+        serialization.bind(self.stages[0].func, self.stages[0].takes_context, args, kwargs)
         after_commit(partial(self.enqueue, *args, **kwargs))
 
     def enqueue_many(self, calls: Iterable[tuple[Any, ...] | dict[str, Any]]) -> Sequence[JobResult]:
@@ -99,7 +99,7 @@ def pipeline(*stages: Task[..., Any]) -> Pipeline:
 def _must_follow(stage: Task[..., Any]) -> None:
     leading = (None,) if stage.takes_context else ()
     try:
-        arguments.signature_of(stage.func).bind(*leading, None)
+        serialization.signature_of(stage.func).bind(*leading, None)
     except TypeError as error:
         said = f"{stage.module_path} gets one argument, what the stage before it returned: {error}."
         raise InvalidTask(said) from None

@@ -6,10 +6,11 @@ from datetime import timedelta
 from inspect import iscoroutinefunction
 from typing import Any
 
-from . import keys, limits
+from . import limits
 from .compat import InvalidTask
-from .moments import check_expires
-from .options import DAY, MOST_ATTEMPTS
+from .core import unique_keys
+from .core.options import DAY, MOST_ATTEMPTS
+from .core.time_values import check_expires
 
 # Ten years, which every database can add to a time.
 LONGEST_TIMEOUT = 3650 * DAY
@@ -63,9 +64,9 @@ def _check_key(task: Any) -> None:
     if task.on_conflict not in CONFLICTS:
         raise InvalidTask(f"on_conflict must be one of {', '.join(map(repr, CONFLICTS))}, not {task.on_conflict!r}.")
     if callable(task.version):
-        keys.check(task.version, task.func, task.takes_context, "version")
+        unique_keys.check(task.version, task.func, task.takes_context, "version")
     else:
-        keys.as_version(task.version, "version")
+        unique_keys.as_version(task.version, "version")
     if task.max_wait is not None and (not isinstance(task.max_wait, timedelta) or task.max_wait <= timedelta()):
         raise InvalidTask(f"max_wait must be a timedelta above 0, not {task.max_wait!r}.")
     if task.max_wait is not None and task.on_conflict != "replace":
@@ -75,6 +76,6 @@ def _check_key(task: Any) -> None:
             raise InvalidTask("version compares calls with one key. Add key=..., or leave it out.")
         return
     if isinstance(task.key, str):
-        keys.as_text(task.key, "key")
+        unique_keys.as_text(task.key, "key")
     else:
-        keys.check(task.key, task.func, task.takes_context, "key")
+        unique_keys.check(task.key, task.func, task.takes_context, "key")

@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeVar
 
-from . import arguments
 from .compat import DEFAULT_TASK_BACKEND_ALIAS, FrameworkTask
+from .core import serialization
 from .exceptions import InvalidSchedule, InvalidTaskPath
 from .recurrence import Recurrence
 from .recurring_calls import RecurringCall
@@ -50,7 +50,7 @@ class Declared:
         values: dict[str, Any] = {}
         for part in (self.recurrence, self.call):
             values |= {each.name: getattr(part, each.name) for each in fields(part)}
-        values |= {name: arguments.to_json(values[name]) for name in ("args", "kwargs")}
+        values |= {name: serialization.to_json(values[name]) for name in ("args", "kwargs")}
         text = json.dumps(values, sort_keys=True, default=str)
         return {**values, "definition": hashlib.sha256(text.encode()).hexdigest()}
 

@@ -10,8 +10,8 @@ from uuid import UUID
 
 from django.core.management import get_commands
 
-from . import arguments
 from .compat import InvalidTask
+from .core import serialization
 from .exceptions import CommandNotAllowed, InvalidSchedule, SqlNotAllowed
 from .tasks import load
 
@@ -52,7 +52,7 @@ class RecurringCall:
         self.check()
         changes = {"queue_name": self.queue or None, "priority": self.priority, "backend": backend}
         try:
-            arguments.bind(task.func, task.takes_context, self._arguments, self.kwargs)
+            serialization.bind(task.func, task.takes_context, self._arguments, self.kwargs)
             changed = task.using(**{name: value for name, value in changes.items() if value is not None})
             if check := getattr(task.func, "check_call", None):
                 check(changed.get_backend(), *self._arguments, **self.kwargs)
@@ -67,7 +67,7 @@ class RecurringCall:
         if self.command and self.command not in get_commands():
             raise InvalidSchedule(f"there is no command {self.command!r}. `manage.py help` lists those that there are.")
         try:
-            arguments.to_json([self.args, self.kwargs], of="the arguments")
+            serialization.to_json([self.args, self.kwargs], of="the arguments")
         except (TypeError, ValueError) as error:
             raise InvalidSchedule(str(error)) from None
 

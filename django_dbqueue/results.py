@@ -12,10 +12,10 @@ from uuid import UUID
 from django.db import connections
 
 from .compat import TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
+from .core.progress_value import Noted
 from .exceptions import InvalidTaskPath, NotYetVisible
 from .models import Execution, Job, Progress
 from .models.document import Unreadable
-from .models.noted import Noted
 from .models.states import Fate
 from .tasks import Task, load
 

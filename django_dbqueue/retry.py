@@ -6,10 +6,10 @@ import logging
 from typing import Any
 
 from .backoff import Exponential
+from .core.options import Options
+from .core.time_values import LONGEST_WAIT
 from .exceptions import Retried
 from .models import Job
-from .moments import LONGEST_WAIT
-from .options import Options
 from .results import JobResult
 
 logger = logging.getLogger("django_dbqueue")

@@ -16,7 +16,7 @@ from asgiref.sync import sync_to_async
 from django.apps import apps as django_apps
 from django.utils.module_loading import module_has_submodule
 
-from . import arguments, policy
+from . import policy
 from .backoff import Backoff
 from .compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
@@ -27,9 +27,10 @@ from .compat import (
     InvalidTask,
     task_backends,
 )
+from .core import serialization
+from .core.transactions import after_commit
 from .exceptions import InvalidTaskPath
 from .limits import Limit, Rate
-from .transactions import after_commit
 
 if TYPE_CHECKING:
     from types import CoroutineType
@@ -186,7 +187,7 @@ class Task(BaseTask[P, R], Generic[P, R]):
 
     def enqueue_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Enqueue once the caller's open transactions have committed; at once if there are none."""
-        arguments.bind(self.func, self.takes_context, args, kwargs)
+        serialization.bind(self.func, self.takes_context, args, kwargs)
         after_commit(partial(self.enqueue, *args, **kwargs))
 
     def enqueue_many(self, calls: Iterable[tuple[Any, ...] | dict[str, Any]]) -> Sequence[JobResult]:

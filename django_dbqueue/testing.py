@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from .backend import DatabaseBackend
 from .compat import DEFAULT_TASK_BACKEND_ALIAS, task_backends
+from .core.queue_selector import QueueSelector
 from .models import Execution, Job, Process, Settlement
 from .models.expressions import after
 from .runtime import executor
@@ -15,7 +16,6 @@ from .runtime.calls import ThreadCall
 from .runtime.durations import Durations
 from .runtime.stop import Stop
 from .runtime.watch import Watch
-from .selector import QueueSelector
 from .tasks import discover
 
 

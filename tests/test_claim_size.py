@@ -7,10 +7,10 @@ import time
 
 import pytest
 
+from django_dbqueue.core.options import Options
+from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Job
-from django_dbqueue.options import Options
 from django_dbqueue.runtime.claimer import Claimer
-from django_dbqueue.selector import QueueSelector
 
 from .conftest import LONG, all_claimed, until
 from .tasks import add, echo_text

@@ -14,10 +14,10 @@ from django.db import connection
 from django_dbqueue import recurring_command
 from django_dbqueue.contrib import output, rows
 from django_dbqueue.contrib.tasks import call_command, run_sql
+from django_dbqueue.core.options import Options
 from django_dbqueue.exceptions import CommandNotAllowed, InvalidOption, SqlNotAllowed
 from django_dbqueue.models import Execution, Job, RecurringTask
 from django_dbqueue.models.expressions import Now
-from django_dbqueue.options import Options
 from django_dbqueue.runtime.scheduler import Scheduler
 from django_dbqueue.testing import drain
 

@@ -9,8 +9,8 @@ import pytest
 from django.db.models import Max, Min
 
 from django_dbqueue.compat import signals
+from django_dbqueue.core.options import Options
 from django_dbqueue.models import Execution, Job
-from django_dbqueue.options import Options
 from django_dbqueue.runtime import coroutines
 from django_dbqueue.runtime.coroutines import Coroutines
 

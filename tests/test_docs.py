@@ -40,10 +40,10 @@ from django.db import connection, connections
 from django_dbqueue import Constant, Exponential, Linear
 from django_dbqueue.backend import DatabaseBackend
 from django_dbqueue.compat import InvalidTask, signals, task_backends
+from django_dbqueue.core.options import Options
 from django_dbqueue.models import Execution, Job, RecurringTask
 from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.models.jobs import JobQuerySet
-from django_dbqueue.options import Options
 from django_dbqueue.recurrence import MISSED
 from django_dbqueue.routers import QueueRouter
 from django_dbqueue.testing import drain

@@ -11,7 +11,7 @@ from django.test import override_settings
 
 from django_dbqueue import task
 from django_dbqueue.compat import InvalidTask, signals
-from django_dbqueue.ids import uuid7
+from django_dbqueue.core.uuid7 import uuid7
 from django_dbqueue.models import Job
 
 from . import tasks

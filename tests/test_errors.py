@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from django_dbqueue.errors import report
+from django_dbqueue.core.error_reports import report
 
 
 def raised(call):

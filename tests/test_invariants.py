@@ -12,7 +12,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from django_dbqueue.compat import task_backends
-from django_dbqueue.errors import ErrorReport
+from django_dbqueue.core.error_reports import ErrorReport
 from django_dbqueue.models import Execution, Failure, Job, Process, Queue, Settlement
 from django_dbqueue.models.states import Lane, Outcome, State
 from django_dbqueue.runtime import announcer, recovery

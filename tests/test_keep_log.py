@@ -10,9 +10,9 @@ import pytest
 from django.db import DataError
 
 from django_dbqueue import testing
+from django_dbqueue.core.options import Options
 from django_dbqueue.models import Execution, Job
 from django_dbqueue.models.execution import ExecutionQuerySet
-from django_dbqueue.options import Options
 from django_dbqueue.runtime import executor, lines
 from django_dbqueue.runtime.calls import ThreadCall
 from django_dbqueue.runtime.settler import Settler

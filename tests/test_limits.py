@@ -11,12 +11,12 @@ from django.test.utils import CaptureQueriesContext
 
 from django_dbqueue import Rate, limit, task
 from django_dbqueue.compat import InvalidTask
+from django_dbqueue.core.options import Options
+from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Execution, Job, Queue, Semaphore, Settlement, Slot
-from django_dbqueue.options import Options
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.runtime.drain import Drain
-from django_dbqueue.selector import QueueSelector
 from django_dbqueue.testing import drain
 
 from .conftest import a_process, all_claimed, most_at_a_time, until

@@ -12,9 +12,9 @@ from django.db import connection
 
 from django_dbqueue import Rate, limit, limits, task
 from django_dbqueue.compat import task_backends
+from django_dbqueue.core.options import Options
 from django_dbqueue.limits import of_call
 from django_dbqueue.models import Execution, Job, Semaphore, Settlement
-from django_dbqueue.options import Options
 
 from .conftest import LONG, a_process
 from .tasks import add

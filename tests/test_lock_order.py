@@ -11,16 +11,17 @@ from itertools import chain
 import pytest
 from django.db import DatabaseError, connection
 
-from django_dbqueue import Rate, errors, limit, task
+from django_dbqueue import Rate, limit, task
 from django_dbqueue.batch import batch
 from django_dbqueue.compat import task_backends
+from django_dbqueue.core import error_reports
+from django_dbqueue.core.options import Options
+from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Batch, Execution, Job, Queue, Semaphore, Settlement
 from django_dbqueue.models.states import State
-from django_dbqueue.options import Options
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.runtime.connection import prepare
-from django_dbqueue.selector import QueueSelector
 
 from .conftest import a_process
 from .tasks import add, row
@@ -125,7 +126,7 @@ def test_a_mixed_load_has_no_deadlock():
         if job.called_off:
             return Settlement.of(job, Outcome.DISCARDED, State.DISCARDED)
         if chance.random() < 0.1:
-            error = errors.report(ValueError(chance.choice("abcdef")))
+            error = error_reports.report(ValueError(chance.choice("abcdef")))
             return Settlement.of(job, Outcome.FAILED, State.SCHEDULED, wait=0.01, error=error)
         return Settlement.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL, result=1)
 

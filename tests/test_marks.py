@@ -10,13 +10,13 @@ import pytest
 from django.db import connection, connections
 from django.utils import timezone
 
+from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Execution, Job, Queue, Settlement
 from django_dbqueue.models.expressions import NotBefore
 from django_dbqueue.models.locking import lock
 from django_dbqueue.models.states import Lane, Outcome, State
 from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.runtime.marks import Marks
-from django_dbqueue.selector import QueueSelector
 
 from . import tasks
 from .conftest import all_claimed

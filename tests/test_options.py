@@ -9,10 +9,10 @@ from django.test import override_settings
 
 from django_dbqueue import Exponential
 from django_dbqueue.compat import task_backends
+from django_dbqueue.core.options import Options
+from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.exceptions import InvalidOption
 from django_dbqueue.models import Job
-from django_dbqueue.options import Options
-from django_dbqueue.selector import QueueSelector
 
 from . import tasks
 

@@ -9,12 +9,12 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
+from django_dbqueue.core.options import Options
+from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Job, KnownTask, Queue
 from django_dbqueue.models.expressions import after
-from django_dbqueue.options import Options
 from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.runtime.drain import Drain
-from django_dbqueue.selector import QueueSelector
 
 from . import tasks
 from .conftest import a_process, all_claimed

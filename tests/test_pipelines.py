@@ -8,8 +8,8 @@ from django.test.utils import CaptureQueriesContext
 
 from django_dbqueue import pipeline
 from django_dbqueue.compat import InvalidTask, signals, task_backends
+from django_dbqueue.core.options import Options
 from django_dbqueue.models import Execution, Job, Settlement
-from django_dbqueue.options import Options
 from django_dbqueue.runtime import executor
 from django_dbqueue.runtime.calls import ThreadCall
 from django_dbqueue.runtime.settler import Settler

@@ -11,10 +11,10 @@ from django.db import DataError, OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_dbqueue import testing
+from django_dbqueue.core.progress_value import MOST, Noted
 from django_dbqueue.exceptions import JobLost
 from django_dbqueue.models import Execution, Job, Progress, Settlement
 from django_dbqueue.models.expressions import after
-from django_dbqueue.models.noted import MOST, Noted
 from django_dbqueue.models.progress import ProgressQuerySet
 from django_dbqueue.runtime import executor
 from django_dbqueue.runtime.calls import ThreadCall

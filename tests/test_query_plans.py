@@ -11,15 +11,15 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_dbqueue.compat import task_backends
+from django_dbqueue.core.options import Options
+from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Batch, Execution, Job, Queue, Semaphore, Settlement
 from django_dbqueue.models.expressions import Among
 from django_dbqueue.models.locking import lock
 from django_dbqueue.models.states import Lane, Outcome, State
-from django_dbqueue.options import Options
 from django_dbqueue.runtime.board import Board
 from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.runtime.dispatcher import Dispatcher
-from django_dbqueue.selector import QueueSelector
 
 from .conftest import a_process
 from .flush import flush

@@ -96,7 +96,7 @@ def test_what_is_no_name_is_refused(name):
 @pytest.mark.django_db(transaction=True)
 def test_workers_of_a_queue_that_is_resumed_are_woken(monkeypatch):
     woken = []
-    monkeypatch.setattr("django_dbqueue.wakeup.wake", lambda *given: woken.append(given))
+    monkeypatch.setattr("django_dbqueue.core.notify.wake", lambda *given: woken.append(given))
     Queue.objects.named("mail", "slow")
     Queue.objects.named("mail").pause()
 
@@ -108,7 +108,7 @@ def test_workers_of_a_queue_that_is_resumed_are_woken(monkeypatch):
 @pytest.mark.django_db(transaction=True)
 def test_workers_of_the_other_queue_are_woken_once_it_is_committed(monkeypatch):
     woken = []
-    monkeypatch.setattr("django_dbqueue.wakeup.wake", lambda *given: woken.append(given))
+    monkeypatch.setattr("django_dbqueue.core.notify.wake", lambda *given: woken.append(given))
     tasks.add.enqueue(1)
 
     with transaction.atomic():

@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 import pytest
 from django.db import IntegrityError, connection, transaction
 
+from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Execution, Job
 from django_dbqueue.models.document import Unreadable
 from django_dbqueue.models.job import TIMES_OF_A_JOB
@@ -14,7 +15,6 @@ from django_dbqueue.models.states import Lane
 from django_dbqueue.runtime.calls import ThreadCall
 from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.runtime.executor import run
-from django_dbqueue.selector import QueueSelector
 from django_dbqueue.testing import drain
 
 from . import tasks

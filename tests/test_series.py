@@ -12,14 +12,14 @@ from uuid import uuid4
 import pytest
 
 from django_dbqueue import limit, task
+from django_dbqueue.core.options import Options
+from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Execution, Job, Process, Queue, Semaphore, Settlement, Slot
 from django_dbqueue.models.states import UNFINISHED
-from django_dbqueue.options import Options
 from django_dbqueue.runtime.board import Board
 from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.runtime.durations import Durations
 from django_dbqueue.runtime.pool import Pool
-from django_dbqueue.selector import QueueSelector
 
 from .conftest import LONG, a_process, all_claimed, until
 from .tasks import add, call_service, charge, nap, one_at_a_time, report

@@ -8,9 +8,9 @@ import pytest
 from django.db import OperationalError, connections
 
 from django_dbqueue.compat import task_backends
+from django_dbqueue.core.options import Options
 from django_dbqueue.models import Execution, Job, Process, Settlement
 from django_dbqueue.models.execution import ExecutionQuerySet
-from django_dbqueue.options import Options
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.board import Board
 from django_dbqueue.runtime.dispatcher import Dispatcher

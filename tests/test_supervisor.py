@@ -9,6 +9,7 @@ import pytest
 from django.db import connection, connections
 
 from django_dbqueue import batch
+from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Batch, Execution, Job, Process, Settlement
 from django_dbqueue.models.jobs import JobQuerySet
 from django_dbqueue.runtime import members
@@ -19,7 +20,6 @@ from django_dbqueue.runtime.drain import Drain
 from django_dbqueue.runtime.heartbeat import Heartbeat
 from django_dbqueue.runtime.stop import Stop
 from django_dbqueue.runtime.supervisor import Supervisor
-from django_dbqueue.selector import QueueSelector
 
 from . import tasks
 from .conftest import LONG, a_process, address_of_the_test_database, until

@@ -11,14 +11,14 @@ from django.utils import timezone
 
 from django_dbqueue import Snoozed, task, testing
 from django_dbqueue.compat import InvalidTask, TaskResultStatus, signals
+from django_dbqueue.core.options import Options
+from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Execution, Failure, Job
 from django_dbqueue.models.expressions import Now, after
-from django_dbqueue.options import Options
 from django_dbqueue.runtime import executor
 from django_dbqueue.runtime.calls import ThreadCall
 from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.runtime.marks import Marks
-from django_dbqueue.selector import QueueSelector
 
 from . import tasks, timely
 from .conftest import LONG, all_claimed

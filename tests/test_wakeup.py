@@ -9,17 +9,17 @@ import pytest
 from django.db import OperationalError, connection
 from django.utils import timezone
 
-from django_dbqueue import wakeup
+from django_dbqueue.core import notify
+from django_dbqueue.core.notify import wake
+from django_dbqueue.core.options import Options
 from django_dbqueue.models import Execution, Job, Settlement
 from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.models.semaphores import SemaphoreQuerySet
 from django_dbqueue.models.states import Lane
-from django_dbqueue.options import Options
 from django_dbqueue.runtime.board import Board
 from django_dbqueue.runtime.dispatcher import Dispatcher
 from django_dbqueue.runtime.listener import Listener
 from django_dbqueue.runtime.settler import Settler
-from django_dbqueue.wakeup import wake
 
 from . import tasks
 from .conftest import LONG, until
@@ -34,7 +34,7 @@ pytestmark = [
 def told(monkeypatch):
     """The queues that are told of."""
     told = []
-    monkeypatch.setattr(wakeup, "wake", lambda database, queue: told.append(queue))
+    monkeypatch.setattr(notify, "wake", lambda database, queue: told.append(queue))
     return told
 
 
@@ -86,16 +86,16 @@ def test_a_key_that_is_asked_for_in_another_queue_while_it_runs_is_told_of_there
 
 
 def test_a_notify_that_did_not_go_out_keeps_nobody_quiet(monkeypatch):
-    monkeypatch.setattr(wakeup, "_last", {})
+    monkeypatch.setattr(notify, "_last", {})
     connection.set_autocommit(False)
     try:
         wake("default", "mail")
-        assert not wakeup._last
+        assert not notify._last
     finally:
         connection.rollback()
         connection.set_autocommit(True)
     wake("default", "mail")
-    assert list(wakeup._last) == [("default", "mail")]
+    assert list(notify._last) == [("default", "mail")]
 
 
 class Hearing:
@@ -241,7 +241,7 @@ def test_an_outcome_that_is_written_at_the_second_try_is_told_of(claim, monkeypa
     ],
 )
 def test_malformed_priority_in_a_payload_is_none(payload, lane):
-    assert wakeup.lane_in(payload) == lane
+    assert notify.lane_in(payload) == lane
 
 
 def test_malformed_payloads_interrupt_neither_listening_nor_claiming(worker, caplog):
@@ -249,7 +249,7 @@ def test_malformed_payloads_interrupt_neither_listening_nor_claiming(worker, cap
     tasks.nothing.enqueue().wait(timeout=LONG)
     with connection.cursor() as cursor:
         for payload in ("default,x", ",", "", "default,99999999999999999999", "default,\u0663", "default,999", "a" * 7000):
-            cursor.execute("SELECT pg_notify(%s, %s)", [wakeup.CHANNEL, payload])
+            cursor.execute("SELECT pg_notify(%s, %s)", [notify.CHANNEL, payload])
 
     for _ in range(3):
         tasks.nothing.enqueue().wait(timeout=30)

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
+from django_dbqueue.core.uuid7 import uuid7
 from django_dbqueue.exceptions import TimedOut
-from django_dbqueue.ids import uuid7
 from django_dbqueue.models import Job
 from django_dbqueue.runtime.board import Board
 from django_dbqueue.runtime.calls import Call

@@ -11,10 +11,10 @@ from django.conf import settings
 from django.db import DataError, InternalError, OperationalError, connection, connections
 
 from django_dbqueue.compat import signals
+from django_dbqueue.core.options import Options
 from django_dbqueue.models import Execution, Job, Settled, Settlement
 from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.models.jobs import JobQuerySet
-from django_dbqueue.options import Options
 from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.runtime.settler import Settler
 

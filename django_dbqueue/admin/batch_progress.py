@@ -11,9 +11,9 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..core.progress_value import Noted
 from ..models import Batch, Job
 from ..models.counts import Many
-from ..models.noted import Noted
 from ..models.states import FINISHED, UNSUCCESSFUL, State
 from . import columns, looks, progress
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..backend import DatabaseBackend
 from ..compat import task_backends
+from ..core.options import Options
 from ..models import Queue, RecurringTask
-from ..options import Options
 
 
 def backend() -> DatabaseBackend | None:

@@ -11,8 +11,8 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..core.progress_value import Noted
 from ..models import Job
-from ..models.noted import Noted
 from ..models.progress import progress_of
 from ..models.states import WAITING, State
 from . import columns, looks

@@ -8,8 +8,8 @@ from typing import Any
 from django import forms
 from django.utils.translation import gettext_lazy as _
 
+from ..core.queue_selector import check_name
 from ..models.clearing import clear
-from ..selector import check_name
 from .config import backend
 from .looks import duration
 from .verbs import Verb, themselves

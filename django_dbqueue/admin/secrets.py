@@ -8,7 +8,7 @@ from inspect import Parameter
 from itertools import chain, repeat
 from typing import Any
 
-from ..arguments import signature_of
+from ..core.serialization import signature_of
 from ..exceptions import InvalidTaskPath
 from ..models import Job, RecurringTask
 from ..tasks import Task, discover, load

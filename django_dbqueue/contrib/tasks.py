@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from django.core import management
 from django.db import DEFAULT_DB_ALIAS, transaction
 
-from .. import arguments
 from ..compat import DEFAULT_TASK_BACKEND_ALIAS, DEFAULT_TASK_QUEUE_NAME, task_backends
+from ..core import serialization
 from ..exceptions import CommandNotAllowed, SqlNotAllowed
 from ..recurring import declared
 from ..tasks import task
@@ -60,9 +60,9 @@ def _check_command(backend: Any, name: Any, /, *args: Any, **options: Any) -> No
 
 def _is_declared(alias: str, *call: Any) -> bool:
     """Whether the code declares exactly this call with recurring_command(). Rows of tables cannot add to what it declares."""
-    given = arguments.to_json(call)
+    given = serialization.to_json(call)
     return any(
-        one.backend == alias and given == arguments.to_json((one.call.command, one.call.args, one.call.kwargs))
+        one.backend == alias and given == serialization.to_json((one.call.command, one.call.args, one.call.kwargs))
         for one in declared().values()
         if one.call.command
     )

@@ -2,7 +2,7 @@
 
 import datetime
 import django.db.models.deletion
-import django_dbqueue.ids
+import django_dbqueue.core.uuid7
 import django_dbqueue.models.document
 import django_dbqueue.models.expressions
 import django_dbqueue.models.identifier
@@ -21,7 +21,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Batch',
             fields=[
-                ('id', models.UUIDField(default=django_dbqueue.ids.uuid7, editable=False, primary_key=True, serialize=False)),
+                ('id', models.UUIDField(default=django_dbqueue.core.uuid7.uuid7, editable=False, primary_key=True, serialize=False)),
                 ('description', models.CharField(blank=True, max_length=200, verbose_name='description')),
                 ('on_finish', django_dbqueue.models.document.DocumentField(blank=True, null=True, verbose_name='on finish')),
                 ('on_success', django_dbqueue.models.document.DocumentField(blank=True, null=True, verbose_name='on success')),
@@ -72,7 +72,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Job',
             fields=[
-                ('id', models.UUIDField(default=django_dbqueue.ids.uuid7, editable=False, primary_key=True, serialize=False)),
+                ('id', models.UUIDField(default=django_dbqueue.core.uuid7.uuid7, editable=False, primary_key=True, serialize=False)),
                 ('task', django_dbqueue.models.identifier.IdentifierField(max_length=255, verbose_name='task')),
                 ('queue', django_dbqueue.models.identifier.IdentifierField(max_length=100, verbose_name='queue')),
                 ('priority', models.SmallIntegerField(default=0, verbose_name='priority')),
@@ -279,7 +279,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('attempt', models.PositiveIntegerField(verbose_name='attempt')),
-                ('series', models.UUIDField(default=django_dbqueue.ids.uuid7, verbose_name='series')),
+                ('series', models.UUIDField(default=django_dbqueue.core.uuid7.uuid7, verbose_name='series')),
                 ('most', models.PositiveIntegerField(help_text='As its job has it.', null=True, verbose_name='most at a time')),
                 ('job', models.ForeignKey(db_constraint=False, on_delete=django.db.models.deletion.CASCADE, related_name='slots', to='dbqueue.job', verbose_name='job')),
                 ('semaphore', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='slots', to='dbqueue.semaphore', verbose_name='semaphore')),

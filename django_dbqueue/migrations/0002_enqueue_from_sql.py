@@ -4,7 +4,7 @@ from django.db import migrations
 from django.db.models import NOT_PROVIDED
 
 from django_dbqueue.models.keyed import OF_THE_CALL
-from django_dbqueue.wakeup import CHANNEL
+from django_dbqueue.core.notify import CHANNEL
 
 ARGUMENTS = "text, jsonb, jsonb, text, integer, timestamptz, text"
 # What the function itself knows of a job; all other columns have the defaults of the model.

@@ -10,9 +10,9 @@ from django.db.models import Count, Exists, F, OuterRef, Q
 from django.db.models.functions import Coalesce
 from django.utils.translation import gettext_lazy as _
 
+from ..core.transactions import writing
+from ..core.uuid7 import uuid7
 from ..exceptions import BatchFinished
-from ..ids import uuid7
-from ..transactions import writing
 from .batch_share import BatchShare
 from .cluster import certify
 from .counts import LIMIT, count

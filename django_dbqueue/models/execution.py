@@ -6,7 +6,7 @@ from typing import Any
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ..transactions import writing
+from ..core.transactions import writing
 from .asked import AskedExecutions
 from .expressions import Among
 from .failure import Failure

@@ -9,8 +9,8 @@ from django.db.models import Case, Count, F, Value, When
 from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 
-from ..errors import ErrorReport
-from ..transactions import writing
+from ..core.error_reports import ErrorReport
+from ..core.transactions import writing
 from .expressions import Now, after
 from .identifier import IdentifierField
 from .locking import lock_first

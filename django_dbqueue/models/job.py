@@ -11,13 +11,13 @@ from django.db.models import F, Q
 from django.db.models.base import ModelState
 from django.utils.translation import gettext_lazy as _
 
-from ..ids import uuid7
+from ..core.progress_value import Noted
+from ..core.uuid7 import uuid7
 from ..limits import LONGEST_KEY
 from .document import DocumentField
 from .expressions import Now, PartialIndex, StrictOnSQLite, UniqueIfPresent
 from .identifier import IdentifierField
 from .jobs import JobQuerySet
-from .noted import Noted
 from .process import Process
 from .states import FINISHED, Fence, OnLost, State
 

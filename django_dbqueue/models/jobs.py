@@ -13,8 +13,8 @@ from django.db import OperationalError, connections, models
 from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
 
 from .. import limits
-from ..transactions import is_conflict, writing
-from ..wakeup import wake_each
+from ..core.notify import wake_each
+from ..core.transactions import is_conflict, writing
 from . import keyed, walking
 from .alike import COLUMNS, Alike, rows_behind
 from .batch_share import BatchShare, EndedRun

@@ -11,8 +11,8 @@ from django.db import OperationalError, connections, models
 from django.db.models import Case, F, Value, When
 from django.db.models.functions import Greatest
 
-from ..moments import LONGEST_WAIT
-from ..transactions import writing
+from ..core.time_values import LONGEST_WAIT
+from ..core.transactions import writing
 from .batch_share import BatchShare, EndedRun
 from .expressions import Now, after
 from .states import FINISHED, Conflict, Fate, State

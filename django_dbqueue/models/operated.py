@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from django.db import router
 
-from ..selector import check_name
-from ..wakeup import wake_each
+from ..core.notify import wake_each
+from ..core.queue_selector import check_name
 from .expressions import Now
 from .primary import PrimaryQuerySet
 from .states import HIGHEST_PRIORITY, UNSUCCESSFUL, WAITING, State

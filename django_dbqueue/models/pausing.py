@@ -12,7 +12,7 @@ from django.db.models.functions import Cast
 from django.utils.timezone import is_aware
 from django.utils.translation import gettext_lazy as _
 
-from ..moments import LONGEST_WAIT
+from ..core.time_values import LONGEST_WAIT
 from .expressions import Now, after
 from .primary import PrimaryQuerySet
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from django.db import models, router
 
-from ..transactions import writing
+from ..core.transactions import writing
 from .locking import lock_keys
 
 M = TypeVar("M", bound=models.Model)

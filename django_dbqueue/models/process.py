@@ -8,7 +8,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from ..selector import QueueSelector
+from ..core.queue_selector import QueueSelector
 from .document import DocumentField
 from .expressions import Now, after
 from .identifier import IdentifierField

@@ -6,11 +6,11 @@ from typing import NamedTuple
 from django.db import connections, models
 from django.utils.translation import gettext_lazy as _
 
-from ..transactions import writing
+from ..core.progress_value import LONGEST_NOTE, Noted
+from ..core.transactions import writing
 from .expressions import Now
 from .job import Job
 from .locking import lock
-from .noted import LONGEST_NOTE, Noted
 from .primary import PrimaryQuerySet
 from .states import Fence, State
 

@@ -11,8 +11,8 @@ from django.db.models import F, Q, Value
 from django.db.models.functions import Coalesce, NullIf
 from django.utils.translation import gettext_lazy as _
 
-from ..selector import check_name
-from ..wakeup import wake_each
+from ..core.notify import wake_each
+from ..core.queue_selector import check_name
 from .clearing import clear
 from .cluster import certify
 from .counts import LIMIT, Many, count

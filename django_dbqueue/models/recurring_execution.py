@@ -3,7 +3,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ..transactions import writing
+from ..core.transactions import writing
 from .expressions import Now, after
 from .locking import lock_first
 from .primary import PrimaryQuerySet

@@ -10,8 +10,8 @@ from uuid import UUID
 
 from django.db.models import Exists, F, OuterRef, Q
 
+from ..core.transactions import writing
 from ..exceptions import InvalidSchedule
-from ..transactions import writing
 from .expressions import Now, after
 from .job import Job
 from .locking import lock

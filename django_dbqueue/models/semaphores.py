@@ -11,9 +11,9 @@ from django.db import connections
 from django.db.models import Count, Exists, F, OuterRef, Q, Subquery
 from django.db.models.functions import Coalesce
 
-from ..ids import uuid7
-from ..transactions import writing
-from ..wakeup import wake_each
+from ..core.notify import wake_each
+from ..core.transactions import writing
+from ..core.uuid7 import uuid7
 from .cluster import certify
 from .expressions import Now, after
 from .locking import delete, lock

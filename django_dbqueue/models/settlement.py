@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from ..errors import ErrorReport
+from ..core.error_reports import ErrorReport
+from ..core.progress_value import Noted
 from .job import Job
-from .noted import Noted
 from .states import FAILURES, FINISHED, Fence, Outcome, State
 
 

@@ -8,7 +8,7 @@ from django.db import connections, models
 from django.db.models import Count, F, Min
 from django.utils.translation import gettext_lazy as _
 
-from ..ids import uuid7
+from ..core.uuid7 import uuid7
 from .primary import PrimaryQuerySet
 from .states import State
 

@@ -10,8 +10,8 @@ from uuid import UUID
 
 from asgiref.sync import sync_to_async
 
+from ..core.options import Options
 from ..models import Job, Settlement
-from ..options import Options
 from ..tasks import is_coroutine, load
 from .calls import CoroutineCall
 from .connection import close_connections, watch_coroutines

@@ -10,14 +10,14 @@ from functools import partial
 from django.db import DatabaseError, InterfaceError
 
 from ..backend import DatabaseBackend
+from ..core.notify import wake_each
+from ..core.options import Options
+from ..core.transactions import is_conflict
 from ..models import Failure, Job, Process, Semaphore
 from ..models.batch import OPEN_SECONDS
 from ..models.chores import Chores, look
 from ..models.semaphores import SemaphoreQuerySet
 from ..models.states import State
-from ..options import Options
-from ..transactions import is_conflict
-from ..wakeup import wake_each
 from . import recovery
 from .announcer import announce_beside
 from .board import Board

@@ -6,12 +6,12 @@ import logging
 
 from django.db import DatabaseError, InterfaceError
 
+from ..core.options import Options
+from ..core.queue_selector import QueueSelector
 from ..models import Batch, Job, KnownTask, Process, Queue
 from ..models.expressions import Now
 from ..models.jobs import JobQuerySet
 from ..models.states import State
-from ..options import Options
-from ..selector import QueueSelector
 from .connection import discard, snapshot
 from .deadline import answered_within
 

@@ -17,10 +17,11 @@ from typing import Any, ParamSpec, TypeVar
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import DatabaseError, InterfaceError, transaction
 
-from .. import arguments, errors
 from ..backend import DatabaseBackend
 from ..compat import TaskError, TaskResultStatus, is_heard, signals
 from ..context import JobContext
+from ..core import error_reports, serialization
+from ..core.transactions import is_conflict, writing
 from ..exceptions import (
     CalledOff,
     Expired,
@@ -40,7 +41,6 @@ from ..models.states import OnLost, Outcome, State
 from ..results import JobResult, result_of, task_of
 from ..retry import wait_before_retry
 from ..tasks import is_coroutine, load
-from ..transactions import is_conflict, writing
 from . import calls
 from .calls import CoroutineCall, ThreadCall
 from .connection import close_interrupted, look_after_connections, of_coroutines, ready_connections
@@ -189,7 +189,7 @@ class Attempt:
         """Raises TypeError or ValueError for a return value that is not JSON: then the attempt has failed."""
         if self._job.pipeline:
             return self._settle(Outcome.SUCCESSFUL, **after_stage(self._job, value, self._backend))
-        result = arguments.to_json(value, of=f"What {self._job.task} returned")
+        result = serialization.to_json(value, of=f"What {self._job.task} returned")
         own = self._task.delete_on_success
         erase = self._options.delete_on_success if own is None else own
         return self._settle(Outcome.SUCCESSFUL, State.SUCCESSFUL, result=result, erase=erase)
@@ -216,9 +216,11 @@ class Attempt:
 
     def _keep_error_of_hook(self, error: BaseException) -> None:
         """The job has succeeded, and its attempt says that an on_commit hook of its task did not."""
-        report = errors.report(error, _frames_of_the_task(error))
+        report = error_reports.report(error, _frames_of_the_task(error))
         self._warn("has succeeded, but a hook raised after its commit: %s", report.headline)
-        message = errors.clip(f"An on_commit hook raised after the commit: {report.message}", errors.LONGEST_MESSAGE)
+        message = error_reports.clip(
+            f"An on_commit hook raised after the commit: {report.message}", error_reports.LONGEST_MESSAGE
+        )
         try:
             attempt = self._executions.filter(job=self._job, attempt=self._job.attempt)
             attempt.update(error_type=report.type[:255], message=message, traceback=report.traceback)
@@ -231,10 +233,10 @@ class Attempt:
             return self._decide(error)
         except BaseException as another:
             # A receiver that raises SystemExit, memory that has run out: the job must not stay RUNNING for that.
-            return self._settle(Outcome.FAILED, State.FAILED, error=errors.report(another))
+            return self._settle(Outcome.FAILED, State.FAILED, error=error_reports.report(another))
 
     def _decide(self, error: BaseException) -> Settlement:
-        report = errors.report(error, _frames_of_the_task(error))
+        report = error_reports.report(error, _frames_of_the_task(error))
         if isinstance(error, (Interrupted, JobLost)):
             return self._interrupt(report)
         if isinstance(error, Snoozed):
@@ -263,7 +265,7 @@ class Attempt:
         )
         return sum(1 for _ in alike)
 
-    def _interrupt(self, report: errors.ErrorReport) -> Settlement:
+    def _interrupt(self, report: error_reports.ErrorReport) -> Settlement:
         """Give the job back; but not one that must not run twice, if it was not its own wish to be interrupted."""
         if self._task and self._job.on_lost == OnLost.FAIL and self._call.reason is Interrupted:
             return self._give_up(Outcome.LOST, State.FAILED, report)
@@ -274,7 +276,7 @@ class Attempt:
         logger.info("Job %s of %s is snoozed", self._job.pk, self._job.task, extra=self._job.log_fields)
         return self._settle(Outcome.SNOOZED, State.SCHEDULED if asked.until else State.READY, wait=asked.until)
 
-    def _decide_unbegun(self, error: BaseException, report: errors.ErrorReport) -> Settlement:
+    def _decide_unbegun(self, error: BaseException, report: error_reports.ErrorReport) -> Settlement:
         """Of a job that is not to run, whose task could not be found, or whose earlier attempts could not be read."""
         if isinstance(error, CalledOff):
             self._warn("is called off: %s", error)
@@ -297,13 +299,13 @@ class Attempt:
             return float((self._job.now() - last[2]).total_seconds())
         return None
 
-    def _wait_for_the_task(self, waited: float | None, report: errors.ErrorReport) -> Settlement:
+    def _wait_for_the_task(self, waited: float | None, report: error_reports.ErrorReport) -> Settlement:
         """Give the job back: other workers may know its task, or a deploy may be under way."""
         _unknown_tasks.report(self._job, report.message)
         wait = min(max((waited or 0.0) / 10, self.SHORTEST_WAIT), self.LONGEST_WAIT) * random.uniform(0.8, 1.0)
         return self._settle(Outcome.INTERRUPTED, State.SCHEDULED, wait=wait, error=report, recorded=waited is None)
 
-    def _give_up(self, outcome: Outcome, state: State, report: errors.ErrorReport) -> Settlement:
+    def _give_up(self, outcome: Outcome, state: State, report: error_reports.ErrorReport) -> Settlement:
         self._warn("%s: %s", outcome.value.replace("_", " "), report.headline)
         return self.announce(self._settle(outcome, state, error=report))
 

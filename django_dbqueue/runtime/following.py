@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 
 from ..backend import DatabaseBackend
+from ..core.notify import wake_each
 from ..models import Settled
 from ..models.states import State
-from ..wakeup import wake_each
 
 
 def follow_up(settled: Settled, backend: DatabaseBackend, limited: Container[str]) -> bool:

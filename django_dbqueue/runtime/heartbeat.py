@@ -16,9 +16,9 @@ from django import get_version
 from django.db import DatabaseError, InterfaceError
 
 from .. import __version__
+from ..core.options import Options
 from ..models import Process
 from ..models.expressions import Now, after
-from ..options import Options
 from . import host
 from .board import Board
 from .connection import close_connections, discard, note_end_of_outage, prepare

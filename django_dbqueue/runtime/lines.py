@@ -8,7 +8,7 @@ from collections import deque
 from contextvars import ContextVar, Token
 from typing import Any
 
-from ..errors import clean
+from ..core.error_reports import clean
 from ..models import Job
 
 LONGEST_LINE = 2_000

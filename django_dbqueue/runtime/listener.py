@@ -12,7 +12,7 @@ from typing import Any
 
 from django.db import connections
 
-from ..wakeup import CHANNEL
+from ..core.notify import CHANNEL
 from .log import Trouble
 
 logger = logging.getLogger("django_dbqueue")

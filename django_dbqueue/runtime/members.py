@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..options import Options
+from ..core.options import Options
 from . import child, executor
 from .board import Board
 from .roles import run_role

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from django.db import DatabaseError, InterfaceError
 
+from ..core.progress_value import Noted
 from ..exceptions import JobLost
 from ..models import Progress
-from ..models.noted import Noted
 from .calls import Call
 from .connection import discard
 from .log import Trouble

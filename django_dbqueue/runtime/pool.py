@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from uuid import UUID
 
+from ..core.options import Options
 from ..models import Job, Settlement
-from ..options import Options
 from .board import Board
 from .calls import ThreadCall
 from .connection import close_connections, close_interrupted, look_after_connections, ready_connections

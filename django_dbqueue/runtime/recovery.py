@@ -12,15 +12,15 @@ from typing import Any
 from uuid import UUID
 
 from ..backend import DatabaseBackend
-from ..errors import ErrorReport
+from ..core.error_reports import ErrorReport
+from ..core.notify import wake_each
+from ..core.transactions import writing
 from ..exceptions import ProcessLost, Stopped, TimedOut
 from ..models import Execution, Job, Process, Settled, Settlement, Stack
 from ..models.expressions import Now
 from ..models.locking import lock_first
 from ..models.process import ProcessQuerySet
 from ..models.states import FINISHED, OnLost, Outcome, State
-from ..transactions import writing
-from ..wakeup import wake_each
 from .board import Board, unbegun_of
 from .pool import Pool
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 
 from django.db import transaction
 
-from .. import errors
+from ..core import error_reports
+from ..core.options import Options
+from ..core.transactions import is_conflict, writing
 from ..models import Execution, Job, Settled, Settlement
 from ..models.states import Fence, Outcome
-from ..options import Options
-from ..transactions import is_conflict, writing
 from .connection import close_connections, discard, prepare
 from .deadline import answered_within
 
@@ -224,7 +224,7 @@ def _plain(outcome: Settlement, error: Exception) -> Settlement:
     """The outcome with nothing in it that a database could refuse: a result that it does not take is a failure."""
     kind, state, report = outcome.outcome, outcome.state, outcome.error
     if outcome.result is not None or outcome.new:
-        kind, state, report = Outcome.FAILED, Job.State.FAILED, errors.report(error)
+        kind, state, report = Outcome.FAILED, Job.State.FAILED, error_reports.report(error)
         next_stage = outcome.then and f"stage {outcome.then.stage} of the pipeline"
         refused = next_stage or "what the task returned"
         report = replace(report, message=f"The database refused {refused}: {report.message}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import arguments
 from ..backend import DatabaseBackend
+from ..core import serialization
 from ..models import Job
 from ..models.states import State
 from ..pipeline import FanOut, Finish, GoTo
@@ -32,12 +32,12 @@ def after_stage(job: Any, value: Any, backend: DatabaseBackend) -> dict[str, Any
 
 
 def _end(job: Any, value: Any) -> dict[str, Any]:
-    return {"state": State.SUCCESSFUL, "result": arguments.to_json(value, of=f"What {job.task} returned")}
+    return {"state": State.SUCCESSFUL, "result": serialization.to_json(value, of=f"What {job.task} returned")}
 
 
 def _at(job: Any, place: int, value: Any, backend: DatabaseBackend) -> Job:
     """The job as it is at that stage."""
-    value = arguments.to_json(value, of=f"What {job.task} returned")
+    value = serialization.to_json(value, of=f"What {job.task} returned")
     there = backend.at_stage(job.pipeline, place, value)
     there.batch_id, there.metadata = job.batch_id, job.metadata
     return there

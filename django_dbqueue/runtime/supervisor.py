@@ -13,9 +13,9 @@ from typing import Any
 from django.db import DatabaseError, InterfaceError
 
 from ..backend import DatabaseBackend
+from ..core.queue_selector import QueueSelector
 from ..models import Job, Process, Stack
 from ..models.process import ProcessQuerySet
-from ..selector import QueueSelector
 from . import host, recovery
 from .announcer import Announcements
 from .board import Board

@@ -11,13 +11,13 @@ from collections.abc import Callable, Container, Sequence
 from django.db import DatabaseError, InterfaceError
 
 from ..backend import DatabaseBackend
+from ..core.options import Options
+from ..core.queue_selector import QueueSelector
+from ..core.transactions import is_conflict
 from ..exceptions import Interrupted, JobLost, Stopped
 from ..models import Job, Process, Settled, Settlement, Stack
 from ..models.jobs import JobQuerySet
 from ..models.states import Fence
-from ..options import Options
-from ..selector import QueueSelector
-from ..transactions import is_conflict
 from . import executor
 from .board import Board
 from .calls import Call, CoroutineCall, ThreadCall, ask_each

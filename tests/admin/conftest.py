@@ -11,7 +11,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_dbqueue.errors import ErrorReport
+from django_dbqueue.core.error_reports import ErrorReport
 from django_dbqueue.models import Batch, Execution, Failure, Job, KnownTask, Queue, RecurringTask, Semaphore
 from tests.conftest import a_process
 

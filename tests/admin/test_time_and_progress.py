@@ -13,8 +13,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from django_dbqueue.core.progress_value import Noted
 from django_dbqueue.models import Job, Progress, Queue
-from django_dbqueue.models.noted import Noted
 
 from .conftest import a_job, act, an_execution, press
 from .test_waiting import page, why

@@ -136,7 +136,7 @@ def test_workers_of_the_queue_are_woken_by_a_retry(
     operator: Client, failed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     woken: list[tuple[str, str]] = []
-    monkeypatch.setattr("django_dbqueue.wakeup.wake", lambda *given: woken.append(given))
+    monkeypatch.setattr("django_dbqueue.core.notify.wake", lambda *given: woken.append(given))
     one, other = failed(queue="mail"), failed(queue="default")
     failed(queue="third")
 

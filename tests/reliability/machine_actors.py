@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from django_dbqueue import FanOut, Finish, GoTo
 from django_dbqueue.compat import task_backends
+from django_dbqueue.core.options import Options
+from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Execution, Job, Process, Settled, Settlement
 from django_dbqueue.models.expressions import after
 from django_dbqueue.models.states import FINISHED
-from django_dbqueue.options import Options
 from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.runtime.connection import prepare
 from django_dbqueue.runtime.following import finish_batches, follow_up
 from django_dbqueue.runtime.stages import after_stage
-from django_dbqueue.selector import QueueSelector
 
 from .. import tasks
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from django_dbqueue.compat import task_backends
+from django_dbqueue.core.progress_value import Noted
 from django_dbqueue.models import Batch, Execution, Failure, Job, KnownTask, Process, Progress, Queue, Semaphore, Slot, Stack
 from django_dbqueue.models.batch_share import BatchShare
 from django_dbqueue.models.expressions import Now, after
-from django_dbqueue.models.noted import Noted
 from django_dbqueue.models.states import FAILURES, FINISHED, WAITING
 from django_dbqueue.runtime import recovery
 

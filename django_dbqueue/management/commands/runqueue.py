@@ -21,9 +21,9 @@ from django.utils import autoreload
 
 from ...backend import DatabaseBackend
 from ...compat import DEFAULT_TASK_BACKEND_ALIAS, task_backends
+from ...core.options import Options
 from ...exceptions import InvalidOption
 from ...models import Process
-from ...options import Options
 from ...runtime.connection import discard, keep_connections, prepare
 from ...runtime.log import Trouble, log_to_console
 from ...runtime.signals import obey_signals, run_beside_signals

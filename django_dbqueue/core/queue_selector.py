@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from .exceptions import InvalidOption
+from ..exceptions import InvalidOption
 
 # Of a queue: what a selector can name, and the column holds.
 NAME = re.compile(r"[^-*,\s][^*,]{0,99}")

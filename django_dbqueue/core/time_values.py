@@ -9,7 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.utils import timezone
 
-from .compat import InvalidTask
+from ..compat import InvalidTask
 
 # Beyond it, a time may be later than a datetime can be.
 LONGEST_WAIT = timedelta(days=36_500)

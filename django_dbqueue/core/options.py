@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from .backoff import Backoff, Exponential
-from .exceptions import InvalidOption
+from ..backoff import Backoff, Exponential
+from ..exceptions import InvalidOption
 
 # What the column of a job holds on every database.
 MOST_ATTEMPTS = 32767

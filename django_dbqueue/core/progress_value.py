@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any, NamedTuple
 
-from ..errors import clean
+from .error_reports import clean
 
 LONGEST_NOTE = 200
 # Up to here, a database's double holds every whole number as it is.

@@ -7,7 +7,7 @@ from inspect import Parameter
 from typing import Any
 from uuid import UUID
 
-from . import arguments
+from . import serialization
 
 LONGEST = 200
 # What the column holds on every database.
@@ -18,7 +18,7 @@ def check(function: Any, task_function: Callable[..., Any], takes_context: bool,
     """Raises ValueError for what is no function of the task's arguments. ``what`` names it in the message."""
     if not callable(function):
         raise ValueError(f"{what} must be a function of the task's arguments, or text, not {function!r}.")
-    known = list(arguments.signature_of(task_function).parameters)[bool(takes_context) :]
+    known = list(serialization.signature_of(task_function).parameters)[bool(takes_context) :]
     unknown = [name for name in wanted(function) if name not in known]
     if unknown:
         there = f"it has {', '.join(known)}" if known else "it has none"
@@ -42,7 +42,7 @@ def as_text(value: Any, what: str) -> str | None:
     text = str(value) if isinstance(value, str | int | UUID) and not isinstance(value, bool) else ""
     if not 0 < len(text) <= LONGEST:
         raise ValueError(f"{what} must be text of 1 to {LONGEST} characters, a whole number or a UUID, not {value!r}.")
-    return str(arguments.to_json(text, of=what))
+    return str(serialization.to_json(text, of=what))
 
 
 def as_version(value: Any, what: str) -> int | None:
@@ -54,11 +54,11 @@ def as_version(value: Any, what: str) -> int | None:
 
 def wanted(function: Callable[..., Any]) -> list[str]:
     named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    return [each.name for each in arguments.signature_of(function).parameters.values() if each.kind in named]
+    return [each.name for each in serialization.signature_of(function).parameters.values() if each.kind in named]
 
 
 def _of_call(function: Callable[..., Any], task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     leading = (None,) if task.takes_context else ()
-    bound = arguments.signature_of(task.func).bind(*leading, *args, **kwargs)
+    bound = serialization.signature_of(task.func).bind(*leading, *args, **kwargs)
     bound.apply_defaults()
     return function(**{name: bound.arguments[name] for name in wanted(function)})
