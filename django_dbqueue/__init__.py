@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 from .backoff import Constant, Exponential, Linear
-from .batch import batch
+from .batches import batch
 from .exceptions import Interrupted, Retried, Snoozed, Stopped, TimedOut
 from .limits import Rate, limit
-from .pipeline import FanOut, Finish, GoTo, pipeline
-from .recurring import recurring, recurring_command
+from .pipelines import FanOut, Finish, GoTo, pipeline
+from .recurrence.declare import recurring, recurring_command
 from .tasks import Task, task
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections, router
 
 from . import limits
-from .batch import Entry
-from .batch import current as current_entry
+from .batches import Entry
+from .batches import current as current_entry
 from .compat import BaseTaskBackend, InvalidTask, TaskResultDoesNotExist, is_heard, signals, task_backends
 from .core import serialization, unique_keys
 from .core.notify import wake

@@ -18,7 +18,7 @@ from .compat import task_backends
 from .core.options import Options
 from .exceptions import InvalidOption, InvalidSchedule, InvalidTaskPath
 from .limits import Limit, Rate
-from .recurring import Declared, declared
+from .recurrence.declare import Declared, declared
 from .tasks import Task, load, modules_with_tasks
 
 SUPPORTED = ("postgresql", "mysql", "sqlite")

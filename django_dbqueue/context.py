@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from asgiref.sync import sync_to_async
 
-from .batch import batch
+from .batches import batch
 from .compat import TaskContext
 from .core import serialization
 from .core.progress_value import Noted

@@ -16,7 +16,7 @@ from asgiref.sync import sync_to_async
 from django.apps import apps as django_apps
 from django.utils.module_loading import module_has_submodule
 
-from . import policy
+from . import task_options
 from .backoff import Backoff
 from .compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
@@ -154,7 +154,7 @@ class Task(BaseTask[P, R], Generic[P, R]):
     def __post_init__(self) -> None:
         # By name: in a slotted dataclass, super() finds the class that there was before the slots.
         BaseTask.__post_init__(self)
-        policy.check(self)
+        task_options.check(self)
 
     def using(
         self,

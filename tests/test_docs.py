@@ -44,7 +44,7 @@ from django_dbqueue.core.options import Options
 from django_dbqueue.models import Execution, Job, RecurringTask
 from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.models.jobs import JobQuerySet
-from django_dbqueue.recurrence import MISSED
+from django_dbqueue.recurrence.rule import MISSED
 from django_dbqueue.routers import QueueRouter
 from django_dbqueue.testing import drain
 

@@ -12,7 +12,7 @@ import pytest
 from django.db import DatabaseError, connection
 
 from django_dbqueue import Rate, limit, task
-from django_dbqueue.batch import batch
+from django_dbqueue.batches import batch
 from django_dbqueue.compat import task_backends
 from django_dbqueue.core import error_reports
 from django_dbqueue.core.options import Options

@@ -14,7 +14,7 @@ from django_dbqueue import batch, recurring
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Batch, Execution, Failure, Job, Process, RecurringExecution, RecurringTask, Stack
 from django_dbqueue.models.expressions import after
-from django_dbqueue.recurring_calls import enqueue
+from django_dbqueue.recurrence.target import enqueue
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.board import Board
 from django_dbqueue.runtime.heartbeat import Heartbeat

@@ -19,8 +19,8 @@ from django_dbqueue.contrib.tasks import call_command
 from django_dbqueue.exceptions import InvalidSchedule, InvalidTaskPath
 from django_dbqueue.models import Execution, Job, RecurringExecution, RecurringTask, Settlement
 from django_dbqueue.models.expressions import Now, after
-from django_dbqueue.recurring import declared
-from django_dbqueue.recurring_calls import enqueue
+from django_dbqueue.recurrence.declare import declared
+from django_dbqueue.recurrence.target import enqueue
 from django_dbqueue.runtime.scheduler import Scheduler
 
 from . import tasks

@@ -11,7 +11,7 @@ import pytest
 from cronsim import CronSim
 
 from django_dbqueue.exceptions import InvalidSchedule
-from django_dbqueue.schedule import Cron, Every, last_times, shortest_gap
+from django_dbqueue.recurrence.cron import Cron, Every, last_times, shortest_gap
 
 UTC = timezone.utc
 # Both hemispheres, a change by two hours, one that is for a month, one whose winter is the exception, and one that has none.

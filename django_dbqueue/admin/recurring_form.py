@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import InvalidSchedule, InvalidTaskPath
 from ..models import RecurringTask
-from ..recurring_calls import RecurringCall
+from ..recurrence.target import RecurringCall
 from ..tasks import discover
 from .config import alias_for, options
 

@@ -12,7 +12,7 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
 from ..models.states import HIGHEST_PRIORITY
-from ..recurring_calls import enqueue
+from ..recurrence.target import enqueue
 from .config import alias_for
 
 Rows = QuerySet[Any]

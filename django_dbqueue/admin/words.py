@@ -6,8 +6,8 @@ from django.conf import settings
 from django.utils.translation import gettext as _
 
 from ..exceptions import InvalidSchedule
-from ..expression import checked
 from ..models import RecurringTask
+from ..recurrence.cron_syntax import checked
 from . import looks
 
 

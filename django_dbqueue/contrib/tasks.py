@@ -12,7 +12,7 @@ from django.db import DEFAULT_DB_ALIAS, transaction
 from ..compat import DEFAULT_TASK_BACKEND_ALIAS, DEFAULT_TASK_QUEUE_NAME, task_backends
 from ..core import serialization
 from ..exceptions import CommandNotAllowed, SqlNotAllowed
-from ..recurring import declared
+from ..recurrence.declare import declared
 from ..tasks import task
 from . import rows
 from .output import Output

@@ -10,7 +10,7 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from ..recurrence import Plan, Recurrence
+from ..recurrence.rule import Plan, Recurrence
 from .document import DocumentField
 from .identifier import IdentifierField
 from .recurring_tasks import RecurringTaskQuerySet

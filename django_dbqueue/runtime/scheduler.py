@@ -13,8 +13,8 @@ from django.db import InterfaceError, OperationalError
 from ..backend import DatabaseBackend
 from ..exceptions import InvalidSchedule, InvalidTaskPath
 from ..models import RecurringExecution, RecurringTask
-from ..recurring import declared
-from ..recurring_calls import enqueue
+from ..recurrence.declare import declared
+from ..recurrence.target import enqueue
 
 logger = logging.getLogger("django_dbqueue")
 

@@ -8,7 +8,7 @@ from ..backend import DatabaseBackend
 from ..core import serialization
 from ..models import Job
 from ..models.states import State
-from ..pipeline import FanOut, Finish, GoTo
+from ..pipelines import FanOut, Finish, GoTo
 
 
 def after_stage(job: Any, value: Any, backend: DatabaseBackend) -> dict[str, Any]:

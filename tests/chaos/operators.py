@@ -12,7 +12,7 @@ from django.db import connection, transaction
 
 from django_dbqueue.models import Batch, Job, Queue, RecurringTask, Semaphore
 from django_dbqueue.models.locking import lock
-from django_dbqueue.recurring_calls import enqueue
+from django_dbqueue.recurrence.target import enqueue
 
 from . import tasks
 from .background import Background

@@ -16,8 +16,8 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from croniter import CroniterError, croniter
 
-from .exceptions import InvalidSchedule
-from .expression import checked, follows_elapsed_time
+from ..exceptions import InvalidSchedule
+from .cron_syntax import checked, follows_elapsed_time
 
 UTC = timezone.utc
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)

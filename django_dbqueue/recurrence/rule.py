@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from django.conf import settings
 
-from .exceptions import InvalidSchedule
-from .schedule import EPOCH, Cron, Every, Schedule, last_times, shortest_gap
+from ..exceptions import InvalidSchedule
+from .cron import EPOCH, Cron, Every, Schedule, last_times, shortest_gap
 
 MISSED = ("skip", "one", "all")
 MOST_MISSED = 1000

@@ -9,11 +9,11 @@ from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeVar
 
-from .compat import DEFAULT_TASK_BACKEND_ALIAS, FrameworkTask
-from .core import serialization
-from .exceptions import InvalidSchedule, InvalidTaskPath
-from .recurrence import Recurrence
-from .recurring_calls import RecurringCall
+from ..compat import DEFAULT_TASK_BACKEND_ALIAS, FrameworkTask
+from ..core import serialization
+from ..exceptions import InvalidSchedule, InvalidTaskPath
+from .rule import Recurrence
+from .target import RecurringCall
 
 LONGEST_NAME = 255
 WHEN = {each.name for each in fields(Recurrence)} - {"name", "cron", "every"}

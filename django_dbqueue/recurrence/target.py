@@ -10,13 +10,13 @@ from uuid import UUID
 
 from django.core.management import get_commands
 
-from .compat import InvalidTask
-from .core import serialization
-from .exceptions import CommandNotAllowed, InvalidSchedule, SqlNotAllowed
-from .tasks import load
+from ..compat import InvalidTask
+from ..core import serialization
+from ..exceptions import CommandNotAllowed, InvalidSchedule, SqlNotAllowed
+from ..tasks import load
 
 if TYPE_CHECKING:
-    from .models import RecurringTask
+    from ..models import RecurringTask
 
 CALL_COMMAND = "django_dbqueue.contrib.tasks.call_command"
 

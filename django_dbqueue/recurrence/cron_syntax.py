@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from .exceptions import InvalidSchedule
+from ..exceptions import InvalidSchedule
 
 SECOND, MINUTE, HOUR, DAY, MONTH, WEEKDAY = range(6)
 FIELDS = ("seconds", "minutes", "hours", "day of the month", "month", "day of the week")
