@@ -53,7 +53,7 @@ def quick_flush() -> None:
 @pytest.fixture(autouse=True)
 def nothing_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test declares to recur is forgotten after it."""
-    monkeypatch.setattr(sys.modules["django_dbqueue.recurring"], "_by_name", {})
+    monkeypatch.setattr(sys.modules["django_dbqueue.recurrence.declare"], "_by_name", {})
 
 
 @pytest.fixture

@@ -383,7 +383,7 @@ class TestSynchronised:
 
 
 def _forget_declarations():
-    sys.modules["django_dbqueue.recurring"]._by_name.clear()
+    sys.modules["django_dbqueue.recurrence.declare"]._by_name.clear()
 
 
 class TestTimes:
