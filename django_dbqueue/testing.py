@@ -11,11 +11,11 @@ from .compat import DEFAULT_TASK_BACKEND_ALIAS, task_backends
 from .core.queue_selector import QueueSelector
 from .models import Execution, Job, Process, Settlement
 from .models.expressions import after
-from .runtime import executor
-from .runtime.calls import ThreadCall
-from .runtime.durations import Durations
-from .runtime.stop import Stop
-from .runtime.watch import Watch
+from .runtime.shutdown import Stop
+from .runtime.worker import executor
+from .runtime.worker.durations import Durations
+from .runtime.worker.task_call import ThreadCall
+from .runtime.worker.watchdog import Watch
 from .tasks import discover
 
 

@@ -21,10 +21,10 @@ from django.test import TransactionTestCase
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Job, Process
 from django_dbqueue.models.expressions import after
-from django_dbqueue.runtime.board import Board
-from django_dbqueue.runtime.claimer import Claimer
-from django_dbqueue.runtime.stop import Stop
-from django_dbqueue.runtime.worker import Worker
+from django_dbqueue.runtime.shared_status import Board
+from django_dbqueue.runtime.shutdown import Stop
+from django_dbqueue.runtime.worker.claimer import Claimer
+from django_dbqueue.runtime.worker.worker import Worker
 
 from .flush import flush
 

@@ -358,7 +358,7 @@ def transfer(name):
 
 @task
 def hang_the_claim_loop(seconds):
-    from django_dbqueue.runtime.claimer import Claimer
+    from django_dbqueue.runtime.worker.claimer import Claimer
 
     Claimer.claim = lambda *args: time.sleep(3600)
     time.sleep(seconds)

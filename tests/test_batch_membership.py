@@ -13,8 +13,8 @@ from django_dbqueue.exceptions import BatchFinished
 from django_dbqueue.models import Batch, Job
 from django_dbqueue.models.chores import look
 from django_dbqueue.models.expressions import Now, after
-from django_dbqueue.runtime.board import Board
 from django_dbqueue.runtime.dispatcher import Dispatcher
+from django_dbqueue.runtime.shared_status import Board
 from django_dbqueue.testing import drain
 
 from .conftest import LONG

@@ -11,7 +11,7 @@ import pytest
 
 from django_dbqueue.exceptions import Interrupted, Stopped, TimedOut
 from django_dbqueue.models import Job
-from django_dbqueue.runtime.calls import CoroutineCall, ThreadCall
+from django_dbqueue.runtime.worker.task_call import CoroutineCall, ThreadCall
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_where_it_is_can_be_seen(job):
     inside.wait(5)
 
     assert "time.sleep(0.5)" in call.stack()
-    assert "runtime/calls.py" not in call.stack()
+    assert "runtime/worker/task_call.py" not in call.stack()
     runner.join()
 
 

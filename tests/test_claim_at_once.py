@@ -16,10 +16,10 @@ from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Execution, Job, KnownTask, Process, Queue
 from django_dbqueue.models.at_once import ClaimAtOnce
 from django_dbqueue.models.states import Lane
-from django_dbqueue.runtime import executor
-from django_dbqueue.runtime.calls import ThreadCall
-from django_dbqueue.runtime.claimer import Claimer
-from django_dbqueue.runtime.connection import close_connections, prepare
+from django_dbqueue.runtime.connections import close_connections, prepare
+from django_dbqueue.runtime.worker.claimer import Claimer
+from django_dbqueue.runtime.worker.task_call import ThreadCall
+from django_dbqueue.runtime.worker.worker import executor
 
 from . import tasks
 from .conftest import LONG, a_process, all_claimed, until

@@ -10,7 +10,7 @@ import pytest
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Job
-from django_dbqueue.runtime.claimer import Claimer
+from django_dbqueue.runtime.worker.claimer import Claimer
 
 from .conftest import LONG, all_claimed, until
 from .tasks import add, echo_text

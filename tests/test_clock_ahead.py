@@ -10,8 +10,8 @@ from django.db.models import F
 from django_dbqueue import Rate, task
 from django_dbqueue.models import Job, RecurringTask, Semaphore
 from django_dbqueue.models.expressions import Now, after
-from django_dbqueue.runtime.board import Board
 from django_dbqueue.runtime.dispatcher import Dispatcher
+from django_dbqueue.runtime.shared_status import Board
 
 from .tasks import add
 

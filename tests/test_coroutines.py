@@ -11,8 +11,8 @@ from django.db.models import Max, Min
 from django_dbqueue.compat import signals
 from django_dbqueue.core.options import Options
 from django_dbqueue.models import Execution, Job
-from django_dbqueue.runtime import coroutines
-from django_dbqueue.runtime.coroutines import Coroutines
+from django_dbqueue.runtime.worker.async_pool import Coroutines
+from django_dbqueue.runtime.worker.worker import async_pool
 
 from . import tasks
 from .conftest import LONG, until
@@ -51,7 +51,7 @@ def test_one_that_has_ended_before_the_others_are_given_out_is_not_among_them(lo
     def at_once(coroutine, of_loop):
         asyncio.run(coroutine)
 
-    monkeypatch.setattr(coroutines.asyncio, "run_coroutine_threadsafe", at_once)
+    monkeypatch.setattr(async_pool.asyncio, "run_coroutine_threadsafe", at_once)
     monkeypatch.setattr(loop, "_is_watched", True)
     real = loop._begin
 

@@ -14,8 +14,8 @@ from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Execution, Failure, Job, KnownTask, Process, Queue, RecurringTask, Semaphore
 from django_dbqueue.models.expressions import after
-from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.runtime.scheduler import Scheduler
+from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.testing import drain
 
 from . import tasks

@@ -186,7 +186,7 @@ def test_two_claimers_never_get_the_same_job():
     start = threading.Barrier(4)
 
     def take(number):
-        from django_dbqueue.runtime.connection import prepare
+        from django_dbqueue.runtime.connections import prepare
 
         prepare("default", 10)
         process = a_process(f"claimer {number}")

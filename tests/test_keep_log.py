@@ -13,9 +13,9 @@ from django_dbqueue import testing
 from django_dbqueue.core.options import Options
 from django_dbqueue.models import Execution, Job
 from django_dbqueue.models.execution import ExecutionQuerySet
-from django_dbqueue.runtime import executor, lines
-from django_dbqueue.runtime.calls import ThreadCall
-from django_dbqueue.runtime.settler import Settler
+from django_dbqueue.runtime.worker.settler import Settler
+from django_dbqueue.runtime.worker.task_call import ThreadCall
+from django_dbqueue.runtime.worker.worker import executor, log_capture
 
 from . import tasks, timely
 from .conftest import until
@@ -36,7 +36,7 @@ def keeping(settings):
         return list(Execution.objects.order_by("job").values_list("log", flat=True))
 
     yield keeping
-    logging.getLogger().removeHandler(lines._listener)
+    logging.getLogger().removeHandler(log_capture._listener)
 
 
 def said(log):
@@ -98,7 +98,7 @@ def test_whatever_is_logged_can_be_kept(keeping, how, found, monkeypatch):
     (log,) = keeping()
 
     assert found in log
-    assert len(log) <= lines.LONGEST_LINE
+    assert len(log) <= log_capture.LONGEST_LINE
 
 
 def test_it_is_bounded_whatever_is_asked_for(keeping):
@@ -106,7 +106,7 @@ def test_it_is_bounded_whatever_is_asked_for(keeping):
 
     (log,) = keeping(keep_log=1000)
 
-    assert 18_000 < len(log) <= lines.LONGEST_LOG
+    assert 18_000 < len(log) <= log_capture.LONGEST_LOG
     assert said(log)[-1].startswith("99 y")
 
 
@@ -123,7 +123,7 @@ def test_without_it_nothing_listens(keeping):
     timely.talk.enqueue("Ada")
 
     assert keeping(keep_log=0) == [""]
-    assert lines._listener not in logging.getLogger().handlers
+    assert log_capture._listener not in logging.getLogger().handlers
 
 
 def test_what_the_projects_levels_hold_back_is_not_kept(keeping):

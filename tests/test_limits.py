@@ -15,8 +15,8 @@ from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Execution, Job, Queue, Semaphore, Settlement, Slot
 from django_dbqueue.runtime import recovery
-from django_dbqueue.runtime.claimer import Claimer
-from django_dbqueue.runtime.drain import Drain
+from django_dbqueue.runtime.supervisor.drain import Drain
+from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.testing import drain
 
 from .conftest import a_process, all_claimed, most_at_a_time, until

@@ -20,8 +20,8 @@ from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Batch, Execution, Job, Queue, Semaphore, Settlement
 from django_dbqueue.models.states import State
 from django_dbqueue.runtime import recovery
-from django_dbqueue.runtime.claimer import Claimer
-from django_dbqueue.runtime.connection import prepare
+from django_dbqueue.runtime.connections import prepare
+from django_dbqueue.runtime.worker.claimer import Claimer
 
 from .conftest import a_process
 from .tasks import add, row

@@ -9,7 +9,7 @@ from django.test import override_settings
 from django.utils.log import RequireDebugTrue
 
 from django_dbqueue.log import JobFields
-from django_dbqueue.runtime.log import skip_unheard_lines
+from django_dbqueue.runtime.logging_setup import skip_unheard_lines
 
 from . import tasks, timely
 from .conftest import LONG, log_of

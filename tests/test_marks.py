@@ -15,8 +15,8 @@ from django_dbqueue.models import Execution, Job, Queue, Settlement
 from django_dbqueue.models.expressions import NotBefore
 from django_dbqueue.models.locking import lock
 from django_dbqueue.models.states import Lane, Outcome, State
-from django_dbqueue.runtime.claimer import Claimer
-from django_dbqueue.runtime.marks import Marks
+from django_dbqueue.runtime.worker.claimer import Claimer
+from django_dbqueue.runtime.worker.lane_cursors import Marks
 
 from . import tasks
 from .conftest import all_claimed
@@ -179,7 +179,7 @@ def test_what_comes_to_a_lane_that_was_empty_at_the_last_look_is_found_untold(cl
 @keeps_dead_rows
 def test_one_look_that_took_minutes_is_made_again_in_seconds(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr("django_dbqueue.runtime.marks.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("django_dbqueue.runtime.worker.lane_cursors.time", SimpleNamespace(monotonic=lambda: clock[0]))
     marks = Marks("default")
 
     marks.look(lambda: clock.__setitem__(0, 300.0) or [])

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from django_dbqueue.runtime.pace import Pace
+from django_dbqueue.runtime.worker.poll_backoff import Pace
 
 A_WHILE = 1.0
 

@@ -13,8 +13,8 @@ from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Job, KnownTask, Queue
 from django_dbqueue.models.expressions import after
-from django_dbqueue.runtime.claimer import Claimer
-from django_dbqueue.runtime.drain import Drain
+from django_dbqueue.runtime.supervisor.drain import Drain
+from django_dbqueue.runtime.worker.claimer import Claimer
 
 from . import tasks
 from .conftest import a_process, all_claimed
@@ -134,7 +134,7 @@ def test_jobs_of_a_paused_task_are_left_out_of_claims(claimer):
 
 def test_a_worker_sees_within_a_second_that_a_task_is_paused(claimer, monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr("django_dbqueue.runtime.claimer.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("django_dbqueue.runtime.worker.claimer.time.monotonic", lambda: clock[0])
     claims = claimer()
     for number in range(4):
         tasks.add.enqueue(number)

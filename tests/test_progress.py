@@ -16,9 +16,9 @@ from django_dbqueue.exceptions import JobLost
 from django_dbqueue.models import Execution, Job, Progress, Settlement
 from django_dbqueue.models.expressions import after
 from django_dbqueue.models.progress import ProgressQuerySet
-from django_dbqueue.runtime import executor
-from django_dbqueue.runtime.calls import ThreadCall
-from django_dbqueue.runtime.notes import Notes
+from django_dbqueue.runtime.worker.progress_writer import Notes
+from django_dbqueue.runtime.worker.task_call import ThreadCall
+from django_dbqueue.runtime.worker.worker import executor
 
 from . import tasks, timely
 from .conftest import LONG, until
@@ -203,7 +203,7 @@ class TestFence:
         notes, (call,) = self.notes(running)
         with monkeypatch.context() as patch:
             patch.setattr(ProgressQuerySet, "record", refuse)
-            patch.setattr("django_dbqueue.runtime.notes.discard", lambda alias: None)
+            patch.setattr("django_dbqueue.runtime.worker.progress_writer.discard", lambda alias: None)
             notes.write()
         assert (all_rows(), call.reason) == ([], None)
         assert "Progress could not be written" in caplog.text

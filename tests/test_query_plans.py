@@ -17,9 +17,9 @@ from django_dbqueue.models import Batch, Execution, Job, Queue, Semaphore, Settl
 from django_dbqueue.models.expressions import Among
 from django_dbqueue.models.locking import lock
 from django_dbqueue.models.states import Lane, Outcome, State
-from django_dbqueue.runtime.board import Board
-from django_dbqueue.runtime.claimer import Claimer
 from django_dbqueue.runtime.dispatcher import Dispatcher
+from django_dbqueue.runtime.shared_status import Board
+from django_dbqueue.runtime.worker.claimer import Claimer
 
 from .conftest import a_process
 from .flush import flush

@@ -16,9 +16,9 @@ from django_dbqueue.models import Batch, Execution, Failure, Job, Process, Recur
 from django_dbqueue.models.expressions import after
 from django_dbqueue.recurrence.target import enqueue
 from django_dbqueue.runtime import recovery
-from django_dbqueue.runtime.board import Board
 from django_dbqueue.runtime.heartbeat import Heartbeat
 from django_dbqueue.runtime.scheduler import Scheduler
+from django_dbqueue.runtime.shared_status import Board
 from django_dbqueue.testing import drain
 
 from . import tasks

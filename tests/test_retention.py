@@ -10,8 +10,8 @@ from django.utils import timezone
 from django_dbqueue import task, testing
 from django_dbqueue.compat import TaskResultDoesNotExist, task_backends
 from django_dbqueue.models import Execution, Failure, Job, Stack
-from django_dbqueue.runtime.board import Board
 from django_dbqueue.runtime.dispatcher import Dispatcher
+from django_dbqueue.runtime.shared_status import Board
 
 from . import tasks
 
@@ -108,8 +108,8 @@ def test_of_one_that_fails_all_is_kept():
 
 
 def test_a_late_finisher_deletes_nothing(claim, backend):
-    from django_dbqueue.runtime import executor
-    from django_dbqueue.runtime.calls import ThreadCall
+    from django_dbqueue.runtime.worker.task_call import ThreadCall
+    from django_dbqueue.runtime.worker.worker import executor
 
     tasks.leave_no_trace.enqueue()
     (late,) = claim()

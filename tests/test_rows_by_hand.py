@@ -12,9 +12,9 @@ from django_dbqueue.models import Execution, Job
 from django_dbqueue.models.document import Unreadable
 from django_dbqueue.models.job import TIMES_OF_A_JOB
 from django_dbqueue.models.states import Lane
-from django_dbqueue.runtime.calls import ThreadCall
-from django_dbqueue.runtime.claimer import Claimer
-from django_dbqueue.runtime.executor import run
+from django_dbqueue.runtime.worker.claimer import Claimer
+from django_dbqueue.runtime.worker.executor import run
+from django_dbqueue.runtime.worker.task_call import ThreadCall
 from django_dbqueue.testing import drain
 
 from . import tasks

@@ -16,10 +16,10 @@ from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Execution, Job, Process, Queue, Semaphore, Settlement, Slot
 from django_dbqueue.models.states import UNFINISHED
-from django_dbqueue.runtime.board import Board
-from django_dbqueue.runtime.claimer import Claimer
-from django_dbqueue.runtime.durations import Durations
-from django_dbqueue.runtime.pool import Pool
+from django_dbqueue.runtime.shared_status import Board
+from django_dbqueue.runtime.worker.claimer import Claimer
+from django_dbqueue.runtime.worker.durations import Durations
+from django_dbqueue.runtime.worker.thread_pool import Pool
 
 from .conftest import LONG, a_process, all_claimed, until
 from .tasks import add, call_service, charge, nap, one_at_a_time, report

@@ -12,10 +12,10 @@ from django_dbqueue.core.options import Options
 from django_dbqueue.models import Execution, Job, Process, Settlement
 from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.runtime import recovery
-from django_dbqueue.runtime.board import Board
 from django_dbqueue.runtime.dispatcher import Dispatcher
-from django_dbqueue.runtime.settler import Settler
-from django_dbqueue.runtime.worker import Worker
+from django_dbqueue.runtime.shared_status import Board
+from django_dbqueue.runtime.worker.settler import Settler
+from django_dbqueue.runtime.worker.worker import Worker
 
 from . import tasks
 from .conftest import LONG, until

@@ -13,7 +13,7 @@ import pytest
 VICTIM = """
 import sys, time
 from django_dbqueue.runtime import signals
-from django_dbqueue.runtime.stop import Stop
+from django_dbqueue.runtime.shutdown import Stop
 
 stop = Stop()
 getattr(signals, sys.argv[1])(stop)

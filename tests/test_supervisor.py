@@ -12,14 +12,13 @@ from django_dbqueue import batch
 from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Batch, Execution, Job, Process, Settlement
 from django_dbqueue.models.jobs import JobQuerySet
-from django_dbqueue.runtime import members
-from django_dbqueue.runtime import supervisor as module
-from django_dbqueue.runtime.board import Board
-from django_dbqueue.runtime.connection import keep_connections
-from django_dbqueue.runtime.drain import Drain
+from django_dbqueue.runtime.connections import keep_connections
 from django_dbqueue.runtime.heartbeat import Heartbeat
-from django_dbqueue.runtime.stop import Stop
-from django_dbqueue.runtime.supervisor import Supervisor
+from django_dbqueue.runtime.shared_status import Board
+from django_dbqueue.runtime.shutdown import Stop
+from django_dbqueue.runtime.supervisor.drain import Drain
+from django_dbqueue.runtime.supervisor.supervisor import Supervisor, children
+from django_dbqueue.runtime.supervisor.supervisor import supervisor as module
 
 from . import tasks
 from .conftest import LONG, a_process, address_of_the_test_database, until
@@ -143,7 +142,7 @@ def test_connections_that_are_kept_are_not_pooled(monkeypatch):
 
 
 def test_a_member_that_never_starts_is_replaced(backend, monkeypatch):
-    monkeypatch.setattr(members, "START", 0.1)
+    monkeypatch.setattr(children, "START", 0.1)
     started = []
 
     def hang(role, *args):
@@ -152,7 +151,7 @@ def test_a_member_that_never_starts_is_replaced(backend, monkeypatch):
             time.sleep(0.01)
         return 0
 
-    monkeypatch.setattr(members, "run_role", hang)
+    monkeypatch.setattr(children, "run_role", hang)
     options = {"embedded": True, "beat_interval": 0.1, "dead_after": 0.6, "shutdown_timeout": 5.0}
     supervisor, stop = Supervisor(backend, ["worker"], options), Stop()
 

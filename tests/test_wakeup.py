@@ -16,10 +16,10 @@ from django_dbqueue.models import Execution, Job, Settlement
 from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.models.semaphores import SemaphoreQuerySet
 from django_dbqueue.models.states import Lane
-from django_dbqueue.runtime.board import Board
 from django_dbqueue.runtime.dispatcher import Dispatcher
-from django_dbqueue.runtime.listener import Listener
-from django_dbqueue.runtime.settler import Settler
+from django_dbqueue.runtime.shared_status import Board
+from django_dbqueue.runtime.worker.notify_listener import Listener
+from django_dbqueue.runtime.worker.settler import Settler
 
 from . import tasks
 from .conftest import LONG, until

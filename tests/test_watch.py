@@ -9,10 +9,10 @@ import pytest
 from django_dbqueue.core.uuid7 import uuid7
 from django_dbqueue.exceptions import TimedOut
 from django_dbqueue.models import Job
-from django_dbqueue.runtime.board import Board
-from django_dbqueue.runtime.calls import Call
-from django_dbqueue.runtime.durations import Durations
-from django_dbqueue.runtime.watch import Watch
+from django_dbqueue.runtime.shared_status import Board
+from django_dbqueue.runtime.worker.durations import Durations
+from django_dbqueue.runtime.worker.task_call import Call
+from django_dbqueue.runtime.worker.watchdog import Watch
 
 
 class Stub(Call):

@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from django_dbqueue.runtime import witness as module
-from django_dbqueue.runtime.witness import Witness
+from django_dbqueue.runtime import failure_detector as module
+from django_dbqueue.runtime.failure_detector import Witness
 
 
 class Clock:

@@ -15,8 +15,8 @@ from django_dbqueue.core.options import Options
 from django_dbqueue.models import Execution, Job, Settled, Settlement
 from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.models.jobs import JobQuerySet
-from django_dbqueue.runtime.claimer import Claimer
-from django_dbqueue.runtime.settler import Settler
+from django_dbqueue.runtime.worker.claimer import Claimer
+from django_dbqueue.runtime.worker.settler import Settler
 
 from . import tasks
 from .conftest import LONG, until

@@ -20,14 +20,14 @@ from ..models.semaphores import SemaphoreQuerySet
 from ..models.states import State
 from . import recovery
 from .announcer import announce_beside
-from .board import Board
-from .connection import close_connections, discard, leave_old_connections, prepare
-from .deadline import answered_within
+from .connections import close_connections, discard, leave_old_connections, prepare
+from .failure_detector import Witness
 from .heartbeat import Heartbeat
-from .log import Trouble
+from .logging_setup import Trouble
 from .scheduler import Scheduler
-from .stop import Stop
-from .witness import Witness
+from .shared_status import Board
+from .shutdown import Stop
+from .socket_watchdog import answered_within
 
 logger = logging.getLogger("django_dbqueue")
 

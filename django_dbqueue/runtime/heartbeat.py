@@ -19,10 +19,10 @@ from .. import __version__
 from ..core.options import Options
 from ..models import Process
 from ..models.expressions import Now, after
-from . import host
-from .board import Board
-from .connection import close_connections, discard, note_end_of_outage, prepare
-from .deadline import answered_within
+from . import process_identity
+from .connections import close_connections, discard, note_end_of_outage, prepare
+from .shared_status import Board
+from .socket_watchdog import answered_within
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -61,7 +61,13 @@ class Heartbeat:
             kind=kind,
             hostname=hostname,
             pid=os.getpid(),
-            details={**details, "board": board.name, "version": __version__, "django": get_version(), **host.identity()},
+            details={
+                **details,
+                "board": board.name,
+                "version": __version__,
+                "django": get_version(),
+                **process_identity.identity(),
+            },
         )
         self._thread = threading.Thread(target=self._run, name=f"{kind.value}-heartbeat", daemon=True)
 

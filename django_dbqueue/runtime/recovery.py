@@ -21,8 +21,8 @@ from ..models.expressions import Now
 from ..models.locking import lock_first
 from ..models.process import ProcessQuerySet
 from ..models.states import FINISHED, OnLost, Outcome, State
-from .board import Board, unbegun_of
-from .pool import Pool
+from .shared_status import Board, unbegun_of
+from .worker.thread_pool import Pool
 
 logger = logging.getLogger("django_dbqueue")
 

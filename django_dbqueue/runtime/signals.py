@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Any
 
-from .stop import Stop
+from .shutdown import Stop
 
 # Windows has no SIGQUIT.
 NOW = getattr(signal, "SIGQUIT", signal.SIGTERM)

@@ -15,7 +15,7 @@ from django_dbqueue.models import Execution, Job, Process, Semaphore, Settlement
 from django_dbqueue.models.expressions import after
 from django_dbqueue.models.states import FINISHED, UNSUCCESSFUL, Fence, Lane, Outcome, State
 from django_dbqueue.runtime import recovery
-from django_dbqueue.runtime.worker import Worker as Role
+from django_dbqueue.runtime.worker.worker import Worker as Role
 
 from .. import tasks
 from .database import Database, Violation

@@ -28,7 +28,7 @@ from django_dbqueue.models.process import ProcessQuerySet
 from django_dbqueue.models.slot import SlotQuerySet
 from django_dbqueue.models.states import State
 from django_dbqueue.runtime import recovery
-from django_dbqueue.runtime.worker import Worker
+from django_dbqueue.runtime.worker.worker import Worker
 
 from .. import tasks
 from .database import Database

@@ -18,10 +18,10 @@ from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Execution, Job, Process, Settled, Settlement
 from django_dbqueue.models.expressions import after
 from django_dbqueue.models.states import FINISHED
-from django_dbqueue.runtime.claimer import Claimer
-from django_dbqueue.runtime.connection import prepare
-from django_dbqueue.runtime.following import finish_batches, follow_up
-from django_dbqueue.runtime.stages import after_stage
+from django_dbqueue.runtime.connections import prepare
+from django_dbqueue.runtime.worker.claimer import Claimer
+from django_dbqueue.runtime.worker.following import finish_batches, follow_up
+from django_dbqueue.runtime.worker.pipeline_step import after_stage
 
 from .. import tasks
 

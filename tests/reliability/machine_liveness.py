@@ -13,7 +13,7 @@ from django_dbqueue.models import Batch, Job, Process, Semaphore, Slot
 from django_dbqueue.models.expressions import Now
 from django_dbqueue.models.states import FINISHED, WAITING
 from django_dbqueue.runtime import recovery
-from django_dbqueue.runtime.claimer import Claimer
+from django_dbqueue.runtime.worker.claimer import Claimer
 
 from ..conftest import all_claimed
 from .machine_actors import LARGE, QUEUES, SERVED, State, Stranger, actors, ends

@@ -18,7 +18,7 @@ from django_dbqueue.models import Batch, Execution, Job, Process, Queue, Semapho
 from django_dbqueue.models.claim_size import Budget
 from django_dbqueue.models.states import UNFINISHED, Lane
 from django_dbqueue.runtime import recovery
-from django_dbqueue.runtime.connection import discard, look_after_connections, prepare
+from django_dbqueue.runtime.connections import discard, look_after_connections, prepare
 
 from .. import tasks
 from ..chaos.load import Load

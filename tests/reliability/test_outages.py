@@ -12,7 +12,7 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 
 from django_dbqueue.models import Execution, Failure, Job, Process
-from django_dbqueue.runtime.connection import discard, keep_connections, prepare
+from django_dbqueue.runtime.connections import discard, keep_connections, prepare
 
 from .. import tasks
 from ..conftest import LONG, log_of, until, until_somebody_waits_for_a_lock

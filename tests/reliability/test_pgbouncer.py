@@ -9,8 +9,8 @@ import pytest
 from django.db import Error, connection, connections
 
 from django_dbqueue.models import Execution, Job
-from django_dbqueue.runtime.connection import prepare
-from django_dbqueue.runtime.deadline import answered_within
+from django_dbqueue.runtime.connections import prepare
+from django_dbqueue.runtime.socket_watchdog import answered_within
 
 from .. import servers, tasks
 from ..conftest import is_found_within, log_of, most_at_a_time, until

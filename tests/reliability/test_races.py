@@ -13,7 +13,7 @@ from django_dbqueue.context import JobContext
 from django_dbqueue.exceptions import JobLost
 from django_dbqueue.models import Execution, Job, Process, Semaphore, Settlement, Slot
 from django_dbqueue.models.execution import ExecutionQuerySet
-from django_dbqueue.runtime import announcer, host, recovery
+from django_dbqueue.runtime import announcer, process_identity, recovery
 
 from .. import tasks
 from ..conftest import a_process, until_somebody_waits_for_a_lock
@@ -216,23 +216,23 @@ class TestOfThisHost:
     def test_a_process_that_runs_is_not_gone(self):
         import os
 
-        assert not host.is_gone(os.getpid(), host.identity())
-        assert not host.is_gone(1, {**host.identity(), "born": host._born(1)})
+        assert not process_identity.is_gone(os.getpid(), process_identity.identity())
+        assert not process_identity.is_gone(1, {**process_identity.identity(), "born": process_identity._born(1)})
 
     def test_one_that_ended_is_gone_and_so_is_one_whose_id_another_has(self):
         import os
         import subprocess
 
         child = subprocess.Popen(["sleep", "60"])
-        noted = {**host.identity(), "born": host._born(child.pid)}
-        assert not host.is_gone(child.pid, noted)
+        noted = {**process_identity.identity(), "born": process_identity._born(child.pid)}
+        assert not process_identity.is_gone(child.pid, noted)
         child.kill()
         child.wait()
 
-        assert host.is_gone(child.pid, noted)
-        assert host.is_gone(os.getpid(), {**host.identity(), "born": -1})
+        assert process_identity.is_gone(child.pid, noted)
+        assert process_identity.is_gone(os.getpid(), {**process_identity.identity(), "born": -1})
 
     @pytest.mark.parametrize("other", [{"boot": "another"}, {"space": "pid:[1]"}])
     def test_of_another_hosts_processes_nothing_is_said(self, other):
-        assert not host.is_gone(10**7, {**host.identity(), **other})
-        assert not host.is_gone(10**7, {})
+        assert not process_identity.is_gone(10**7, {**process_identity.identity(), **other})
+        assert not process_identity.is_gone(10**7, {})

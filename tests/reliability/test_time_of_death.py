@@ -12,7 +12,7 @@ from django.db.models import F
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Execution, Job, Process, Settlement
 from django_dbqueue.runtime import recovery
-from django_dbqueue.runtime.supervisor import Supervisor
+from django_dbqueue.runtime.supervisor.supervisor import Supervisor
 
 from .. import tasks
 from ..conftest import a_process

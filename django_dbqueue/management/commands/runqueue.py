@@ -24,11 +24,11 @@ from ...compat import DEFAULT_TASK_BACKEND_ALIAS, task_backends
 from ...core.options import Options
 from ...exceptions import InvalidOption
 from ...models import Process
-from ...runtime.connection import discard, keep_connections, prepare
-from ...runtime.log import Trouble, log_to_console
+from ...runtime.connections import discard, keep_connections, prepare
+from ...runtime.logging_setup import Trouble, log_to_console
+from ...runtime.shutdown import Stop
 from ...runtime.signals import obey_signals, run_beside_signals
-from ...runtime.stop import Stop
-from ...runtime.supervisor import Supervisor
+from ...runtime.supervisor.supervisor import Supervisor
 from ...tasks import modules_with_tasks
 
 # By --verbosity. Normal is what the project has, or INFO.

@@ -13,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from ..models.cluster import is_cluster
-from .deadline import forget_line, note_line
+from .socket_watchdog import forget_line, note_line
 
 # A connection that was idle for so many seconds is checked before it is used again.
 IDLE = 1.0

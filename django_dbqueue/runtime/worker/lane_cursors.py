@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from django.db import connections
 
-from ..models import Job
-from ..models.states import Lane, Place
+from ...models import Job
+from ...models.states import Lane, Place
 
 
 class Marks:

@@ -9,18 +9,18 @@ from typing import Any
 
 from django.db.models import Exists, Q
 
-from ..compat import DEFAULT_TASK_QUEUE_NAME
-from ..core.notify import lane_in
-from ..core.options import Options
-from ..core.queue_selector import QueueSelector
-from ..models import Job, KnownTask, Process, Queue
-from ..models.at_once import ClaimAtOnce
-from ..models.claim_size import Budget
-from ..models.jobs import JobQuerySet
-from ..models.pausing import PAUSED
-from ..models.series import InARow, alone
-from ..models.states import Lane, Place
-from .marks import Marks
+from ...compat import DEFAULT_TASK_QUEUE_NAME
+from ...core.notify import lane_in
+from ...core.options import Options
+from ...core.queue_selector import QueueSelector
+from ...models import Job, KnownTask, Process, Queue
+from ...models.at_once import ClaimAtOnce
+from ...models.claim_size import Budget
+from ...models.jobs import JobQuerySet
+from ...models.pausing import PAUSED
+from ...models.series import InARow, alone
+from ...models.states import Lane, Place
+from .lane_cursors import Marks
 
 DEFAULT = Options()
 

@@ -8,12 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ..backend import DatabaseBackend
-from ..exceptions import TimedOut
-from ..models import Job
-from .calls import Call
+from ...backend import DatabaseBackend
+from ...exceptions import TimedOut
+from ...models import Job
+from ..shutdown import Stop
 from .durations import Durations
-from .stop import Stop
+from .task_call import Call
 
 logger = logging.getLogger("django_dbqueue")
 

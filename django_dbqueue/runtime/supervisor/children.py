@@ -17,11 +17,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..core.options import Options
-from . import child, executor
-from .board import Board
+from ...core.options import Options
+from ..shared_status import Board
+from ..shutdown import Stop
+from ..worker import executor
+from . import child_main
 from .roles import run_role
-from .stop import Stop
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -108,7 +109,7 @@ class ProcessMember:
         self.board.turn(ahead=START)
         self._stacks = tempfile.NamedTemporaryFile("r", prefix="dbqueue-")  # noqa: SIM115
         arguments = (role, alias, changes, supervisor, self.board.name, self._stacks.name, finished, logger.level)
-        self._process = context.Process(target=child.main, args=arguments, name=role)
+        self._process = context.Process(target=child_main.main, args=arguments, name=role)
         with _no_main_module():
             self._process.start()
         threading.Thread(target=self._await_end, name=f"{role}-end", daemon=True).start()
@@ -133,9 +134,9 @@ class ProcessMember:
 
     def stacks(self) -> str:
         """Where the threads are that run tasks. It is told even if none of them lets go of the interpreter."""
-        if not child.STACKS or not self.pid:
+        if not child_main.STACKS or not self.pid:
             return ""
-        os.kill(self.pid, child.STACKS)
+        os.kill(self.pid, child_main.STACKS)
         time.sleep(0.2)
         threads = Path(self._stacks.name).read_text(errors="replace").split("\n\n")
         return "\n\n".join(each for each in threads if executor.__file__ in each)

@@ -12,7 +12,7 @@ import threading
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from .stop import Stop
+from ..shutdown import Stop
 
 # Windows has none.
 STACKS: int | None = getattr(signal, "SIGUSR2", None)
@@ -40,12 +40,13 @@ def main(
         faulthandler.register(STACKS, file=open(stacks, "w"), all_threads=True)  # noqa: SIM115
     from django.db import DatabaseError, InterfaceError
 
+    from ..connections import keep_connections
+    from ..logging_setup import log_to_console
+
     # Models, and what imports them, are to be had from here on.
-    from .board import Board
-    from .connection import keep_connections
-    from .log import log_to_console
+    from ..shared_status import Board
+    from ..signals import obey_supervisor, run_beside_signals
     from .roles import run_role
-    from .signals import obey_supervisor, run_beside_signals
 
     log_to_console(level or None)
     keep_connections()

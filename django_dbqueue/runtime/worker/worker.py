@@ -10,32 +10,32 @@ from collections.abc import Callable, Container, Sequence
 
 from django.db import DatabaseError, InterfaceError
 
-from ..backend import DatabaseBackend
-from ..core.options import Options
-from ..core.queue_selector import QueueSelector
-from ..core.transactions import is_conflict
-from ..exceptions import Interrupted, JobLost, Stopped
-from ..models import Job, Process, Settled, Settlement, Stack
-from ..models.jobs import JobQuerySet
-from ..models.states import Fence
+from ...backend import DatabaseBackend
+from ...core.options import Options
+from ...core.queue_selector import QueueSelector
+from ...core.transactions import is_conflict
+from ...exceptions import Interrupted, JobLost, Stopped
+from ...models import Job, Process, Settled, Settlement, Stack
+from ...models.jobs import JobQuerySet
+from ...models.states import Fence
+from ..connections import close_connections, discard, leave_old_connections, prepare
+from ..heartbeat import Heartbeat
+from ..logging_setup import Trouble
+from ..shared_status import Board
+from ..shutdown import Stop
+from ..socket_watchdog import answered_within
 from . import executor
-from .board import Board
-from .calls import Call, CoroutineCall, ThreadCall, ask_each
+from .async_pool import Coroutines
 from .claimer import Claimer
-from .connection import close_connections, discard, leave_old_connections, prepare
-from .coroutines import Coroutines
-from .deadline import answered_within
 from .durations import Durations
 from .following import finish_batches, follow_up
-from .heartbeat import Heartbeat
-from .listener import Listener, can_listen
-from .log import Trouble
-from .notes import Notes
-from .pace import Pace
-from .pool import Pool
+from .notify_listener import Listener, can_listen
+from .poll_backoff import Pace
+from .progress_writer import Notes
 from .settler import TWICE, Settler
-from .stop import Stop
-from .watch import Watch
+from .task_call import Call, CoroutineCall, ThreadCall, ask_each
+from .thread_pool import Pool
+from .watchdog import Watch
 
 logger = logging.getLogger("django_dbqueue")
 

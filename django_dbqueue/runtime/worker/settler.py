@@ -13,13 +13,13 @@ from dataclasses import replace
 
 from django.db import transaction
 
-from ..core import error_reports
-from ..core.options import Options
-from ..core.transactions import is_conflict, writing
-from ..models import Execution, Job, Settled, Settlement
-from ..models.states import Fence, Outcome
-from .connection import close_connections, discard, prepare
-from .deadline import answered_within
+from ...core import error_reports
+from ...core.options import Options
+from ...core.transactions import is_conflict, writing
+from ...models import Execution, Job, Settled, Settlement
+from ...models.states import Fence, Outcome
+from ..connections import close_connections, discard, prepare
+from ..socket_watchdog import answered_within
 
 logger = logging.getLogger("django_dbqueue")
 

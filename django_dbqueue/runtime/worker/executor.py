@@ -17,12 +17,12 @@ from typing import Any, ParamSpec, TypeVar
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import DatabaseError, InterfaceError, transaction
 
-from ..backend import DatabaseBackend
-from ..compat import TaskError, TaskResultStatus, is_heard, signals
-from ..context import JobContext
-from ..core import error_reports, serialization
-from ..core.transactions import is_conflict, writing
-from ..exceptions import (
+from ...backend import DatabaseBackend
+from ...compat import TaskError, TaskResultStatus, is_heard, signals
+from ...context import JobContext
+from ...core import error_reports, serialization
+from ...core.transactions import is_conflict, writing
+from ...exceptions import (
     CalledOff,
     Expired,
     Interrupted,
@@ -34,18 +34,18 @@ from ..exceptions import (
     Stopped,
     TimedOut,
 )
-from ..models import Execution, Job, Settled, Settlement
-from ..models.execution import ExecutionQuerySet
-from ..models.jobs import JobQuerySet
-from ..models.states import OnLost, Outcome, State
-from ..results import JobResult, result_of, task_of
-from ..retry import wait_before_retry
-from ..tasks import is_coroutine, load
-from . import calls
-from .calls import CoroutineCall, ThreadCall
-from .connection import close_interrupted, look_after_connections, of_coroutines, ready_connections
-from .lines import Lines
-from .stages import after_stage
+from ...models import Execution, Job, Settled, Settlement
+from ...models.execution import ExecutionQuerySet
+from ...models.jobs import JobQuerySet
+from ...models.states import OnLost, Outcome, State
+from ...results import JobResult, result_of, task_of
+from ...tasks import is_coroutine, load
+from ..connections import close_interrupted, look_after_connections, of_coroutines, ready_connections
+from . import task_call
+from .log_capture import Lines
+from .pipeline_step import after_stage
+from .retry_policy import wait_before_retry
+from .task_call import CoroutineCall, ThreadCall
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -354,6 +354,6 @@ _unknown_tasks = _UnknownTasks()
 
 def _frames_of_the_task(error: BaseException) -> TracebackType | None:
     frames = error.__traceback__
-    while frames and frames.tb_next and frames.tb_frame.f_code.co_filename in (__file__, calls.__file__):
+    while frames and frames.tb_next and frames.tb_frame.f_code.co_filename in (__file__, task_call.__file__):
         frames = frames.tb_next
     return frames

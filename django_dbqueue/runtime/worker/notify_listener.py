@@ -12,8 +12,8 @@ from typing import Any
 
 from django.db import connections
 
-from ..core.notify import CHANNEL
-from .log import Trouble
+from ...core.notify import CHANNEL
+from ..logging_setup import Trouble
 
 logger = logging.getLogger("django_dbqueue")
 

@@ -10,11 +10,11 @@ from uuid import UUID
 
 from asgiref.sync import sync_to_async
 
-from ..core.options import Options
-from ..models import Job, Settlement
-from ..tasks import is_coroutine, load
-from .calls import CoroutineCall
-from .connection import close_connections, watch_coroutines
+from ...core.options import Options
+from ...models import Job, Settlement
+from ...tasks import is_coroutine, load
+from ..connections import close_connections, watch_coroutines
+from .task_call import CoroutineCall
 
 logger = logging.getLogger("django_dbqueue")
 

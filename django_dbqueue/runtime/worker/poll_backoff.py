@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ..core.notify import QUIET
+from ...core.notify import QUIET
 
 
 class Pace:

@@ -8,8 +8,8 @@ from collections import deque
 from contextvars import ContextVar, Token
 from typing import Any
 
-from ..core.error_reports import clean
-from ..models import Job
+from ...core.error_reports import clean
+from ...models import Job
 
 LONGEST_LINE = 2_000
 LONGEST_LOG = 20_000

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from .backoff import Exponential
-from .core.options import Options
-from .core.time_values import LONGEST_WAIT
-from .exceptions import Retried
-from .models import Job
-from .results import JobResult
+from ...backoff import Exponential
+from ...core.options import Options
+from ...core.time_values import LONGEST_WAIT
+from ...exceptions import Retried
+from ...models import Job
+from ...results import JobResult
 
 logger = logging.getLogger("django_dbqueue")
 

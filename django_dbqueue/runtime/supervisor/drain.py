@@ -6,14 +6,14 @@ import logging
 
 from django.db import DatabaseError, InterfaceError
 
-from ..core.options import Options
-from ..core.queue_selector import QueueSelector
-from ..models import Batch, Job, KnownTask, Process, Queue
-from ..models.expressions import Now
-from ..models.jobs import JobQuerySet
-from ..models.states import State
-from .connection import discard, snapshot
-from .deadline import answered_within
+from ...core.options import Options
+from ...core.queue_selector import QueueSelector
+from ...models import Batch, Job, KnownTask, Process, Queue
+from ...models.expressions import Now
+from ...models.jobs import JobQuerySet
+from ...models.states import State
+from ..connections import discard, snapshot
+from ..socket_watchdog import answered_within
 
 logger = logging.getLogger("django_dbqueue")
 

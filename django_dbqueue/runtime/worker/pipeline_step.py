@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..backend import DatabaseBackend
-from ..core import serialization
-from ..models import Job
-from ..models.states import State
-from ..pipelines import FanOut, Finish, GoTo
+from ...backend import DatabaseBackend
+from ...core import serialization
+from ...models import Job
+from ...models.states import State
+from ...pipelines import FanOut, Finish, GoTo
 
 
 def after_stage(job: Any, value: Any, backend: DatabaseBackend) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from ..backend import DatabaseBackend
-from ..core.notify import wake_each
-from ..models import Settled
-from ..models.states import State
+from ...backend import DatabaseBackend
+from ...core.notify import wake_each
+from ...models import Settled
+from ...models.states import State
 
 
 def follow_up(settled: Settled, backend: DatabaseBackend, limited: Container[str]) -> bool:

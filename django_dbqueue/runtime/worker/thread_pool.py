@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from uuid import UUID
 
-from ..core.options import Options
-from ..models import Job, Settlement
-from .board import Board
-from .calls import ThreadCall
-from .connection import close_connections, close_interrupted, look_after_connections, ready_connections
+from ...core.options import Options
+from ...models import Job, Settlement
+from ..connections import close_connections, close_interrupted, look_after_connections, ready_connections
+from ..shared_status import Board
 from .durations import Durations
+from .task_call import ThreadCall
 
 logger = logging.getLogger("django_dbqueue")
 

@@ -13,10 +13,10 @@ from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
-from ..exceptions import Interruption
-from ..log import running_job
-from ..models import Job
-from .lines import Lines
+from ...exceptions import Interruption
+from ...log import running_job
+from ...models import Job
+from .log_capture import Lines
 
 NO_LOG = nullcontext()
 

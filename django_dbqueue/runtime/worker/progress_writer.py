@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 from django.db import DatabaseError, InterfaceError
 
-from ..core.progress_value import Noted
-from ..exceptions import JobLost
-from ..models import Progress
-from .calls import Call
-from .connection import discard
-from .log import Trouble
+from ...core.progress_value import Noted
+from ...exceptions import JobLost
+from ...models import Progress
+from ..connections import discard
+from ..logging_setup import Trouble
+from .task_call import Call
 
 
 class Notes:

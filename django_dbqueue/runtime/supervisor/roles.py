@@ -5,15 +5,15 @@ from __future__ import annotations
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ..backend import DatabaseBackend
-from ..compat import remember_receivers, signals, task_backends
-from ..tasks import discover
-from .announcer import announce_from
-from .board import Board
-from .dispatcher import Dispatcher, DrainingDispatcher
-from .log import mail_no_failures, skip_unheard_lines
-from .stop import Stop
-from .worker import Worker
+from ...backend import DatabaseBackend
+from ...compat import remember_receivers, signals, task_backends
+from ...tasks import discover
+from ..announcer import announce_from
+from ..dispatcher import Dispatcher, DrainingDispatcher
+from ..logging_setup import mail_no_failures, skip_unheard_lines
+from ..shared_status import Board
+from ..shutdown import Stop
+from ..worker.worker import Worker
 
 ROLES: dict[str, type[Worker] | type[Dispatcher]] = {
     "worker": Worker,

@@ -12,22 +12,22 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError
 
-from ..backend import DatabaseBackend
-from ..core.queue_selector import QueueSelector
-from ..models import Job, Process, Stack
-from ..models.process import ProcessQuerySet
-from . import host, recovery
-from .announcer import Announcements
-from .board import Board
-from .connection import close_connections, discard, leave_old_connections, prepare
-from .deadline import answered_within
+from ...backend import DatabaseBackend
+from ...core.queue_selector import QueueSelector
+from ...models import Job, Process, Stack
+from ...models.process import ProcessQuerySet
+from .. import process_identity, recovery
+from ..announcer import Announcements
+from ..connections import close_connections, discard, leave_old_connections, prepare
+from ..heartbeat import Heartbeat
+from ..logging_setup import Trouble
+from ..recovery import Death
+from ..shared_status import Board
+from ..shutdown import Stop
+from ..socket_watchdog import answered_within
+from .children import Member, ProcessMember, ThreadMember
 from .drain import Drain
-from .heartbeat import Heartbeat
-from .log import Trouble
-from .members import Member, ProcessMember, ThreadMember
-from .recovery import Death
 from .roles import CANNOT_IMPORT, LEFT_JOBS
-from .stop import Stop
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -242,7 +242,7 @@ class Supervisor:
         """Those that were killed together with their supervisor, on this host."""
         rows = Process.objects.using(self._backend.database)
         here = rows.filter(hostname=self._process.hostname).exclude(pk=self._process.pk)
-        return rows.filter(pk__in=[each.pk for each in here if host.is_gone(each.pid, each.details)])
+        return rows.filter(pk__in=[each.pk for each in here if process_identity.is_gone(each.pid, each.details)])
 
     def _recover(self, dead: ProcessQuerySet, death: Death) -> None:
         self._unrecovered.append((dead, death))
