@@ -2,13 +2,13 @@
 
 from .batches import BatchAdmin
 from .failures import FailureAdmin
-from .hanged import HangedJobAdmin
+from .hanged_jobs import HangedJobAdmin
 from .jobs import JobAdmin
-from .known_tasks import KnownTaskAdmin
+from .limits import SemaphoreAdmin
 from .processes import ProcessAdmin
 from .queues import QueueAdmin
 from .recurring import RecurringTaskAdmin
-from .semaphores import SemaphoreAdmin
+from .tasks import KnownTaskAdmin
 
 __all__ = [
     "BatchAdmin",

@@ -8,7 +8,7 @@ from datetime import datetime
 from django.utils.translation import gettext as _
 
 from ..models import Execution, Job, Stack
-from . import looks
+from . import formatting
 
 SHOWN = 50
 
@@ -30,19 +30,19 @@ class Attempt:
 
     @property
     def badge(self) -> str:
-        return looks.state(self.execution.get_outcome_display(), self.execution.outcome)
+        return formatting.state(self.execution.get_outcome_display(), self.execution.outcome)
 
     @property
     def waited(self) -> str:
-        return looks.duration(max(self.execution.started_at - self.since, self.since - self.since))
+        return formatting.duration(max(self.execution.started_at - self.since, self.since - self.since))
 
     @property
     def ran(self) -> str:
-        return looks.duration(self.execution.finished_at - self.execution.started_at)
+        return formatting.duration(self.execution.finished_at - self.execution.started_at)
 
     @property
     def ended(self) -> str:
-        return looks.moment(self.execution.finished_at)
+        return formatting.moment(self.execution.finished_at)
 
 
 def stack_of(job: Job) -> Stack | None:

@@ -15,7 +15,7 @@ from ..core.progress_value import Noted
 from ..models import Batch, Job
 from ..models.counts import Many
 from ..models.states import FINISHED, UNSUCCESSFUL, State
-from . import columns, looks, progress
+from . import columns, formatting, progress
 
 # What is wrong first, then what is under way, then what is well.
 ORDER = (State.FAILED, State.DISCARDED, State.RUNNING, State.READY, State.BLOCKED, State.SCHEDULED, State.SUCCESSFUL)
@@ -39,7 +39,7 @@ def numbers(batch: Any) -> str:
     address = reverse("admin:dbqueue_job_changelist")
     found = [(state, batch.tallied[state]) for state in ORDER if batch.tallied.get(state)]
     links = [
-        (address, urlencode({"batch": batch.pk, "state": state.value}), looks.state(f"{number} {state.label}", state))
+        (address, urlencode({"batch": batch.pk, "state": state.value}), formatting.state(f"{number} {state.label}", state))
         for state, number in found
     ]
     return format_html_join(" ", '<a class="dbq-number" href="{}?{}">{}</a>', links) or "–"
@@ -55,7 +55,7 @@ def followers(batch: Any) -> list[dict[str, Any]]:
     by_id = {str(pk): job for pk, job in jobs.items()}
     when = {"on_finish": _("When all have ended"), "on_success": _("If all are successful")}
     return [
-        {"when": said, "task": looks.short(given["task"]), "job": _became(batch, name, by_id)}
+        {"when": said, "task": formatting.short(given["task"]), "job": _became(batch, name, by_id)}
         for name, said in when.items()
         if (given := getattr(batch, name))
     ]
@@ -65,7 +65,7 @@ def _became(batch: Batch, name: str, jobs: dict[str, Job]) -> str:
     pk = batch.follower(name)
     if pk in jobs:
         address = reverse("admin:dbqueue_job_change", args=[pk])
-        return format_html('<a href="{}">{}</a> {}', address, looks.brief(pk), columns.state(jobs[pk]))
+        return format_html('<a href="{}">{}</a> {}', address, formatting.brief(pk), columns.state(jobs[pk]))
     if pk:
         return _("It was enqueued, and its job is gone.")
     return _("It does not follow: not all were successful.") if batch.finished_at else _("Not yet.")

@@ -11,11 +11,11 @@ from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Batch
-from . import columns, looks
+from . import columns, formatting
+from .actions import DISCARD, RETRY
+from .base_actions import OperatingAdmin
 from .batch_progress import bar, followers, numbers, unsuccessful
 from .filters import FinishedFilter
-from .operating import OperatingAdmin
-from .verbs import DISCARD, RETRY
 
 DISCARD_REST = replace(
     DISCARD,
@@ -35,8 +35,8 @@ RETRY_FAILED = replace(
 @admin.display(description=_("batch"))
 def described(batch: Batch) -> str:
     if not batch.description:
-        return looks.brief(batch.pk)
-    return format_html("{}<br>{}", batch.description, looks.brief(batch.pk))
+        return formatting.brief(batch.pk)
+    return format_html("{}<br>{}", batch.description, formatting.brief(batch.pk))
 
 
 @admin.display(description=_("id"))
@@ -48,12 +48,12 @@ def identity(batch: Batch) -> str:
 def state(batch: Any) -> str:
     if batch.is_abandoned:
         what = _("Finished, abandoned by its opener") if batch.finished_at else _("Abandoned by its opener")
-        return looks.badge(what, "✕", "bad")
+        return formatting.badge(what, "✕", "bad")
     if batch.finished_at and any(unsuccessful(batch).values()):
-        return looks.badge(_("Finished, not all well"), "✕", "bad")
+        return formatting.badge(_("Finished, not all well"), "✕", "bad")
     if batch.finished_at:
-        return looks.badge(_("Finished"), "✓", "good")
-    return looks.badge(_("Under way"), "▸", "runs") if batch.sealed_at else looks.badge(_("Being filled"), "◷", "waits")
+        return formatting.badge(_("Finished"), "✓", "good")
+    return formatting.badge(_("Under way"), "▸", "runs") if batch.sealed_at else formatting.badge(_("Being filled"), "◷", "waits")
 
 
 @admin.display(description=_("state"))

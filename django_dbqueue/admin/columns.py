@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..models import Job, Process
-from . import looks
+from . import formatting
 
 # Of a job, what a list does not read.
 NOT_LISTED = ("args", "kwargs", "result", "metadata", "limits", "pipeline")
@@ -23,10 +23,10 @@ NOT_LISTED = ("args", "kwargs", "result", "metadata", "limits", "pipeline")
 @admin.display(description=gettext_lazy("job"))
 def task_and_id(job: Job) -> str:
     """And what its key is, if it has one: that is what people know it by."""
-    named = looks.short(job.task)
+    named = formatting.short(job.task)
     if job.key:
         named = format_html('{} <span class="dbq-key">{}</span>', named, Truncator(key(job)).chars(60))
-    return format_html("{}<br>{}", named, looks.brief(job.pk))
+    return format_html("{}<br>{}", named, formatting.brief(job.pk))
 
 
 @admin.display(description=gettext_lazy("job"))
@@ -36,7 +36,7 @@ def linked_job(job: Job) -> str:
 
 @admin.display(description=gettext_lazy("state"))
 def state(row: Any) -> str:
-    return looks.state(row.get_state_display(), row.state)
+    return formatting.state(row.get_state_display(), row.state)
 
 
 @admin.display(description=gettext_lazy("queue"))
@@ -68,15 +68,15 @@ def linked_batch(job: Job) -> str:
 def paused(row: Any) -> str:
     """Of a queue or a task."""
     if not row.is_paused(row.seen_at):
-        return looks.badge(_("Active"), "▸", "good")
-    return format_html("{} {}", looks.badge(_("Paused"), "‖", "waits"), span_of_pause(row))
+        return formatting.badge(_("Active"), "▸", "good")
+    return format_html("{} {}", formatting.badge(_("Paused"), "‖", "waits"), span_of_pause(row))
 
 
 def span_of_pause(row: Any) -> str:
     """Since when, and until when if that is known."""
     if row.resume_at is None:
-        return format_html(_("since {}"), looks.moment(row.paused_at))
-    return format_html(_("since {}, until {}"), looks.moment(row.paused_at), looks.moment(row.resume_at))
+        return format_html(_("since {}"), formatting.moment(row.paused_at))
+    return format_html(_("since {}, until {}"), formatting.moment(row.paused_at), formatting.moment(row.resume_at))
 
 
 @admin.display(description=gettext_lazy("attempts"))
@@ -93,7 +93,7 @@ def attempts(job: Job) -> str:
 
 @admin.display(description=gettext_lazy("enqueued"))
 def enqueued(job: Job) -> str:
-    return looks.ago(job.enqueued_at)
+    return formatting.ago(job.enqueued_at)
 
 
 @admin.display(description=gettext_lazy("last error"))
@@ -101,17 +101,17 @@ def last_error(job: Any) -> str:
     """Of the newest attempt, as the list has looked it up."""
     if not job.error:
         return ""
-    return format_html('{}<br><span class="dbq-quiet dbq-said">{}</span>', looks.short(job.error), job.said[:100])
+    return format_html('{}<br><span class="dbq-quiet dbq-said">{}</span>', formatting.short(job.error), job.said[:100])
 
 
 @admin.display(description=gettext_lazy("running for"))
 def running_for(job: Any) -> str:
-    return looks.duration(job.seen_at - job.started_at) if job.started_at else "–"
+    return formatting.duration(job.seen_at - job.started_at) if job.started_at else "–"
 
 
 @admin.display(description=gettext_lazy("timeout"))
 def timeout(job: Job) -> str:
-    return looks.duration(job.timeout) if job.timeout else "–"
+    return formatting.duration(job.timeout) if job.timeout else "–"
 
 
 @admin.display(description=gettext_lazy("process"))
@@ -120,31 +120,31 @@ def owner(job: Any) -> str:
     if job.process_id is None:
         return "–"
     if job.process is None:
-        return looks.badge(_("Gone"), "✕", "bad")
-    return format_html("{} {}", looks.alive(job.process.is_alive(job.seen_at)), linked_process(job.process))
+        return formatting.badge(_("Gone"), "✕", "bad")
+    return format_html("{} {}", formatting.alive(job.process.is_alive(job.seen_at)), linked_process(job.process))
 
 
 @admin.display(description=gettext_lazy("process"))
 def owner_and_heartbeat(job: Any) -> str:
     if job.process is None:
         return owner(job)
-    said = format_html(_("last heartbeat {}"), looks.ago(job.process.heartbeat_at, job.seen_at))
+    said = format_html(_("last heartbeat {}"), formatting.ago(job.process.heartbeat_at, job.seen_at))
     return format_html('{}<br><span class="dbq-quiet">{}</span>', owner(job), said)
 
 
 @admin.display(description=gettext_lazy("last heartbeat"))
 def heartbeat(process: Any) -> str:
-    return looks.ago(process.heartbeat_at, process.seen_at)
+    return formatting.ago(process.heartbeat_at, process.seen_at)
 
 
 @admin.display(description=gettext_lazy("state"))
 def alive(process: Any) -> str:
-    return looks.alive(process.is_alive(process.seen_at))
+    return formatting.alive(process.is_alive(process.seen_at))
 
 
 def linked_process(process: Process) -> str:
     address = reverse("admin:dbqueue_process_change", args=[process.pk])
-    return format_html('<a href="{}">{}</a>', address, looks.process(process.name))
+    return format_html('<a href="{}">{}</a>', address, formatting.process(process.name))
 
 
 def time(name: str, description: Any) -> Any:
@@ -153,7 +153,11 @@ def time(name: str, description: Any) -> Any:
     @admin.display(description=description)
     def column(row: Any) -> str:
         value = getattr(row, name)
-        return format_html('{} <span class="dbq-quiet">({})</span>', looks.moment(value), looks.ago(value)) if value else "–"
+        return (
+            format_html('{} <span class="dbq-quiet">({})</span>', formatting.moment(value), formatting.ago(value))
+            if value
+            else "–"
+        )
 
     column.__name__ = name
     return column
@@ -164,7 +168,7 @@ def age(name: str, description: Any) -> Any:
 
     @admin.display(description=description)
     def column(row: Any) -> str:
-        return looks.ago(getattr(row, name))
+        return formatting.ago(getattr(row, name))
 
     column.__name__ = name
     return column

@@ -11,10 +11,10 @@ from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Execution, Failure
-from . import columns, looks
+from . import columns, formatting
+from .actions import DISCARD, MUTE, REOPEN, RESOLVE, RETRY
+from .base_actions import OperatingAdmin
 from .filters import FailureStateFilter, LastSeenFilter
-from .operating import OperatingAdmin
-from .verbs import DISCARD, MUTE, REOPEN, RESOLVE, RETRY
 
 SHOWN = 50
 
@@ -24,7 +24,7 @@ DISCARD_JOBS = replace(DISCARD, label=_("Discard all failed jobs"), target=Execu
 
 @admin.display(description=_("failure"))
 def described(failure: Failure) -> str:
-    lines = looks.short(failure.error_type), failure.message[:150], failure.location
+    lines = formatting.short(failure.error_type), failure.message[:150], failure.location
     return format_html('{}<br><span class="dbq-quiet dbq-said">{}</span><br><span class="dbq-id">{}</span>', *lines)
 
 
@@ -41,7 +41,7 @@ def _row(execution: Execution) -> dict[str, Any]:
         "job": columns.linked_job(execution.job),
         "state": columns.state(execution.job),
         "attempt": execution.attempt,
-        "failed": looks.ago(execution.finished_at),
+        "failed": formatting.ago(execution.finished_at),
         "message": execution.message,
     }
 

@@ -10,18 +10,18 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import Execution, Job, KnownTask
 from ..models.expressions import Now
-from . import columns, looks, progress
+from . import columns, formatting, progress
+from .actions import DISCARD, REPRIORITISE, RETRY, STOP
 from .attempts import attempts_of, stack_of
+from .base_actions import OperatingAdmin
 from .filters import BatchFilter, FailureFilter, JobStateFilter, LimitFilter, ProcessFilter, QueueFilter, TaskFilter
 from .job_fields import fields_of
-from .limited import limits_of
-from .operating import OperatingAdmin
-from .queue_verbs import MOVE
-from .searching import asked
-from .secrets import call_without_secrets, without_secrets
+from .limit_text import limits_of
+from .queue_actions import MOVE
+from .redaction import call_without_secrets, without_secrets
+from .search import asked
 from .stages import children_of, stages_of
-from .verbs import DISCARD, REPRIORITISE, RETRY, STOP
-from .waiting import why_waiting
+from .why_waiting import why_waiting
 
 
 @admin.register(Job)
@@ -68,7 +68,7 @@ class JobAdmin(OperatingAdmin):
             "why": why_waiting(one),
             "progress": progress.described(one),
             "stack": stack,
-            "stack_seen": stack and looks.ago(stack.taken_at),
+            "stack_seen": stack and formatting.ago(stack.taken_at),
             "attempts": attempts,
             "stages": stages_of(one, attempts),
             "children": children_of(one),
@@ -123,4 +123,4 @@ def _data(job: Job) -> list[tuple[Any, str]]:
         (_("result"), without_secrets(job.result)),
         (_("metadata"), without_secrets(job.metadata)),
     )
-    return [(name, looks.pretty(value)) for name, value in named if value not in (None, [], {})]
+    return [(name, formatting.pretty(value)) for name, value in named if value not in (None, [], {})]

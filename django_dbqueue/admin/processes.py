@@ -10,14 +10,14 @@ from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Job, Process
-from . import columns, looks
-from .reading import ReadingAdmin
+from . import columns, formatting
+from .base import ReadingAdmin
 
 
 @admin.display(description=_("name"))
 def name(process: Process) -> str:
     """It says its kind, its host and its pid."""
-    return looks.process(process.name)
+    return formatting.process(process.name)
 
 
 @admin.display(description=_("running jobs"))
@@ -35,7 +35,7 @@ def supervisor(process: Process) -> str:
 
 @admin.display(description=_("details"))
 def details(process: Process) -> str:
-    return looks.pretty(process.details)
+    return formatting.pretty(process.details)
 
 
 @admin.register(Process)

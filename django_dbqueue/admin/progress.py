@@ -15,8 +15,8 @@ from ..core.progress_value import Noted
 from ..models import Job
 from ..models.progress import progress_of
 from ..models.states import WAITING, State
-from . import columns, looks
-from .limited import named
+from . import columns, formatting
+from .limit_text import named
 
 
 @admin.display(description=gettext_lazy("state"))
@@ -32,7 +32,7 @@ def _beneath(job: Any) -> str:
     if job.state in WAITING and job.expires_at and job.expires_at <= job.seen_at:
         return format_html('<span class="dbq-quiet">{}</span>', _("expired"))
     if job.state == State.SCHEDULED:
-        return looks.ago(job.run_after, job.seen_at)
+        return formatting.ago(job.run_after, job.seen_at)
     if job.state == State.BLOCKED:
         return format_html('<span class="dbq-quiet">{}</span>', Truncator(named(job.blocked_by)).chars(60))
     return ""
@@ -43,7 +43,7 @@ def described(job: Any) -> str:
     progress = progress_of(job)
     if progress is None:
         return ""
-    noted, when = progress.noted, looks.ago(progress.noted_at, job.seen_at)
+    noted, when = progress.noted, formatting.ago(progress.noted_at, job.seen_at)
     return format_html('{} {} <span class="dbq-quiet">({})</span>', bar(noted), noted.note, when)
 
 

@@ -13,15 +13,15 @@ from django.utils.translation import gettext_lazy
 from ..models import Job, Queue
 from ..models.queue import Load
 from ..models.states import State
-from . import columns, looks
+from . import columns, formatting
+from .base_actions import OperatingAdmin
 from .config import limit_of
-from .operating import OperatingAdmin
-from .queue_verbs import CLEAR, PAUSE, PAUSE_FOR, RESTRICT, RESUME
+from .queue_actions import CLEAR, PAUSE, PAUSE_FOR, RESTRICT, RESUME
 
 
 @admin.display(description=gettext_lazy("oldest ready job"))
 def oldest(queue: Any) -> str:
-    return looks.ago(queue.load.oldest)
+    return formatting.ago(queue.load.oldest)
 
 
 def jobs(state: State) -> Any:

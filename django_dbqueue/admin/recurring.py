@@ -16,13 +16,13 @@ from ..exceptions import InvalidSchedule, InvalidTaskPath
 from ..models import Job, RecurringExecution, RecurringTask
 from ..models.recurring_tasks import SCHEDULE
 from ..tasks import discover
-from . import columns, looks
+from . import columns, formatting
+from .actions import DISABLE, ENABLE, RUN_NOW, Verb
+from .base_actions import OperatingAdmin
 from .config import options
-from .operating import OperatingAdmin
 from .recurring_form import HOW, WHAT, WHEN, RecurringTaskForm
-from .secrets import call_without_secrets
-from .verbs import DISABLE, ENABLE, RUN_NOW, Verb
-from .words import in_words
+from .redaction import call_without_secrets
+from .schedule_text import in_words
 
 SHOWN = 20
 TIMES = 5
@@ -30,7 +30,7 @@ TIMES = 5
 
 @admin.display(description=gettext_lazy("runs"))
 def what(row: RecurringTask) -> str:
-    return looks.short(row.task) if row.task else format_html("manage.py {}", row.command)
+    return formatting.short(row.task) if row.task else format_html("manage.py {}", row.command)
 
 
 @admin.display(description=gettext_lazy("schedule"))
@@ -41,10 +41,10 @@ def schedule(row: RecurringTask) -> str:
 @admin.display(description=gettext_lazy("state"))
 def state(row: RecurringTask) -> str:
     if row.problem:
-        return looks.badge(_("In trouble"), "✕", "bad")
+        return formatting.badge(_("In trouble"), "✕", "bad")
     if not row.is_enabled:
-        return looks.badge(_("Disabled"), "‖", "waits")
-    return looks.badge(_("Enabled"), "▸", "good")
+        return formatting.badge(_("Disabled"), "‖", "waits")
+    return formatting.badge(_("Enabled"), "▸", "good")
 
 
 @admin.display(description=gettext_lazy("state"))
@@ -63,14 +63,14 @@ def origin(row: RecurringTask) -> str:
 def next_run(row: RecurringTask) -> str:
     if row.next_run_at is None and row.waits_for:
         return _("when its last run has ended")
-    return looks.ago(row.next_run_at)
+    return formatting.ago(row.next_run_at)
 
 
 @admin.display(description=gettext_lazy("last run"))
 def last_run(row: Any) -> str:
     if row.last_run_at is None:
         return "–"
-    return format_html("{} {}", looks.ago(row.last_run_at), _job(row.last_job))
+    return format_html("{} {}", formatting.ago(row.last_run_at), _job(row.last_job))
 
 
 def _job(job: Job | None) -> str:
@@ -83,7 +83,7 @@ def _job(job: Job | None) -> str:
 @admin.display(description=gettext_lazy("arguments"))
 def arguments(row: RecurringTask) -> str:
     """For who may only read them."""
-    return format_html_join("", "{}", ((looks.pretty(each),) for each in call_without_secrets(row) if each)) or "–"
+    return format_html_join("", "{}", ((formatting.pretty(each),) for each in call_without_secrets(row) if each)) or "–"
 
 
 @admin.register(RecurringTask)
@@ -137,7 +137,7 @@ class RecurringTaskAdmin(OperatingAdmin):
         obj.save(update_fields=[*form.changed_data, "problem"] if change else None)
         if set(form.changed_data) & {"name", *SCHEDULE}:
             RecurringTask.objects.filter(pk=obj.pk).replan()
-        said = format_html_join(", ", "{}", ((looks.moment(time),) for time in obj.next_times(TIMES)))
+        said = format_html_join(", ", "{}", ((formatting.moment(time),) for time in obj.next_times(TIMES)))
         self.message_user(request, format_html(_("Its next times: {}."), said), messages.INFO)
 
     def carry_out(self, request: HttpRequest, rows: QuerySet[Any], verb: Verb, one: Model | None = None) -> HttpResponse | None:
@@ -190,7 +190,7 @@ def _is_given(row: Any, name: Any) -> bool:
 
 def _times(row: RecurringTask) -> list[str]:
     try:
-        return [format_html("{} ({})", looks.moment(time), looks.ago(time)) for time in row.next_times(TIMES)]
+        return [format_html("{} ({})", formatting.moment(time), formatting.ago(time)) for time in row.next_times(TIMES)]
     except InvalidSchedule as error:
         return [str(error)]
 
@@ -203,4 +203,4 @@ def _runs(row: RecurringTask) -> list[dict[str, Any]]:
 
 
 def _run(planned: datetime, enqueued: datetime, job: Job | None) -> dict[str, Any]:
-    return {"planned": looks.moment(planned), "enqueued": looks.ago(enqueued), "job": _job(job)}
+    return {"planned": formatting.moment(planned), "enqueued": formatting.ago(enqueued), "job": _job(job)}

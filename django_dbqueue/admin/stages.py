@@ -10,7 +10,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 
 from ..models import Execution, Job
-from . import columns, looks
+from . import columns, formatting
 from .attempts import Attempt
 
 # So many of the jobs that one has become are linked.
@@ -23,7 +23,7 @@ def stages_of(job: Job, attempts: list[Attempt]) -> list[dict[str, Any]]:
     passed = {each.stage for each in executions if each.outcome == Execution.Outcome.SUCCESSFUL}
     return [
         {
-            "name": looks.short(stage["task"]),
+            "name": formatting.short(stage["task"]),
             "queue": stage["queue"],
             "is_current": place == job.stage,
             "badge": _badge(job, place, place in passed),
@@ -35,7 +35,7 @@ def stages_of(job: Job, attempts: list[Attempt]) -> list[dict[str, Any]]:
 def _badge(job: Job, place: int, has_passed: bool) -> str:
     if place == job.stage:
         return columns.state(job)
-    return looks.badge(_("Done"), "✓", "good") if has_passed else ""
+    return formatting.badge(_("Done"), "✓", "good") if has_passed else ""
 
 
 def children_of(job: Job) -> str:
@@ -44,7 +44,7 @@ def children_of(job: Job) -> str:
     found = Job.objects.only("task", "state").in_bulk(ids[:CHILDREN]) if ids else {}
     if not found:
         return ""
-    links = [(reverse("admin:dbqueue_job_change", args=[pk]), looks.brief(pk), columns.state(found[pk])) for pk in found]
+    links = [(reverse("admin:dbqueue_job_change", args=[pk]), formatting.brief(pk), columns.state(found[pk])) for pk in found]
     more = _("and %d more") % (len(ids) - len(found)) if len(ids) > len(found) else ""
     items = format_html_join("", '<li><a href="{}">{}</a> {}</li>', links)
     return format_html('<ul class="dbq-list">{}</ul>{}', items, more)

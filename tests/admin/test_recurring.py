@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_dbqueue.admin.words import in_words
+from django_dbqueue.admin.schedule_text import in_words
 from django_dbqueue.models import Job, RecurringExecution, RecurringTask
 
 from .conftest import MAKE, OPERATE, VIEW, a_client, a_job, a_recurring_task, press

@@ -11,7 +11,7 @@ from django import forms
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 
-from django_dbqueue.admin import jobs, verbs
+from django_dbqueue.admin import actions, jobs
 from django_dbqueue.models import Job
 
 from .conftest import a_job, act, press
@@ -27,7 +27,7 @@ def number(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return int(rows.count())
 
     field = forms.IntegerField(label="How many", help_text="At most nine.", max_value=9)
-    verb = replace(verbs.RETRY, act=note, field=field, done="Noted %(value)s", asks_from=None)
+    verb = replace(actions.RETRY, act=note, field=field, done="Noted %(value)s", asks_from=None)
     monkeypatch.setattr(jobs, "RETRY", verb)
     monkeypatch.setattr(jobs.JobAdmin, "verbs", (verb,))
     return given

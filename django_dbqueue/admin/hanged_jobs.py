@@ -14,10 +14,10 @@ from ..models import HangedJob
 from ..models.expressions import Now
 from ..models.states import OnLost
 from . import columns
+from .base import ReadingAdmin
 from .config import options
 from .filters import QueueFilter
-from .looks import duration
-from .reading import ReadingAdmin
+from .formatting import duration
 
 
 @admin.display(description=gettext_lazy("what will happen"))

@@ -10,9 +10,9 @@ from django.utils.translation import gettext_lazy as _
 
 from ..core.queue_selector import check_name
 from ..models.clearing import clear
+from .actions import Verb, themselves
 from .config import backend
-from .looks import duration
-from .verbs import Verb, themselves
+from .formatting import duration
 
 QUARTER = 900
 

@@ -18,8 +18,8 @@ from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext as _
 
 from ..models.counts import Many, count
-from .reading import ReadingAdmin
-from .verbs import Verb
+from .actions import Verb
+from .base import ReadingAdmin
 
 SHOWN = 10
 

@@ -16,7 +16,7 @@ from ..models.counts import count
 from ..models.states import WAITING, State
 from .columns import span_of_pause
 from .config import limit_of
-from .looks import ago, duration, moment
+from .formatting import ago, duration, moment
 
 
 def why_waiting(job: Job) -> str:

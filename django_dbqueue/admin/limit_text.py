@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 
 from ..limits import RATE
 from ..models import Job, Semaphore, Slot
-from . import looks
+from . import formatting
 
 
 def named(key: str) -> str:
@@ -22,7 +22,7 @@ def named(key: str) -> str:
 def terms(most: int | None, every: timedelta | None, burst: int = 1) -> str:
     if most is not None:
         return _("%d at a time") % most
-    said = _("one every %s") % looks.duration(every or timedelta())
+    said = _("one every %s") % formatting.duration(every or timedelta())
     return _("%(said)s, %(burst)d together after a pause") % {"said": said, "burst": burst} if burst > 1 else said
 
 
@@ -31,7 +31,7 @@ def taken(number: int, most: int | None) -> str:
     if most is None:
         return "–"
     said = _("%(number)d of %(most)d taken") % {"number": number, "most": most}
-    return looks.badge(said, "⊘", "waits") if number >= most else looks.badge(said, "○", "good")
+    return formatting.badge(said, "⊘", "waits") if number >= most else formatting.badge(said, "○", "good")
 
 
 def limits_of(job: Job, linked: bool) -> list[str]:

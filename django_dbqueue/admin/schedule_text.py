@@ -8,13 +8,13 @@ from django.utils.translation import gettext as _
 from ..exceptions import InvalidSchedule
 from ..models import RecurringTask
 from ..recurrence.cron_syntax import checked
-from . import looks
+from . import formatting
 
 
 def in_words(row: RecurringTask) -> str:
     if row.every is not None:
         said = _("every %(time)s, from the end of a run") if row.drift else _("every %(time)s")
-        return said % {"time": looks.duration(row.every)}
+        return said % {"time": formatting.duration(row.every)}
     return f"{_of_cron(row.cron)} ({row.timezone or settings.TIME_ZONE})"
 
 

@@ -13,8 +13,8 @@ from django.utils.translation import gettext_lazy
 
 from ..models import Job, KnownTask
 from . import columns
-from .operating import OperatingAdmin
-from .queue_verbs import PAUSE, PAUSE_FOR, RESUME
+from .base_actions import OperatingAdmin
+from .queue_actions import PAUSE, PAUSE_FOR, RESUME
 
 
 @admin.display(description=gettext_lazy("jobs"))

@@ -14,11 +14,11 @@ from django.utils.translation import gettext_lazy
 from ..models import Job, Semaphore, Slot
 from ..models.counts import count
 from ..models.expressions import Now
-from . import columns, looks
+from . import columns, formatting
+from .base import ReadingAdmin
 from .filters import WaitedForFilter
-from .limited import taken as said_taken
-from .limited import terms
-from .reading import ReadingAdmin
+from .limit_text import taken as said_taken
+from .limit_text import terms
 
 SHOWN = 20
 
@@ -36,7 +36,7 @@ def allows(row: Semaphore) -> str:
 @admin.display(description=gettext_lazy("now"))
 def taken(row: Any) -> str:
     if row.every and row.earliest and row.earliest > row.seen_at:
-        return format_html(_("the next starts {}"), looks.ago(row.earliest, row.seen_at))
+        return format_html(_("the next starts {}"), formatting.ago(row.earliest, row.seen_at))
     return said_taken(row.number, row.most)
 
 
@@ -50,7 +50,7 @@ def waiting(row: Any) -> Any:
 
 @admin.display(description=gettext_lazy("next in line, enqueued"))
 def next_in_line(row: Any) -> str:
-    return looks.ago(row.next_since, row.seen_at)
+    return formatting.ago(row.next_since, row.seen_at)
 
 
 @admin.register(Semaphore)
@@ -94,4 +94,4 @@ class SemaphoreAdmin(ReadingAdmin):
 
 
 def _row(job: Job, since: Any) -> dict[str, Any]:
-    return {"job": columns.linked_job(job), "since": looks.ago(since), "priority": job.priority}
+    return {"job": columns.linked_job(job), "since": formatting.ago(since), "priority": job.priority}
