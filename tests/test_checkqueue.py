@@ -18,10 +18,10 @@ from django.db import connection, connections, transaction
 from django.utils import timezone
 
 from django_dbqueue.compat import task_backends
+from django_dbqueue.doctor import bloat, database, innodb, mysql, postgresql, runner, snapshots, sqlite, vacuum
+from django_dbqueue.doctor.database import QueueDatabase
 from django_dbqueue.models import Job, KnownTask, Queue
 from django_dbqueue.models.expressions import after
-from django_dbqueue.upkeep import bloat, database, examine, innodb, mysql, postgresql, snapshots, sqlite, vacuum
-from django_dbqueue.upkeep.database import QueueDatabase
 
 from .conftest import a_process, until
 
@@ -105,7 +105,7 @@ def fill(table: str, jobs: int, **values: Any) -> None:
 
 
 def test_a_healthy_database_has_nothing_to_change(alive):
-    said = look(*(f"--ignore={name}" for name in OF_THE_SERVER if name in examine.names()))
+    said = look(*(f"--ignore={name}" for name in OF_THE_SERVER if name in runner.names()))
 
     assert (said["findings"], said["unseen"], said["code"]) == ([], [], 0)
 
@@ -184,7 +184,7 @@ def test_a_check_that_fails_says_so_and_the_others_go_on(transactional_db, monke
     def broken(database):
         database.ask("SELECT * FROM no_such_table")
 
-    monkeypatch.setattr(examine, "OF_THE_QUEUE", (broken, *examine.OF_THE_QUEUE))
+    monkeypatch.setattr(runner, "OF_THE_QUEUE", (broken, *runner.OF_THE_QUEUE))
     said = look()
 
     (line,) = [each for each in said["unseen"] if each["check"] == "broken"]
@@ -200,7 +200,7 @@ def test_a_check_that_takes_too_long_is_cut_off(alive, monkeypatch):
         database.ask(f"SELECT {sleep} FROM dbqueue_process")
 
     monkeypatch.setattr(database, "LONGEST", 1)
-    monkeypatch.setattr(examine, "OF_THE_QUEUE", (slow,))
+    monkeypatch.setattr(runner, "OF_THE_QUEUE", (slow,))
     before = timezone.now()
 
     assert [each["check"] for each in look()["unseen"] if each["check"] == "slow"] == ["slow"]

@@ -13,9 +13,9 @@ from django.core.management.base import BaseCommand, CommandError
 
 from ...backend import DatabaseBackend
 from ...compat import task_backends
-from ...upkeep.database import QueueDatabase, queue_databases
-from ...upkeep.examine import examine, names
-from ...upkeep.finding import Finding, Unseen
+from ...doctor.database import QueueDatabase, queue_databases
+from ...doctor.finding import Finding, Unseen
+from ...doctor.runner import examine, names
 
 Found = list[tuple[str, Finding | Unseen]]
 
