@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from django_dbqueue import testing
 from django_dbqueue.models import Execution, Job
-from django_dbqueue.runtime.worker.worker import executor
+from django_dbqueue.runtime.worker import executor
 
 from . import tasks
 from .conftest import LONG, address_of_the_test_database, log_of, until

@@ -17,9 +17,9 @@ from django_dbqueue.models import Execution, Job, KnownTask, Process, Queue
 from django_dbqueue.models.at_once import ClaimAtOnce
 from django_dbqueue.models.states import Lane
 from django_dbqueue.runtime.connections import close_connections, prepare
+from django_dbqueue.runtime.worker import executor
 from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.runtime.worker.task_call import ThreadCall
-from django_dbqueue.runtime.worker.worker import executor
 
 from . import tasks
 from .conftest import LONG, a_process, all_claimed, until

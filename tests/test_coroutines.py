@@ -11,8 +11,8 @@ from django.db.models import Max, Min
 from django_dbqueue.compat import signals
 from django_dbqueue.core.options import Options
 from django_dbqueue.models import Execution, Job
+from django_dbqueue.runtime.worker import async_pool
 from django_dbqueue.runtime.worker.async_pool import Coroutines
-from django_dbqueue.runtime.worker.worker import async_pool
 
 from . import tasks
 from .conftest import LONG, until

@@ -13,9 +13,9 @@ from django_dbqueue import testing
 from django_dbqueue.core.options import Options
 from django_dbqueue.models import Execution, Job
 from django_dbqueue.models.execution import ExecutionQuerySet
+from django_dbqueue.runtime.worker import executor, log_capture
 from django_dbqueue.runtime.worker.settler import Settler
 from django_dbqueue.runtime.worker.task_call import ThreadCall
-from django_dbqueue.runtime.worker.worker import executor, log_capture
 
 from . import tasks, timely
 from .conftest import until

@@ -15,8 +15,8 @@ from django_dbqueue.compat import TaskResultStatus, signals
 from django_dbqueue.models import Execution, Failure, Job
 from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.results import result_of
+from django_dbqueue.runtime.worker import executor
 from django_dbqueue.runtime.worker.task_call import ThreadCall
-from django_dbqueue.runtime.worker.worker import executor
 
 from . import tasks
 

@@ -10,9 +10,9 @@ from django_dbqueue import pipeline
 from django_dbqueue.compat import InvalidTask, signals, task_backends
 from django_dbqueue.core.options import Options
 from django_dbqueue.models import Execution, Job, Settlement
+from django_dbqueue.runtime.worker import executor
 from django_dbqueue.runtime.worker.settler import Settler
 from django_dbqueue.runtime.worker.task_call import ThreadCall
-from django_dbqueue.runtime.worker.worker import executor
 from django_dbqueue.testing import drain
 
 from .conftest import LONG, a_process, until

@@ -16,9 +16,9 @@ from django_dbqueue.exceptions import JobLost
 from django_dbqueue.models import Execution, Job, Progress, Settlement
 from django_dbqueue.models.expressions import after
 from django_dbqueue.models.progress import ProgressQuerySet
+from django_dbqueue.runtime.worker import executor
 from django_dbqueue.runtime.worker.progress_writer import Notes
 from django_dbqueue.runtime.worker.task_call import ThreadCall
-from django_dbqueue.runtime.worker.worker import executor
 
 from . import tasks, timely
 from .conftest import LONG, until

@@ -108,8 +108,8 @@ def test_of_one_that_fails_all_is_kept():
 
 
 def test_a_late_finisher_deletes_nothing(claim, backend):
+    from django_dbqueue.runtime.worker import executor
     from django_dbqueue.runtime.worker.task_call import ThreadCall
-    from django_dbqueue.runtime.worker.worker import executor
 
     tasks.leave_no_trace.enqueue()
     (late,) = claim()

@@ -16,9 +16,10 @@ from django_dbqueue.runtime.connections import keep_connections
 from django_dbqueue.runtime.heartbeat import Heartbeat
 from django_dbqueue.runtime.shared_status import Board
 from django_dbqueue.runtime.shutdown import Stop
+from django_dbqueue.runtime.supervisor import children
+from django_dbqueue.runtime.supervisor import supervisor as module
 from django_dbqueue.runtime.supervisor.drain import Drain
-from django_dbqueue.runtime.supervisor.supervisor import Supervisor, children
-from django_dbqueue.runtime.supervisor.supervisor import supervisor as module
+from django_dbqueue.runtime.supervisor.supervisor import Supervisor
 
 from . import tasks
 from .conftest import LONG, a_process, address_of_the_test_database, until

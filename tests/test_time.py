@@ -15,10 +15,10 @@ from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Execution, Failure, Job
 from django_dbqueue.models.expressions import Now, after
+from django_dbqueue.runtime.worker import executor
 from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.runtime.worker.lane_cursors import Marks
 from django_dbqueue.runtime.worker.task_call import ThreadCall
-from django_dbqueue.runtime.worker.worker import executor
 
 from . import tasks, timely
 from .conftest import LONG, all_claimed

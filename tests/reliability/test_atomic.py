@@ -11,8 +11,8 @@ from django.db import OperationalError, connections, transaction
 from django_dbqueue import batch, task, testing
 from django_dbqueue.compat import InvalidTask, signals
 from django_dbqueue.models import Execution, Job
+from django_dbqueue.runtime.worker import executor
 from django_dbqueue.runtime.worker.task_call import ThreadCall
-from django_dbqueue.runtime.worker.worker import executor
 
 from .. import tasks
 from ..conftest import a_process, until, until_somebody_waits_for_a_lock
