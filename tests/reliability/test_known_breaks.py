@@ -166,9 +166,6 @@ def test_migrations_only_add():
                     migrations.AddIndex,
                     migrations.AddConstraint,
                     migrations.AlterModelOptions,
-                    *(
-                        (migrations.RunPython,) if path.stem in ("0002_enqueue_from_sql", "0003_room_for_updates") else ()
-                    ),  # A function; a setting.
                 ),
             )
             if isinstance(operation, migrations.AddField):
