@@ -19,7 +19,7 @@ def facts() -> dict[str, Any]:
     )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     machine = {"cpu": cpu, "cores": os.cpu_count(), "memory": f"{memory:.0f} GB", "kernel": platform.release()}
-    versions = {name: version(name) for name in ("django-dbqueue", "django", "psycopg")}
+    versions = {name: version(name) for name in ("django-dbqueue-tasks", "django", "psycopg")}
     return {"day": date.today().isoformat(), **machine, "python": platform.python_version(), **versions}
 
 

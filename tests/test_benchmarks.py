@@ -93,7 +93,7 @@ FIGURES = [
 
 def test_a_table_has_medians_with_their_spread_and_what_they_are_of_ours():
     lines = TABLES["drain"](Figures(FIGURES)).splitlines()
-    assert "| django-dbqueue | — |  | 10,500 ± 5% |  | 9,450 ± 5% |  |" in lines
+    assert "| django-dbqueue-tasks | — |  | 10,500 ± 5% |  | 9,450 ± 5% |  |" in lines
     assert "| Celery with Redis | — |  | 4,200 ± 5% | 0.4 × | — |  |" in lines
 
 
@@ -133,7 +133,7 @@ def test_a_page_is_written_and_written_again(tmp_path):
         write(tmp_path, Figures(FIGURES))
     text = (tmp_path / "benchmarks.md").read_text()
     assert "old" not in text and "\nProse.\n" in text
-    assert text.count("| django-dbqueue |") == 1
+    assert text.count("| django-dbqueue-tasks |") == 1
     assert f"<!-- table: idle -->\n{NOTHING}\n<!-- end -->" in text
 
 

@@ -282,7 +282,7 @@ def check_make(arguments: list[str]) -> None:
 
 
 def check_requirement(requirement: str) -> None:
-    found = re.fullmatch(r"django-dbqueue(?:\[([\w,]+)\])?", requirement)
+    found = re.fullmatch(r"django-dbqueue-tasks(?:\[([\w,]+)\])?", requirement)
     assert found
     optional = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2].partition("\n[")[0]
     for extra in filter(None, (found[1] or "").split(",")):

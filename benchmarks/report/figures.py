@@ -15,7 +15,7 @@ OUR = OURS[0]
 DJANGO_RIVALS = [name for name in RIVALS if name != "celery_redis"]
 ORDER = [*OURS, *RIVALS, *LIMITS]
 NAMES = {
-    "dbqueue": "django-dbqueue",
+    "dbqueue": "django-dbqueue-tasks",
     "celery_redis": "Celery with Redis",
     "dj_queue": "dj-queue",
     "django_ox": "django-ox",
