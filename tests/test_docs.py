@@ -266,6 +266,9 @@ def check_command(command: str) -> None:
             check_make(arguments)
         case ["pip", "install", requirement]:
             check_requirement(requirement)
+        case [variable, *_rest] if found := re.match(r"([A-Z_]+)=\S+ ", command):
+            assert found[1] in (ROOT / "tests" / "__main__.py").read_text(), f"Nobody reads {variable}."
+            check_command(command[found.end() :])
         case _:
             pytest.fail(f"Nobody knows whether this works: {command}")
 
@@ -276,7 +279,8 @@ def check_make(arguments: list[str]) -> None:
         variable, given, value = argument.partition("=")
         if given:
             assert f"$({variable})" in makefile
-            assert value in "".join(path.read_text() for path in (ROOT / "example_project").rglob("*.py"))
+            example = "".join(path.read_text() for path in (ROOT / "example_project").rglob("*.py"))
+            assert value in example or (ROOT / value.split()[0]).is_file()
         else:
             assert re.search(rf"^{argument}\b.*:(?!=)", makefile, re.M), f"The Makefile has no target {argument}."
 
