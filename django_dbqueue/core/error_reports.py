@@ -14,7 +14,7 @@ from types import CodeType, TracebackType
 LONGEST_MESSAGE = 1_000
 LONGEST_TRACEBACK = 20_000
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _NOT_OURS = tuple(
     {path + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_path(key))}
     | {_PACKAGE, "<"}
