@@ -27,12 +27,12 @@ from .core.transactions import after_commit, writing
 from .core.uuid7 import uuid7
 from .exceptions import InvalidOption
 from .models import Batch, Execution, Job
-from .models.alike import Alike
+from .models.alike import LazyJobs
 from .models.batch import BatchQuerySet
 from .models.expressions import after, after_start
-from .models.keyed import Merge
+from .models.keyed import UniquePolicy
 from .models.progress import progress_of
-from .models.states import Conflict, Fate
+from .models.states import Conflict, EnqueueStatus
 from .results import Enqueued, JobResult, result_of, task_or_stand_in
 from .tasks import Task, load
 
@@ -111,7 +111,7 @@ class DatabaseBackend(BaseTaskBackend):
             blank.stage, blank.pipeline = 0, [_as_stage(stage) for stage in stages]
         if any(getattr(task, name, None) for name in ("key", "version", "concurrency", "rate")):
             return self._enqueue(task, [self._called(blank.copy(uuid7()), task, *call) for call in calls])
-        return self._enqueue(task, Alike(blank, [(uuid7(), *self._bound(task, *call)) for call in calls]))
+        return self._enqueue(task, LazyJobs(blank, [(uuid7(), *self._bound(task, *call)) for call in calls]))
 
     def at_stage(self, pipeline: list[dict[str, Any]], place: int, value: Any) -> Job:
         """A job as it enters a stage of a pipeline. Raises InvalidTaskPath, TypeError or ValueError if it cannot."""
@@ -218,7 +218,7 @@ class DatabaseBackend(BaseTaskBackend):
         return results
 
     def _insert(self, task: Any, jobs: Sequence[Job], results: Enqueued, entry: Entry | None) -> None:
-        keyed = [] if isinstance(jobs, Alike) else [job for job in jobs if job.key]
+        keyed = [] if isinstance(jobs, LazyJobs) else [job for job in jobs if job.key]
         new = [job for job in jobs if not job.key] if keyed else jobs
         with self._held_open(entry) if entry else nullcontext():
             if new:
@@ -238,8 +238,8 @@ class DatabaseBackend(BaseTaskBackend):
             self.batches.join(entry.id, opens=entry.opens)
             yield
 
-    def _merge(self, task: Any, jobs: list[Job]) -> dict[UUID, tuple[Job, Fate]]:
-        how = Merge(
+    def _merge(self, task: Any, jobs: list[Job]) -> dict[UUID, tuple[Job, EnqueueStatus]]:
+        how = UniquePolicy(
             on_conflict=Conflict(task.on_conflict),
             run_after=task.run_after,
             expires=task.expires,

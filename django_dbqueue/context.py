@@ -12,7 +12,7 @@ from asgiref.sync import sync_to_async
 from .batches import batch
 from .compat import TaskContext
 from .core import serialization
-from .core.progress_value import Noted
+from .core.progress_value import ProgressValue
 from .exceptions import JobLost, Retried, Snoozed
 from .models import Job
 
@@ -57,7 +57,7 @@ class JobContext(TaskContext):  # type: ignore[misc, type-arg]
 
         It writes nothing itself, and so costs nothing, in a coroutine too: the worker writes the newest about once a second.
         """
-        self.job.noted = Noted.of(done, total, note)
+        self.job.noted = ProgressValue.of(done, total, note)
 
     def snooze(self, delay: float | timedelta | datetime) -> NoReturn:
         """End this attempt, and run again after ``delay`` (seconds or a timedelta), or at that time. No attempt is spent.

@@ -43,11 +43,11 @@ class ProcessLost(QueueError):
     """The process that ran a job died. Recorded with the attempt, never raised."""
 
 
-class CalledOff(QueueError):
+class Discarded(QueueError):
     """A job was claimed that is not to run any more. Recorded with the attempt, never raised in a task."""
 
 
-class Expired(CalledOff):
+class Expired(Discarded):
     """A job was not started by the time that its ``expires`` said."""
 
 

@@ -12,11 +12,11 @@ from uuid import UUID
 from django.db import connections
 
 from .compat import TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
-from .core.progress_value import Noted
+from .core.progress_value import ProgressValue
 from .exceptions import InvalidTaskPath, NotYetVisible
 from .models import Execution, Job, Progress
 from .models.document import Unreadable
-from .models.states import Fate
+from .models.states import EnqueueStatus
 from .tasks import Task, load
 
 STATUS: dict[str, TaskResultStatus] = {
@@ -40,7 +40,7 @@ class JobResult(TaskResult):  # type: ignore[misc, type-arg]
 
     enqueued: str = "created"
     metadata: dict[str, Any] = field(default_factory=dict)
-    progress: Noted | None = None
+    progress: ProgressValue | None = None
 
     def __repr__(self) -> str:
         return f"<JobResult {self.id} {self.status} {self.task.module_path}>"
@@ -112,7 +112,7 @@ class Enqueued(Sequence[JobResult]):
     def __init__(self, jobs: Sequence[Job], make: Callable[[Job], JobResult]) -> None:
         self._jobs, self._make = jobs, make
         self._made: dict[int, JobResult] = {}
-        self._met: Mapping[UUID, tuple[Job, Fate]] = {}
+        self._met: Mapping[UUID, tuple[Job, EnqueueStatus]] = {}
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -140,7 +140,7 @@ class Enqueued(Sequence[JobResult]):
     def __repr__(self) -> str:
         return f"<{len(self)} results>"
 
-    def written(self, met: Mapping[UUID, tuple[Job, Fate]]) -> None:
+    def written(self, met: Mapping[UUID, tuple[Job, EnqueueStatus]]) -> None:
         """The jobs were written now; ``met`` are those whose keys had a row, with that row and what became of the call."""
         self._met = met
         for place in self._made:
@@ -148,11 +148,11 @@ class Enqueued(Sequence[JobResult]):
 
     def created(self) -> Iterator[JobResult]:
         """Those of the calls that were not ignored."""
-        return (result for result in self if result.enqueued != Fate.IGNORED)
+        return (result for result in self if result.enqueued != EnqueueStatus.IGNORED)
 
     def _learn(self, place: int) -> None:
         job = self._jobs[place]
-        row, fate = self._met.get(job.pk, (job, Fate.CREATED))
+        row, fate = self._met.get(job.pk, (job, EnqueueStatus.CREATED))
         known: dict[str, Any] = {"id": str(row.pk), "enqueued_at": row.enqueued_at, "enqueued": fate.value}
         for name, value in known.items():
             object.__setattr__(self._made[place], name, value)

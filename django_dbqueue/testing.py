@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from .backend import DatabaseBackend
 from .compat import DEFAULT_TASK_BACKEND_ALIAS, task_backends
 from .core.queue_selector import QueueSelector
-from .models import Execution, Job, Process, Settlement
+from .models import AttemptResult, Execution, Job, Process
 from .models.expressions import after
-from .runtime.shutdown import Stop
+from .runtime.shutdown import Shutdown
 from .runtime.worker import executor
-from .runtime.worker.durations import Durations
+from .runtime.worker.durations import RunTimes
 from .runtime.worker.task_call import ThreadCall
-from .runtime.worker.watchdog import Watch
+from .runtime.worker.watchdog import Watchdog
 from .tasks import discover
 
 
@@ -50,7 +50,7 @@ def _run(call: ThreadCall, queue: DatabaseBackend) -> None:
     job = call.job
     try:
         outcome = executor.run(call, queue)
-        if isinstance(outcome, Settlement):
+        if isinstance(outcome, AttemptResult):
             Execution.objects.using(queue.database).settle([outcome])
         if job.batch_id:
             queue.batches.finish([job.batch_id])
@@ -62,8 +62,8 @@ def _run(call: ThreadCall, queue: DatabaseBackend) -> None:
 @contextmanager
 def _watched(queue: DatabaseBackend, call: list[ThreadCall]) -> Iterator[None]:
     """End the call at hand when its time is over."""
-    ended = Stop()
-    Watch(queue, float("inf"), Durations(), lambda: tuple(call), lambda: None).start(ended)
+    ended = Shutdown()
+    Watchdog(queue, float("inf"), RunTimes(), lambda: tuple(call), lambda: None).start(ended)
     try:
         yield
     finally:

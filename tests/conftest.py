@@ -21,8 +21,8 @@ from django.test import TransactionTestCase
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Job, Process
 from django_dbqueue.models.expressions import after
-from django_dbqueue.runtime.shared_status import Board
-from django_dbqueue.runtime.shutdown import Stop
+from django_dbqueue.runtime.shared_status import SharedStatus
+from django_dbqueue.runtime.shutdown import Shutdown
 from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.runtime.worker.worker import Worker
 
@@ -160,12 +160,12 @@ def runqueue(transactional_db: Any, tmp_path: Any) -> Iterator[Callable[..., sub
 @pytest.fixture
 def worker(backend: Any) -> Iterator[Callable[..., None]]:
     """Start a worker; it has ended with the test."""
-    stop = Stop()
+    stop = Shutdown()
     started = []
 
     def start(**options: Any) -> None:
         options = {"threads": 2, "poll_interval": 0.05} | options
-        worker = Worker(backend, backend.config.changed(**options), Board.private(100))
+        worker = Worker(backend, backend.config.changed(**options), SharedStatus.private(100))
         started.append(threading.Thread(target=worker.run, args=(stop,)))
         started[-1].start()
 

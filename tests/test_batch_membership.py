@@ -14,7 +14,7 @@ from django_dbqueue.models import Batch, Job
 from django_dbqueue.models.chores import look
 from django_dbqueue.models.expressions import Now, after
 from django_dbqueue.runtime.dispatcher import Dispatcher
-from django_dbqueue.runtime.shared_status import Board
+from django_dbqueue.runtime.shared_status import SharedStatus
 from django_dbqueue.testing import drain
 
 from .conftest import LONG
@@ -91,7 +91,7 @@ def test_abandoned_batch_is_sealed_by_the_dispatcher_and_logged(backend, claim, 
     Batch.objects.update(opened_until=after(-1))
 
     with caplog.at_level(logging.WARNING, "django_dbqueue"):
-        Dispatcher(backend, backend.config, Board.private(1))._sweep(look("default"))
+        Dispatcher(backend, backend.config, SharedStatus.private(1))._sweep(look("default"))
 
     assert "abandoned" in caplog.text
     assert str(opened.id) in caplog.text

@@ -11,7 +11,7 @@ from django.db import connection, connections, transaction
 from django_dbqueue import batch, pipeline
 from django_dbqueue.compat import InvalidTask
 from django_dbqueue.exceptions import BatchFinished
-from django_dbqueue.models import Batch, Execution, Job, Settlement
+from django_dbqueue.models import AttemptResult, Batch, Execution, Job
 from django_dbqueue.testing import drain
 
 from .conftest import LONG, until
@@ -28,7 +28,7 @@ def callbacks() -> list[str]:
 
 def settle(*jobs, state=State.SUCCESSFUL):
     outcome = Execution.Outcome.SUCCESSFUL if state == State.SUCCESSFUL else Execution.Outcome.FAILED
-    return Execution.objects.settle([Settlement.of(job, outcome, state) for job in jobs])
+    return Execution.objects.settle([AttemptResult.of(job, outcome, state) for job in jobs])
 
 
 def test_a_job_follows_when_all_have_ended():

@@ -14,7 +14,7 @@ from django_dbqueue.core.notify import lane_in
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Execution, Job, KnownTask, Process, Queue
-from django_dbqueue.models.at_once import ClaimAtOnce
+from django_dbqueue.models.at_once import SingleStatementClaim
 from django_dbqueue.models.states import Lane
 from django_dbqueue.runtime.connections import close_connections, prepare
 from django_dbqueue.runtime.worker import executor
@@ -102,8 +102,8 @@ def test_a_job_that_was_claimed_so_is_like_any_other(claimer, claim, backend):
 
 
 def test_its_statement_is_composed_once(claimer, monkeypatch):
-    compose, composed = ClaimAtOnce.__init__, []
-    monkeypatch.setattr(ClaimAtOnce, "__init__", lambda *args: composed.append(args) or compose(*args))
+    compose, composed = SingleStatementClaim.__init__, []
+    monkeypatch.setattr(SingleStatementClaim, "__init__", lambda *args: composed.append(args) or compose(*args))
     for limit in (1, 2, 3):
         tasks.add.enqueue_many([(1,), (2,)])
         assert len(told(claimer, limit=limit)[0]) == min(2, limit)

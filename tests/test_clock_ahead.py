@@ -11,7 +11,7 @@ from django_dbqueue import Rate, task
 from django_dbqueue.models import Job, RecurringTask, Semaphore
 from django_dbqueue.models.expressions import Now, after
 from django_dbqueue.runtime.dispatcher import Dispatcher
-from django_dbqueue.runtime.shared_status import Board
+from django_dbqueue.runtime.shared_status import SharedStatus
 
 from .tasks import add
 
@@ -24,7 +24,7 @@ MINUTE = timedelta(minutes=1)
 @pytest.fixture
 def dispatcher(backend):
     """One that runs, and has seen the database's time."""
-    dispatcher = Dispatcher(backend, backend.config, Board.private())
+    dispatcher = Dispatcher(backend, backend.config, SharedStatus.private())
     dispatcher._heartbeat._sign_on()
     dispatcher._work()
     return dispatcher
@@ -72,7 +72,7 @@ def test_time_that_was_planned_ahead_is_planned_again_once_the_clock_is_set_back
 
 def test_dispatcher_that_starts_after_the_clock_was_set_back_plans_again(backend):
     row = recurring(cron="*/5 * * * *")
-    dispatcher = Dispatcher(backend, backend.config, Board.private())
+    dispatcher = Dispatcher(backend, backend.config, SharedStatus.private())
     dispatcher._heartbeat._sign_on()
 
     dispatcher._work()

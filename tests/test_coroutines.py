@@ -12,7 +12,7 @@ from django_dbqueue.compat import signals
 from django_dbqueue.core.options import Options
 from django_dbqueue.models import Execution, Job
 from django_dbqueue.runtime.worker import async_pool
-from django_dbqueue.runtime.worker.async_pool import Coroutines
+from django_dbqueue.runtime.worker.async_pool import AsyncPool
 
 from . import tasks
 from .conftest import LONG, until
@@ -35,7 +35,7 @@ def loop(started):
     async def run(call):
         started.append(call.job)
 
-    loop = Coroutines(Options(coroutines=100, prefetch=60), run, lambda outcome: None, lambda: None)
+    loop = AsyncPool(Options(coroutines=100, prefetch=60), run, lambda outcome: None, lambda: None)
     yield loop
     loop.close()
 
@@ -81,7 +81,7 @@ def test_there_is_room_for_many_once_all_that_come_are_its_own(loop):
 def test_without_a_prefetch_there_is_room_for_one():
     async def run(call): ...
 
-    loop = Coroutines(Options(coroutines=3, prefetch=0), run, lambda outcome: None, lambda: None)
+    loop = AsyncPool(Options(coroutines=3, prefetch=0), run, lambda outcome: None, lambda: None)
     loop.take(jobs_of(tasks.echo), pytest.fail)
     until(lambda: not loop.running())
 
@@ -106,13 +106,13 @@ def test_those_for_which_there_is_no_room_are_not_started(loop, started):
 
 def test_no_more_run_than_may(worker, monkeypatch):
     """They are claimed with room for quick jobs on threads, before it is known what they are."""
-    at_a_time, begin = [], Coroutines._begin
+    at_a_time, begin = [], AsyncPool._begin
 
     def begun(self, calls):
         at_a_time.append(len(self._running))
         return begin(self, calls)
 
-    monkeypatch.setattr(Coroutines, "_begin", begun)
+    monkeypatch.setattr(AsyncPool, "_begin", begun)
     tasks.echo.enqueue_many([(1, 0.1)] * 20)
     worker(coroutines=3, threads=8)
 

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from django_dbqueue.compat import task_backends
 from django_dbqueue.core.error_reports import ErrorReport
-from django_dbqueue.models import Execution, Failure, Job, Process, Queue, Settlement
+from django_dbqueue.models import AttemptResult, Execution, Failure, Job, Process, Queue
 from django_dbqueue.models.states import Lane, Outcome, State
 from django_dbqueue.runtime import announcer, recovery
 
@@ -23,16 +23,16 @@ from .conftest import LONG, a_process
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def succeed(job: Job, result=None) -> Settlement:
-    return Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result=result)
+def succeed(job: Job, result=None) -> AttemptResult:
+    return AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result=result)
 
 
 def recover(dead, how="was killed by signal 9", **values):
     backend = task_backends["default"]
-    return recovery.recover(backend, dead, recovery.Death(how=how, **values), partial(announcer.announce, backend))
+    return recovery.recover(backend, dead, recovery.ExitReason(how=how, **values), partial(announcer.announce, backend))
 
 
-def settle(*settlements: Settlement):
+def settle(*settlements: AttemptResult):
     return Execution.objects.settle(settlements)
 
 
@@ -105,7 +105,7 @@ def test_a_late_finisher_cannot_overwrite_the_new_owners_result(claim):
 def test_two_outcomes_of_one_attempt_write_one(claim):
     tasks.add.enqueue(1)
     (job,) = claim()
-    settle(Settlement.of(job, Execution.Outcome.INTERRUPTED, Job.State.READY))
+    settle(AttemptResult.of(job, Execution.Outcome.INTERRUPTED, Job.State.READY))
 
     assert settle(succeed(job)).lost
     assert Job.objects.get().state == Job.State.READY
@@ -274,7 +274,9 @@ def test_the_message_of_a_group_is_that_of_the_first_in_one_settlement(claim):
     reports = [
         ErrorReport(type="ValueError", message=f"order {n}", traceback="", location="x", pattern="order #") for n in (1, 2)
     ]
-    settle(*(Settlement.of(job, Outcome.FAILED, State.FAILED, error=error) for job, error in zip(claim(), reports, strict=True)))
+    settle(
+        *(AttemptResult.of(job, Outcome.FAILED, State.FAILED, error=error) for job, error in zip(claim(), reports, strict=True))
+    )
 
     assert Failure.objects.get().message == "order 1"
 
@@ -287,7 +289,7 @@ def test_messages_of_one_place_whose_words_are_free_are_one_group_from_the_twent
     words = [failure("w" * length) for length in range(1, 31)]
     errors = [*words, failure("w"), failure("w", location="elsewhere")]
     tasks.add.enqueue_many([(number,) for number in range(32)])
-    ends = [Settlement.of(job, Outcome.FAILED, State.FAILED, error=e) for job, e in zip(claim(), errors, strict=True)]
+    ends = [AttemptResult.of(job, Outcome.FAILED, State.FAILED, error=e) for job, e in zip(claim(), errors, strict=True)]
 
     for start in range(0, 32, together):
         settle(*ends[start : start + together])

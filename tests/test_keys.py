@@ -9,7 +9,7 @@ from django.db import IntegrityError, transaction
 
 from django_dbqueue import task
 from django_dbqueue.compat import InvalidTask
-from django_dbqueue.models import Execution, Job, Settlement
+from django_dbqueue.models import AttemptResult, Execution, Job
 from django_dbqueue.testing import drain
 
 from .conftest import BOTH
@@ -24,7 +24,7 @@ def keyed(key="a", **settings):
 
 
 def settle(job, outcome=Execution.Outcome.SUCCESSFUL, state=State.SUCCESSFUL, **rest):
-    return Execution.objects.settle([Settlement.of(job, outcome, state, **rest)])
+    return Execution.objects.settle([AttemptResult.of(job, outcome, state, **rest)])
 
 
 def the_job() -> Job:
@@ -259,7 +259,7 @@ def test_replace_while_it_runs_waits_for_its_time_however_the_attempt_ends(claim
     keyed(on_conflict="replace", run_after=timedelta(minutes=5)).enqueue(2)
     wanted = the_job().run_after
 
-    Execution.objects.settle([Settlement.of(running, Execution.Outcome(outcome), state, wait=wait)])
+    Execution.objects.settle([AttemptResult.of(running, Execution.Outcome(outcome), state, wait=wait)])
 
     assert (the_job().state, the_job().args, the_job().run_after) == (State.SCHEDULED, [2], wanted)
     assert (the_job().asked_again, the_job().failures, the_job().attempts_before) == (False, 0, 1)
@@ -282,7 +282,7 @@ def test_a_call_during_an_attempt_that_is_tried_again_waits_as_long_as_the_retry
     (running,) = claim()
     keyed().enqueue(2)
 
-    Execution.objects.settle([Settlement.of(running, Execution.Outcome.FAILED, State.SCHEDULED, wait=60.0)])
+    Execution.objects.settle([AttemptResult.of(running, Execution.Outcome.FAILED, State.SCHEDULED, wait=60.0)])
 
     assert (the_job().state, the_job().args) == (State.SCHEDULED, [2])
     assert the_job().run_after - the_job().enqueued_at > timedelta(seconds=59)

@@ -13,7 +13,7 @@ from django_dbqueue import Rate, limit, task
 from django_dbqueue.compat import InvalidTask
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
-from django_dbqueue.models import Execution, Job, Queue, Semaphore, Settlement, Slot
+from django_dbqueue.models import AttemptResult, Execution, Job, Queue, Semaphore, Slot
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.supervisor.drain import Drain
 from django_dbqueue.runtime.worker.claimer import Claimer
@@ -28,7 +28,7 @@ State, Outcome = Job.State, Execution.Outcome
 
 
 def settle(*jobs, outcome=Outcome.SUCCESSFUL, state=State.SUCCESSFUL, **rest):
-    return Execution.objects.settle([Settlement.of(job, outcome, state, **rest) for job in jobs])
+    return Execution.objects.settle([AttemptResult.of(job, outcome, state, **rest) for job in jobs])
 
 
 def states(task=None) -> list[str]:
@@ -97,7 +97,7 @@ def test_the_slot_of_a_dead_worker_is_free_when_its_job_is_recovered(claim, back
     enqueue_ready(one_at_a_time, (), ())
     claim()
 
-    recovery.recover(backend, type(process).objects.filter(pk=process.pk), recovery.Death(how="was killed"), list)
+    recovery.recover(backend, type(process).objects.filter(pk=process.pk), recovery.ExitReason(how="was killed"), list)
 
     assert sorted(states()) == ["ready", "scheduled"]
 

@@ -14,7 +14,7 @@ from django_dbqueue import Rate, limit, limits, task
 from django_dbqueue.compat import task_backends
 from django_dbqueue.core.options import Options
 from django_dbqueue.limits import of_call
-from django_dbqueue.models import Execution, Job, Semaphore, Settlement
+from django_dbqueue.models import AttemptResult, Execution, Job, Semaphore
 
 from .conftest import LONG, a_process
 from .tasks import add
@@ -30,7 +30,7 @@ def enqueue_ready(task, *calls):
 
 
 def settle(*jobs):
-    return Execution.objects.settle([Settlement.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in jobs])
+    return Execution.objects.settle([AttemptResult.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in jobs])
 
 
 def by(text):

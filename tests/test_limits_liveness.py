@@ -9,7 +9,7 @@ from itertools import chain
 import pytest
 
 from django_dbqueue import Rate, limit, task
-from django_dbqueue.models import Execution, Job, KnownTask, Process, Queue, Semaphore, Settlement, Slot
+from django_dbqueue.models import AttemptResult, Execution, Job, KnownTask, Process, Queue, Semaphore, Slot
 from django_dbqueue.models.states import Lane, State
 
 from .conftest import a_process
@@ -23,7 +23,7 @@ statement = task(concurrency=LIMITS)(add.func)
 
 
 def settle(*jobs):
-    return Execution.objects.settle([Settlement.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in jobs])
+    return Execution.objects.settle([AttemptResult.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in jobs])
 
 
 def running():

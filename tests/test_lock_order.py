@@ -17,7 +17,7 @@ from django_dbqueue.compat import task_backends
 from django_dbqueue.core import error_reports
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
-from django_dbqueue.models import Batch, Execution, Job, Queue, Semaphore, Settlement
+from django_dbqueue.models import AttemptResult, Batch, Execution, Job, Queue, Semaphore
 from django_dbqueue.models.states import State
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.connections import prepare
@@ -124,11 +124,11 @@ def test_a_mixed_load_has_no_deadlock():
 
     def outcome(job, chance):
         if job.called_off:
-            return Settlement.of(job, Outcome.DISCARDED, State.DISCARDED)
+            return AttemptResult.of(job, Outcome.DISCARDED, State.DISCARDED)
         if chance.random() < 0.1:
             error = error_reports.report(ValueError(chance.choice("abcdef")))
-            return Settlement.of(job, Outcome.FAILED, State.SCHEDULED, wait=0.01, error=error)
-        return Settlement.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL, result=1)
+            return AttemptResult.of(job, Outcome.FAILED, State.SCHEDULED, wait=0.01, error=error)
+        return AttemptResult.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL, result=1)
 
     def worker(name):
         process = a_process(name)
@@ -164,7 +164,7 @@ def test_a_mixed_load_has_no_deadlock():
         gone = a_process(f"gone {chance.random()}")
         lost = Job.objects.running().order_by("pk").values_list("pk", flat=True)[:1]
         Job.objects.running().filter(pk__in=list(lost)).update(process=gone)
-        recovery.recover(backend, type(gone).objects.filter(pk=gone.pk), recovery.Death(how="was killed"), list)
+        recovery.recover(backend, type(gone).objects.filter(pk=gone.pk), recovery.ExitReason(how="was killed"), list)
 
     def operate(chance):
         time.sleep(0.05)

@@ -11,12 +11,12 @@ from django.db import connection, connections
 from django.utils import timezone
 
 from django_dbqueue.core.queue_selector import QueueSelector
-from django_dbqueue.models import Execution, Job, Queue, Settlement
+from django_dbqueue.models import AttemptResult, Execution, Job, Queue
 from django_dbqueue.models.expressions import NotBefore
 from django_dbqueue.models.locking import lock
 from django_dbqueue.models.states import Lane, Outcome, State
 from django_dbqueue.runtime.worker.claimer import Claimer
-from django_dbqueue.runtime.worker.lane_cursors import Marks
+from django_dbqueue.runtime.worker.lane_cursors import LaneCursors
 
 from . import tasks
 from .conftest import all_claimed
@@ -30,16 +30,16 @@ keeps_dead_rows = pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLi
 def claimer(process, monkeypatch):
     """It reads its lanes anew, by the time, only when a test says so; and no look takes long, however full the machine is."""
     monkeypatch.setattr(Claimer, "FRESH", 3600.0)
-    monkeypatch.setattr(Marks, "LONG", 3600.0)
+    monkeypatch.setattr(LaneCursors, "LONG", 3600.0)
     return Claimer("default", process, QueueSelector(("*",)))
 
 
 @pytest.fixture
 def slow(claimer, monkeypatch):
     """As if an old transaction made every look from the start take long; call it when the next one is due."""
-    monkeypatch.setattr(Marks, "LONG", -1.0)
-    monkeypatch.setattr(Marks, "REST", 1e9)
-    monkeypatch.setattr(Marks, "LONGEST_REST", 1e9)
+    monkeypatch.setattr(LaneCursors, "LONG", -1.0)
+    monkeypatch.setattr(LaneCursors, "REST", 1e9)
+    monkeypatch.setattr(LaneCursors, "LONGEST_REST", 1e9)
 
     def due(claimer):
         claimer._marks._rests_until = claimer._read_at = float("-inf")
@@ -180,7 +180,7 @@ def test_what_comes_to_a_lane_that_was_empty_at_the_last_look_is_found_untold(cl
 def test_one_look_that_took_minutes_is_made_again_in_seconds(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("django_dbqueue.runtime.worker.lane_cursors.time", SimpleNamespace(monotonic=lambda: clock[0]))
-    marks = Marks("default")
+    marks = LaneCursors("default")
 
     marks.look(lambda: clock.__setitem__(0, 300.0) or [])
 
@@ -211,7 +211,7 @@ def test_an_old_transaction_makes_claims_no_dearer(claimer):
             cursor.execute("SELECT count(*) FROM dbqueue_job")
         for _ in range(9):
             jobs = all_claimed(claimer, 500)
-            Execution.objects.settle([Settlement.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in jobs])
+            Execution.objects.settle([AttemptResult.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in jobs])
         analyze()
 
         from_the_start = plan(lock(Job.objects.of_lane(LANE))[:10])

@@ -4,14 +4,14 @@ import time
 
 import pytest
 
-from django_dbqueue.runtime.worker.poll_backoff import Pace
+from django_dbqueue.runtime.worker.poll_backoff import PollBackoff
 
 A_WHILE = 1.0
 
 
 @pytest.fixture
 def pace():
-    return Pace()
+    return PollBackoff()
 
 
 def test_after_a_full_claim_it_looks_at_once(pace):
@@ -39,8 +39,8 @@ def test_for_a_moment_after_jobs_it_looks_as_often_as_it_can(pace):
     pace.after_jobs(full=False)
     now = time.monotonic()
     pauses = [pace.after_none(now + after, longest=5.0, would_be_told=False) for after in (0, 0.03, 0.06, 0.09)]
-    assert pauses == [Pace.FIRST] * 4
-    assert pace.after_none(now + A_WHILE, longest=5.0, would_be_told=False) > Pace.FIRST
+    assert pauses == [PollBackoff.FIRST] * 4
+    assert pace.after_none(now + A_WHILE, longest=5.0, would_be_told=False) > PollBackoff.FIRST
 
 
 def test_who_would_be_told_looks_seldom_at_once(pace):

@@ -9,7 +9,7 @@ from django.test.utils import CaptureQueriesContext
 from django_dbqueue import pipeline
 from django_dbqueue.compat import InvalidTask, signals, task_backends
 from django_dbqueue.core.options import Options
-from django_dbqueue.models import Execution, Job, Settlement
+from django_dbqueue.models import AttemptResult, Execution, Job
 from django_dbqueue.runtime.worker import executor
 from django_dbqueue.runtime.worker.settler import Settler
 from django_dbqueue.runtime.worker.task_call import ThreadCall
@@ -185,7 +185,7 @@ def test_one_that_is_asked_for_again_while_a_stage_runs_begins_anew_after_it(cla
     keyed.enqueue("robusta")
     then = Job(task="tests.tasks.brew", queue="slow", args=["ground arabica"], stage=1)
 
-    Execution.objects.settle([Settlement.of(running, Execution.Outcome.SUCCESSFUL, State.READY, then=then)])
+    Execution.objects.settle([AttemptResult.of(running, Execution.Outcome.SUCCESSFUL, State.READY, then=then)])
 
     assert (the_job().state, the_job().stage, the_job().args) == (State.READY, 0, ["robusta"])
     drain()
@@ -198,7 +198,7 @@ def test_a_next_stage_that_the_database_refuses_is_one_failed_attempt(claim):
     then = Job(task="tests.tasks.pour", queue="default", args=["on"], stage=1, priority=1000)
     settler = Settler("default", Options(), lambda: True)
 
-    settler.put(Settlement.of(job, Execution.Outcome.SUCCESSFUL, State.READY, then=then))
+    settler.put(AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, State.READY, then=then))
     settler.start()
 
     until(lambda: the_job().state == State.FAILED)

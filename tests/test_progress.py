@@ -11,13 +11,13 @@ from django.db import DataError, OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_dbqueue import testing
-from django_dbqueue.core.progress_value import MOST, Noted
+from django_dbqueue.core.progress_value import MOST, ProgressValue
 from django_dbqueue.exceptions import JobLost
-from django_dbqueue.models import Execution, Job, Progress, Settlement
+from django_dbqueue.models import AttemptResult, Execution, Job, Progress
 from django_dbqueue.models.expressions import after
 from django_dbqueue.models.progress import ProgressQuerySet
 from django_dbqueue.runtime.worker import executor
-from django_dbqueue.runtime.worker.progress_writer import Notes
+from django_dbqueue.runtime.worker.progress_writer import ProgressWriter
 from django_dbqueue.runtime.worker.task_call import ThreadCall
 
 from . import tasks, timely
@@ -44,7 +44,7 @@ def test_the_last_note_is_kept_when_the_attempt_ends(task, backend):
     result = task.enqueue(1000)
     assert result.progress is None
 
-    assert drained(result).progress == Noted(1000, 1000, "step 1000")
+    assert drained(result).progress == ProgressValue(1000, 1000, "step 1000")
     assert result.progress.fraction == 1.0
     assert backend.get_result(result.id) == result
 
@@ -103,16 +103,16 @@ class TestBadInput:
     @pytest.mark.parametrize("name", ["done", "total"])
     def test_numbers_that_count_nothing_are_refused(self, name, value):
         with pytest.raises(ValueError, match=rf"progress\(\): {name}=.* is not a number from 0 to 9,007,199,254,740,992"):
-            Noted.of(**{"done": 1, name: value})
+            ProgressValue.of(**{"done": 1, name: value})
 
     @pytest.mark.parametrize("value", ["3", True, [1], 1j])
     def test_what_is_no_number_is_refused(self, value):
         with pytest.raises(TypeError, match=r"progress\(\): done=.* is not a number\. Count steps"):
-            Noted.of(value)
+            ProgressValue.of(value)
 
     def test_what_is_no_text_is_refused(self):
         with pytest.raises(TypeError, match=r"note=3 is not text"):
-            Noted.of(1, 2, 3)
+            ProgressValue.of(1, 2, 3)
 
     def test_it_fails_the_attempt(self):
         drained(timely.note_badly.enqueue("nan"))
@@ -123,7 +123,7 @@ class TestBadInput:
     def test_text_that_no_database_would_take_is_cleaned_and_long_text_is_cut(self):
         result = drained(timely.note_badly.enqueue(1))
         job = Job.objects.get(pk=result.id)
-        noted = Noted.of(1, 2, "a \x00 and a \ud800" + "x" * 500)
+        noted = ProgressValue.of(1, 2, "a \x00 and a \ud800" + "x" * 500)
 
         Progress.objects.write([(job, noted)])
 
@@ -135,7 +135,7 @@ class TestBadInput:
         ("given", "fraction"), [((1,), None), ((1, 4), 0.25), ((5, 4), 1.0), ((0, 0), 1.0), ((0, 4), 0.0), ((0.5, 2), 0.25)]
     )
     def test_more_may_be_done_than_was_thought_and_there_may_be_nothing_to_do(self, given, fraction):
-        assert Noted.of(*given).fraction == fraction
+        assert ProgressValue.of(*given).fraction == fraction
 
 
 class TestFence:
@@ -143,12 +143,12 @@ class TestFence:
     def running(self, claim):
         timely.note.enqueue(1)
         (job,) = claim()
-        job.noted = Noted.of(1, 2)
+        job.noted = ProgressValue.of(1, 2)
         return job
 
     def notes(self, *jobs):
         calls = [ThreadCall(job) for job in jobs]
-        return Notes("default", lambda: calls), calls
+        return ProgressWriter("default", lambda: calls), calls
 
     def test_what_runs_here_is_written(self, running):
         notes, (call,) = self.notes(running)
@@ -161,7 +161,7 @@ class TestFence:
     def test_at_most_once_a_second_and_only_what_is_new(self, running, django_assert_num_queries):
         notes, _ = self.notes(running)
         notes.write()
-        running.noted = Noted.of(2, 2)
+        running.noted = ProgressValue.of(2, 2)
 
         with django_assert_num_queries(0):
             notes.write()
@@ -185,12 +185,12 @@ class TestFence:
     def test_who_lost_a_job_does_not_overwrite_what_its_new_owner_noted(self, running, claim):
         Job.objects.update(state="ready", process=None)
         (again,) = claim()
-        again.noted = Noted.of(1, 3, "the new one")
+        again.noted = ProgressValue.of(1, 3, "the new one")
         self.notes(again)[0].write()
 
         notes, (late,) = self.notes(running)
         notes.write()
-        Execution.objects.settle([Settlement.of(running, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
+        Execution.objects.settle([AttemptResult.of(running, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
 
         assert all_rows() == [(2, 1.0, 3.0, "the new one")]
         assert late.reason is JobLost

@@ -13,12 +13,12 @@ from django.utils import timezone
 from django_dbqueue.compat import task_backends
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
-from django_dbqueue.models import Batch, Execution, Job, Queue, Semaphore, Settlement
+from django_dbqueue.models import AttemptResult, Batch, Execution, Job, Queue, Semaphore
 from django_dbqueue.models.expressions import Among
 from django_dbqueue.models.locking import lock
 from django_dbqueue.models.states import Lane, Outcome, State
 from django_dbqueue.runtime.dispatcher import Dispatcher
-from django_dbqueue.runtime.shared_status import Board
+from django_dbqueue.runtime.shared_status import SharedStatus
 from django_dbqueue.runtime.worker.claimer import Claimer
 
 from .conftest import a_process
@@ -198,7 +198,7 @@ def test_settling_finds_its_jobs_by_key(many_rows):
 
 
 def test_an_idle_dispatcher_asks_one_question(many_rows, process):
-    dispatcher = Dispatcher(task_backends["default"], Options(), Board.private())
+    dispatcher = Dispatcher(task_backends["default"], Options(), SharedStatus.private())
     dispatcher._work()
 
     with CaptureQueriesContext(connection) as seen:
@@ -226,7 +226,7 @@ def test_claim_and_settle_are_a_few_statements_for_a_whole_batch(
         jobs = Job.objects.claim(Lane("q", 0), process, 100)
     # BEGIN, SELECT, UPDATE, COPY, COMMIT.
     with django_assert_max_num_queries(5):
-        Execution.objects.settle([Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL) for job in jobs])
+        Execution.objects.settle([AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL) for job in jobs])
 
     assert len(jobs) == 100
 
@@ -240,7 +240,7 @@ def test_a_job_writes_at_most_2700_bytes_of_log(process, claim):
 
     def through(number: int) -> None:
         add.enqueue_many([("x" * 500,)] * number)
-        Execution.objects.settle([Settlement.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in claim(limit=number)])
+        Execution.objects.settle([AttemptResult.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in claim(limit=number)])
 
     def written() -> int:
         with connection.cursor() as cursor:

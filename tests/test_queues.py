@@ -8,7 +8,7 @@ import pytest
 from django.db import transaction
 
 from django_dbqueue.models import Job, Queue, clearing
-from django_dbqueue.models.counts import Many
+from django_dbqueue.models.counts import BoundedCount
 from django_dbqueue.models.expressions import after
 
 from . import tasks
@@ -143,5 +143,5 @@ def test_more_than_are_counted_are_said_to_be_more(monkeypatch):
 
     load = Queue.objects.load("mail")
 
-    assert type(load.ready) is Many
+    assert type(load.ready) is BoundedCount
     assert load.ready == 10

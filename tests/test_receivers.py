@@ -18,7 +18,7 @@ from django_dbqueue.recurrence.target import enqueue
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.heartbeat import Heartbeat
 from django_dbqueue.runtime.scheduler import Scheduler
-from django_dbqueue.runtime.shared_status import Board
+from django_dbqueue.runtime.shared_status import SharedStatus
 from django_dbqueue.testing import drain
 
 from . import tasks
@@ -62,7 +62,7 @@ def test_process_that_beats_during_its_burial_stays_alive_with_a_receiver_of_pre
 
     try:
         with connection.execute_wrapper(beat):
-            recovery.recover(task_backends["default"], Process.objects.silent(), recovery.Death(how="was silent"), list)
+            recovery.recover(task_backends["default"], Process.objects.silent(), recovery.ExitReason(how="was silent"), list)
     finally:
         pre_delete.disconnect(ignore)
 
@@ -74,7 +74,7 @@ def test_process_that_beats_during_its_burial_stays_alive_with_a_receiver_of_pre
 
 @pytest.mark.django_db(transaction=True)
 def test_role_registers_and_signs_off_whatever_receivers_raise(receivers, backend):
-    heartbeat = Heartbeat(Process.Kind.WORKER, "default", backend.config, Board.private(), {})
+    heartbeat = Heartbeat(Process.Kind.WORKER, "default", backend.config, SharedStatus.private(), {})
 
     process = heartbeat.start()
     registered = Process.objects.get()
@@ -85,7 +85,7 @@ def test_role_registers_and_signs_off_whatever_receivers_raise(receivers, backen
 
 
 def test_supervisor_registers_again_under_its_id_whatever_receivers_raise(receivers, backend):
-    heartbeat = Heartbeat(Process.Kind.SUPERVISOR, "default", backend.config, Board.private(), {})
+    heartbeat = Heartbeat(Process.Kind.SUPERVISOR, "default", backend.config, SharedStatus.private(), {})
     heartbeat._sign_on()
     pk = heartbeat.process.pk
     Process.objects.filter(pk=pk).erase()
@@ -100,7 +100,7 @@ def test_dead_process_is_recovered_whatever_receivers_raise(receivers, backend):
     job = tasks.add.enqueue(1)
     Job.objects.update(state="running", process=dead, started_at=after(0), attempt=1)
 
-    assert recovery.recover(backend, Process.objects.all(), recovery.Death(how="was killed"), list) == 1
+    assert recovery.recover(backend, Process.objects.all(), recovery.ExitReason(how="was killed"), list) == 1
 
     assert not Process.objects.exists()
     assert Execution.objects.get(job=job.id).outcome == Execution.Outcome.LOST

@@ -17,7 +17,7 @@ from django_dbqueue import checks, recurring, recurring_command, testing
 from django_dbqueue.compat import FrameworkTask
 from django_dbqueue.contrib.tasks import call_command
 from django_dbqueue.exceptions import InvalidSchedule, InvalidTaskPath
-from django_dbqueue.models import Execution, Job, RecurringExecution, RecurringTask, Settlement
+from django_dbqueue.models import AttemptResult, Execution, Job, RecurringExecution, RecurringTask
 from django_dbqueue.models.expressions import Now, after
 from django_dbqueue.recurrence.declare import declared
 from django_dbqueue.recurrence.target import enqueue
@@ -90,7 +90,7 @@ def end(job: Job, claim, state=Job.State.SUCCESSFUL, **values) -> None:
     (claimed,) = claim()
     assert claimed.pk == job.pk
     outcome = Execution.Outcome.SUCCESSFUL if state == Job.State.SUCCESSFUL else Execution.Outcome.FAILED
-    Execution.objects.settle([Settlement.of(claimed, outcome, state, **values)])
+    Execution.objects.settle([AttemptResult.of(claimed, outcome, state, **values)])
 
 
 class TestDeclared:

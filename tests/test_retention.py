@@ -11,7 +11,7 @@ from django_dbqueue import task, testing
 from django_dbqueue.compat import TaskResultDoesNotExist, task_backends
 from django_dbqueue.models import Execution, Failure, Job, Stack
 from django_dbqueue.runtime.dispatcher import Dispatcher
-from django_dbqueue.runtime.shared_status import Board
+from django_dbqueue.runtime.shared_status import SharedStatus
 
 from . import tasks
 
@@ -31,7 +31,7 @@ def finished(state: str, days: float, queue: str = "default") -> Job:
 def prune(backend, **options) -> set[tuple[str, str]]:
     """What is left after a dispatcher has pruned."""
     backend = type(backend)("default", {"OPTIONS": {"database": "default", **options}, "QUEUES": []})
-    dispatcher = Dispatcher(backend, backend.config, Board.private())
+    dispatcher = Dispatcher(backend, backend.config, SharedStatus.private())
     while dispatcher._prune():
         pass
     for rows in (Execution.objects, Stack.objects):

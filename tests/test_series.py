@@ -14,12 +14,12 @@ import pytest
 from django_dbqueue import limit, task
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
-from django_dbqueue.models import Execution, Job, Process, Queue, Semaphore, Settlement, Slot
+from django_dbqueue.models import AttemptResult, Execution, Job, Process, Queue, Semaphore, Slot
 from django_dbqueue.models.states import UNFINISHED
-from django_dbqueue.runtime.shared_status import Board
+from django_dbqueue.runtime.shared_status import SharedStatus
 from django_dbqueue.runtime.worker.claimer import Claimer
-from django_dbqueue.runtime.worker.durations import Durations
-from django_dbqueue.runtime.worker.thread_pool import Pool
+from django_dbqueue.runtime.worker.durations import RunTimes
+from django_dbqueue.runtime.worker.thread_pool import ThreadPool
 
 from .conftest import LONG, a_process, all_claimed, until
 from .tasks import add, call_service, charge, nap, one_at_a_time, report
@@ -30,7 +30,7 @@ ACCOUNT = "tests.tasks.charge account=1"
 
 
 def settle(*jobs, outcome=Outcome.SUCCESSFUL, state=State.SUCCESSFUL):
-    return Execution.objects.settle([Settlement.of(job, outcome, state) for job in jobs])
+    return Execution.objects.settle([AttemptResult.of(job, outcome, state) for job in jobs])
 
 
 def taken(key=ACCOUNT):
@@ -166,8 +166,10 @@ class Ran:
     def __init__(self, **options):
         self.began: list[tuple[str, float]] = []
         self.spans: dict[str, tuple[float, float]] = {}
-        self.durations = Durations()
-        self.pool = Pool(Options(**options), Board.private(1000), self.durations, self.run, lambda outcome: None, lambda: None)
+        self.durations = RunTimes()
+        self.pool = ThreadPool(
+            Options(**options), SharedStatus.private(1000), self.durations, self.run, lambda outcome: None, lambda: None
+        )
 
     def run(self, call):
         began = time.monotonic()

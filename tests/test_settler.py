@@ -9,11 +9,11 @@ from django.db import OperationalError, connections
 
 from django_dbqueue.compat import task_backends
 from django_dbqueue.core.options import Options
-from django_dbqueue.models import Execution, Job, Process, Settlement
+from django_dbqueue.models import AttemptResult, Execution, Job, Process
 from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.dispatcher import Dispatcher
-from django_dbqueue.runtime.shared_status import Board
+from django_dbqueue.runtime.shared_status import SharedStatus
 from django_dbqueue.runtime.worker.settler import Settler
 from django_dbqueue.runtime.worker.worker import Worker
 
@@ -33,7 +33,7 @@ def locked(jobs):
 
 
 def success(job):
-    return Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)
+    return AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)
 
 
 def settled():
@@ -107,7 +107,7 @@ def test_a_closed_settler_still_writes_what_was_locked(claim):
 def test_a_claimed_job_whose_row_is_locked_keeps_no_others_from_being_given_back(claim, backend):
     tasks.nothing.enqueue_many([()] * 3)
     jobs = claim()
-    worker = Worker(backend, backend.config, Board.private(10))
+    worker = Worker(backend, backend.config, SharedStatus.private(10))
     worker._heartbeat.process = jobs[0].process
 
     with locked(jobs[:1]):
@@ -124,7 +124,7 @@ def test_a_claimed_job_whose_row_is_locked_keeps_no_others_from_being_given_back
 def test_a_claimed_job_whose_row_is_locked_keeps_no_others_of_its_dead_process_from_being_recovered(claim, process):
     tasks.nothing.enqueue_many([()] * 3)
     jobs = claim()
-    death = recovery.Death(how="died", unbegun=frozenset(job.pk for job in jobs))
+    death = recovery.ExitReason(how="died", unbegun=frozenset(job.pk for job in jobs))
 
     with locked(jobs[:1]):
         recovering = Elsewhere(
@@ -133,13 +133,13 @@ def test_a_claimed_job_whose_row_is_locked_keeps_no_others_of_its_dead_process_f
         until(lambda: Job.objects.ready().count() == 2)
         recovering.result()
 
-    assert recovery.recover(task_backends["default"], Process.objects.none(), recovery.Death(how="died"), list) == 1
+    assert recovery.recover(task_backends["default"], Process.objects.none(), recovery.ExitReason(how="died"), list) == 1
 
 
 def test_a_claimed_job_whose_row_is_locked_for_a_moment_as_its_process_dies_spends_no_attempt(claim, process):
     tasks.nothing.enqueue_many([()] * 3)
     jobs = claim()
-    death = recovery.Death(how="died", unbegun=frozenset(job.pk for job in jobs))
+    death = recovery.ExitReason(how="died", unbegun=frozenset(job.pk for job in jobs))
 
     with locked(jobs[:1]):
         recovering = Elsewhere(
@@ -159,15 +159,15 @@ def test_orphans_whose_rows_are_locked_keep_no_others_from_being_recovered(claim
     process.delete()
 
     with locked(jobs[:6]):
-        assert recovery.recover(task_backends["default"], Process.objects.none(), recovery.Death(how="died"), list) == 2
+        assert recovery.recover(task_backends["default"], Process.objects.none(), recovery.ExitReason(how="died"), list) == 2
 
-    assert recovery.recover(task_backends["default"], Process.objects.none(), recovery.Death(how="died"), list) == 5
+    assert recovery.recover(task_backends["default"], Process.objects.none(), recovery.ExitReason(how="died"), list) == 5
 
 
 def test_a_due_job_whose_row_is_locked_lets_the_dispatcher_rest(process):
     tasks.nothing.enqueue()
     Job.objects.update(state="scheduled")
-    dispatcher = Dispatcher(task_backends["default"], Options(), Board.private())
+    dispatcher = Dispatcher(task_backends["default"], Options(), SharedStatus.private())
 
     with locked(Job.objects.all()):
         pauses = [dispatcher._work() for _ in range(10)]

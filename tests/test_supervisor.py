@@ -10,12 +10,12 @@ from django.db import connection, connections
 
 from django_dbqueue import batch
 from django_dbqueue.core.queue_selector import QueueSelector
-from django_dbqueue.models import Batch, Execution, Job, Process, Settlement
+from django_dbqueue.models import AttemptResult, Batch, Execution, Job, Process
 from django_dbqueue.models.jobs import JobQuerySet
 from django_dbqueue.runtime.connections import keep_connections
 from django_dbqueue.runtime.heartbeat import Heartbeat
-from django_dbqueue.runtime.shared_status import Board
-from django_dbqueue.runtime.shutdown import Stop
+from django_dbqueue.runtime.shared_status import SharedStatus
+from django_dbqueue.runtime.shutdown import Shutdown
 from django_dbqueue.runtime.supervisor import children
 from django_dbqueue.runtime.supervisor import supervisor as module
 from django_dbqueue.runtime.supervisor.drain import Drain
@@ -41,17 +41,17 @@ def elsewhere(action):
 
 def test_a_member_that_cannot_be_started_is_tried_again(backend, monkeypatch):
     result = tasks.add.enqueue(1)
-    original, failures = module.ThreadMember, [OSError("Resource temporarily unavailable")] * 2
+    original, failures = module.ChildThread, [OSError("Resource temporarily unavailable")] * 2
 
     def start(*args):
         if failures:
             raise failures.pop()
         return original(*args)
 
-    monkeypatch.setattr(module, "ThreadMember", start)
+    monkeypatch.setattr(module, "ChildThread", start)
     supervisor = Supervisor(backend, ["worker", "dispatcher"], {"embedded": True}, drain=True)
 
-    elsewhere(lambda: supervisor.run(Stop()))
+    elsewhere(lambda: supervisor.run(Shutdown()))
 
     assert result.wait(timeout=1).return_value == 1
 
@@ -61,7 +61,7 @@ def test_it_does_not_rest_when_a_member_has_ended(backend, monkeypatch, embedded
     for name, value in address_of_the_test_database().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(Supervisor, "REST", 3600.0)
-    supervisor, stop = Supervisor(backend, ["dispatcher"], {"embedded": embedded}), Stop()
+    supervisor, stop = Supervisor(backend, ["dispatcher"], {"embedded": embedded}), Shutdown()
     thread = threading.Thread(target=lambda: elsewhere(lambda: supervisor.run(stop)))
     thread.start()
     try:
@@ -99,7 +99,7 @@ def test_a_drain_is_not_over_while_a_batch_is_about_to_finish(backend, claim):
     with batch(on_finish=tasks.sum_up):
         tasks.add.enqueue(1)
     (job,) = claim()
-    Execution.objects.settle([Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
+    Execution.objects.settle([AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
 
     assert not drain.is_over()
     Batch.objects.finish()
@@ -109,7 +109,9 @@ def test_a_drain_is_not_over_while_a_batch_is_about_to_finish(backend, claim):
 
 
 def test_a_supervisor_that_was_taken_for_dead_is_alive_again(backend):
-    heartbeat = Heartbeat(Process.Kind.SUPERVISOR, "default", backend.config.changed(beat_interval=0.05), Board.private(), {})
+    heartbeat = Heartbeat(
+        Process.Kind.SUPERVISOR, "default", backend.config.changed(beat_interval=0.05), SharedStatus.private(), {}
+    )
     heartbeat.start()
     Process.objects.update(expires_at="2020-01-01T00:00:00Z")
     Process.objects.silent().delete()
@@ -122,7 +124,7 @@ def test_a_supervisor_that_was_taken_for_dead_is_alive_again(backend):
 
 
 def test_a_supervisor_signs_off_though_its_connection_was_lost(backend):
-    heartbeat = Heartbeat(Process.Kind.SUPERVISOR, "default", backend.config, Board.private(), {})
+    heartbeat = Heartbeat(Process.Kind.SUPERVISOR, "default", backend.config, SharedStatus.private(), {})
     heartbeat.start()
     connection.connection.close()
 
@@ -154,7 +156,7 @@ def test_a_member_that_never_starts_is_replaced(backend, monkeypatch):
 
     monkeypatch.setattr(children, "run_role", hang)
     options = {"embedded": True, "beat_interval": 0.1, "dead_after": 0.6, "shutdown_timeout": 5.0}
-    supervisor, stop = Supervisor(backend, ["worker"], options), Stop()
+    supervisor, stop = Supervisor(backend, ["worker"], options), Shutdown()
 
     runner = threading.Thread(target=lambda: (supervisor.run(stop), connections.close_all()))
     runner.start()

@@ -17,7 +17,7 @@ from django_dbqueue.models import Execution, Failure, Job
 from django_dbqueue.models.expressions import Now, after
 from django_dbqueue.runtime.worker import executor
 from django_dbqueue.runtime.worker.claimer import Claimer
-from django_dbqueue.runtime.worker.lane_cursors import Marks
+from django_dbqueue.runtime.worker.lane_cursors import LaneCursors
 from django_dbqueue.runtime.worker.task_call import ThreadCall
 
 from . import tasks, timely
@@ -365,7 +365,7 @@ class TestReprioritise:
 class TestAgeing:
     @pytest.fixture
     def claimer(self, process, monkeypatch):
-        monkeypatch.setattr(Marks, "LONG", 3600.0)  # No look takes long, however full the machine is.
+        monkeypatch.setattr(LaneCursors, "LONG", 3600.0)  # No look takes long, however full the machine is.
 
         def claimer(*queues, ageing=None):
             claimer = Claimer("default", process, QueueSelector(queues or ("*",)), Options(ageing=ageing))

@@ -9,7 +9,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_dbqueue import batch
-from django_dbqueue.models import Execution, Job, Settlement
+from django_dbqueue.models import AttemptResult, Execution, Job
 from django_dbqueue.testing import drain
 
 from . import tasks
@@ -56,7 +56,7 @@ def new_project():
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 def test_verb_waits_for_other_writers_before_it_reads(verb, claim, new_project):
     tasks.add.enqueue_many([(number,) for number in range(3)])
-    Execution.objects.settle([Settlement.of(job, Execution.Outcome.FAILED, Job.State.FAILED) for job in claim(limit=1)])
+    Execution.objects.settle([AttemptResult.of(job, Execution.Outcome.FAILED, Job.State.FAILED) for job in claim(limit=1)])
     tasks.add.enqueue(1)
 
     with CaptureQueriesContext(connection) as queries:

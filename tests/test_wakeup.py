@@ -12,13 +12,13 @@ from django.utils import timezone
 from django_dbqueue.core import notify
 from django_dbqueue.core.notify import wake
 from django_dbqueue.core.options import Options
-from django_dbqueue.models import Execution, Job, Settlement
+from django_dbqueue.models import AttemptResult, Execution, Job
 from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.models.semaphores import SemaphoreQuerySet
 from django_dbqueue.models.states import Lane
 from django_dbqueue.runtime.dispatcher import Dispatcher
-from django_dbqueue.runtime.shared_status import Board
-from django_dbqueue.runtime.worker.notify_listener import Listener
+from django_dbqueue.runtime.shared_status import SharedStatus
+from django_dbqueue.runtime.worker.notify_listener import NotifyListener
 from django_dbqueue.runtime.worker.settler import Settler
 
 from . import tasks
@@ -79,7 +79,7 @@ def test_a_key_that_is_asked_for_in_another_queue_while_it_runs_is_told_of_there
     (job,) = claim()
     tasks.wait_with_key.using(queue_name="mail").enqueue("a key", 0)
 
-    settled = Execution.objects.settle([Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
+    settled = Execution.objects.settle([AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
 
     assert settled.unblocked == ["mail"]
     assert (Job.objects.get().queue, Job.objects.get().state) == ("mail", "ready")
@@ -103,7 +103,7 @@ class Hearing:
 
     def __init__(self):
         self.told, self.begun = [], 0
-        self.listener = Listener("default", self._hear, self._begin)
+        self.listener = NotifyListener("default", self._hear, self._begin)
         self.listener.start()
 
     def _hear(self, payload):
@@ -203,7 +203,7 @@ def test_what_was_due_is_told_of_even_if_the_sweep_after_it_fails(backend, told,
         raise OperationalError("deadlock detected")
 
     monkeypatch.setattr(SemaphoreQuerySet, "sweep", fail)
-    Dispatcher(backend, backend.config, Board.private(10))._work()
+    Dispatcher(backend, backend.config, SharedStatus.private(10))._work()
 
     assert told == ["default"]
 
@@ -222,7 +222,7 @@ def test_an_outcome_that_is_written_at_the_second_try_is_told_of(claim, monkeypa
     (job,) = claim()
     settler = Settler("default", Options(), lambda: True, told.append)
 
-    assert settler._write([Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)]) == []
+    assert settler._write([AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)]) == []
 
     assert [settled.written[0].job for settled in told] == [job]
 

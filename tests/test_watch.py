@@ -9,10 +9,10 @@ import pytest
 from django_dbqueue.core.uuid7 import uuid7
 from django_dbqueue.exceptions import TimedOut
 from django_dbqueue.models import Job
-from django_dbqueue.runtime.shared_status import Board
-from django_dbqueue.runtime.worker.durations import Durations
+from django_dbqueue.runtime.shared_status import SharedStatus
+from django_dbqueue.runtime.worker.durations import RunTimes
 from django_dbqueue.runtime.worker.task_call import Call
-from django_dbqueue.runtime.worker.watchdog import Watch
+from django_dbqueue.runtime.worker.watchdog import Watchdog
 
 
 class Stub(Call):
@@ -26,8 +26,8 @@ class Stub(Call):
 @pytest.fixture
 def watch(backend):
     woken = []
-    durations = Durations()
-    watch = Watch(backend, 5.0, durations, list, lambda: woken.append(True))
+    durations = RunTimes()
+    watch = Watchdog(backend, 5.0, durations, list, lambda: woken.append(True))
     watch.woken, watch.durations = woken, durations
     return watch
 
@@ -79,7 +79,7 @@ def test_a_short_job_hangs_after_a_minute_at_the_earliest(watch):
 
 
 def test_a_board_has_what_was_not_begun():
-    board, ids = Board(bytearray(Board.size(3))), [uuid7() for _ in range(5)]
+    board, ids = SharedStatus(bytearray(SharedStatus.size(3))), [uuid7() for _ in range(5)]
     for each in ids:
         board.hold(each)
     assert board.unbegun() == set(ids[:3])  # The others have no place, and count as begun.
@@ -92,7 +92,7 @@ def test_a_board_has_what_was_not_begun():
 
 
 def test_a_board_is_silent_before_its_first_word():
-    board = Board.private()
+    board = SharedStatus.private()
     assert board.since_pulse() == board.since_turn() == 0.0
     board.turn()
     assert 0 <= board.since_turn() < 1

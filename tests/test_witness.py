@@ -8,7 +8,7 @@ import pytest
 from django.utils import timezone
 
 from django_dbqueue.runtime import failure_detector as module
-from django_dbqueue.runtime.failure_detector import Witness
+from django_dbqueue.runtime.failure_detector import FailureDetector
 
 
 class Clock:
@@ -37,7 +37,7 @@ def watch(witness, clock, seconds):
 
 
 def test_who_has_watched_long_enough_may_judge(clock):
-    witness = Witness(20, 10)
+    witness = FailureDetector(20, 10)
     assert not witness.may_judge
     watch(witness, clock, 19)
     assert not witness.may_judge
@@ -46,7 +46,7 @@ def test_who_has_watched_long_enough_may_judge(clock):
 
 
 def test_after_an_outage_it_watches_anew(clock):
-    witness = Witness(20, 10)
+    witness = FailureDetector(20, 10)
     watch(witness, clock, 30)
     clock.pass_(11)
     witness.look(clock.database)
@@ -57,7 +57,7 @@ def test_after_an_outage_it_watches_anew(clock):
 
 @pytest.mark.parametrize("step", [-3600, 3600, 12])
 def test_after_a_step_of_the_databases_clock_it_watches_anew(clock, step):
-    witness = Witness(20, 10)
+    witness = FailureDetector(20, 10)
     watch(witness, clock, 30)
     clock.database += timedelta(seconds=step)
     watch(witness, clock, 1)
@@ -68,7 +68,7 @@ def test_after_a_step_of_the_databases_clock_it_watches_anew(clock, step):
 
 def test_who_was_suspended_itself_watches_anew(clock):
     """Its monotonic clock may have stood still meanwhile."""
-    witness = Witness(20, 10)
+    witness = FailureDetector(20, 10)
     watch(witness, clock, 30)
     clock.database += timedelta(seconds=300)
     witness.look(clock.database)
@@ -77,7 +77,7 @@ def test_who_was_suspended_itself_watches_anew(clock):
 
 def test_a_moment_without_the_database_does_not_matter(clock):
     """No process that lives is silent for so short a time."""
-    witness = Witness(20, 10)
+    witness = FailureDetector(20, 10)
     watch(witness, clock, 30)
     clock.pass_(8)
     witness.look(clock.database)

@@ -12,7 +12,7 @@ from django.db import DataError, InternalError, OperationalError, connection, co
 
 from django_dbqueue.compat import signals
 from django_dbqueue.core.options import Options
-from django_dbqueue.models import Execution, Job, Settled, Settlement
+from django_dbqueue.models import AttemptResult, Execution, Job, Settled
 from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.models.jobs import JobQuerySet
 from django_dbqueue.runtime.worker.claimer import Claimer
@@ -138,7 +138,7 @@ def test_outcomes_that_are_too_large_together_are_written_apart(claim):
     tasks.nothing.enqueue_many([()] * 40)
     settler = Settler("default", Options(), lambda: True)
     for job in claim():
-        settler.put(Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="x" * 1_000_000))
+        settler.put(AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="x" * 1_000_000))
 
     settler.start()
 
@@ -162,7 +162,7 @@ def test_outcomes_that_come_one_after_the_other_are_written_in_few_groups(claim,
     settler.start()
     began = time.monotonic()
     for job in claim():
-        settler.put(Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL))
+        settler.put(AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL))
         time.sleep(0.002)
     until(lambda: finished() == 100)
 
@@ -197,7 +197,7 @@ def test_what_others_wait_for_ends_its_rest(claim, monkeypatch, last, limited_qu
     tasks.nothing.enqueue_many([()] * 3)
     last_one = last.enqueue()
     plain, another, third, limited = (
-        Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)
+        AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)
         for job in sorted(claim(), key=lambda job: str(job.pk) == last_one.id)
     )
     monkeypatch.setattr(Settler, "LONGEST_REST", 600.0)

@@ -17,7 +17,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext as _
 
-from ..models.counts import Many, count
+from ..models.counts import BoundedCount, count
 from .actions import Verb
 from .base import ReadingAdmin
 
@@ -121,7 +121,7 @@ def _outcome(target: QuerySet[Any], total: int, changed: int, verb: Verb, given:
 
 
 def _left(total: int, changed: int) -> str:
-    if isinstance(total, Many):
+    if isinstance(total, BoundedCount):
         return _("All others are left as they are.")
     left = total - changed
     return _("Left as they are: %(count)s.") % {"count": left} if left > 0 else ""

@@ -11,9 +11,9 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..core.progress_value import Noted
+from ..core.progress_value import ProgressValue
 from ..models import Batch, Job
-from ..models.counts import Many
+from ..models.counts import BoundedCount
 from ..models.states import FINISHED, UNSUCCESSFUL, State
 from . import columns, formatting, progress
 
@@ -25,12 +25,12 @@ ORDER = (State.FAILED, State.DISCARDED, State.RUNNING, State.READY, State.BLOCKE
 def bar(batch: Any) -> str:
     """Without an end where there are more jobs than are counted."""
     counted: dict[str, int] = batch.tallied
-    if any(isinstance(number, Many) for number in counted.values()):
+    if any(isinstance(number, BoundedCount) for number in counted.values()):
         return _("very many jobs")
     if not counted:
         return _("no jobs")
     ended = sum(counted.get(state, 0) for state in FINISHED)
-    return progress.bar(Noted(ended, sum(counted.values())))
+    return progress.bar(ProgressValue(ended, sum(counted.values())))
 
 
 @admin.display(description=gettext_lazy("jobs"))

@@ -11,7 +11,7 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..core.progress_value import Noted
+from ..core.progress_value import ProgressValue
 from ..models import Job
 from ..models.progress import progress_of
 from ..models.states import WAITING, State
@@ -47,7 +47,7 @@ def described(job: Any) -> str:
     return format_html('{} {} <span class="dbq-quiet">({})</span>', bar(noted), noted.note, when)
 
 
-def bar(noted: Noted) -> str:
+def bar(noted: ProgressValue) -> str:
     """Without an end where nobody knows the total."""
     said = _said(noted)
     if noted.fraction is None:
@@ -56,7 +56,7 @@ def bar(noted: Noted) -> str:
     return format_html('<progress class="dbq-bar" value="{}" aria-label="{}"></progress> {}', value, said, said)
 
 
-def _said(noted: Noted) -> str:
+def _said(noted: ProgressValue) -> str:
     done = number_format(noted.done, force_grouping=True)
     if noted.total is None:
         return _("%(done)s done") % {"done": done}

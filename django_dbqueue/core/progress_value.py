@@ -12,7 +12,7 @@ LONGEST_NOTE = 200
 MOST = 2**53
 
 
-class Noted(NamedTuple):
+class ProgressValue(NamedTuple):
     """``done`` of ``total`` steps, which is None where nobody knows it, and a word on what is done now."""
 
     done: float
@@ -20,7 +20,7 @@ class Noted(NamedTuple):
     note: str = ""
 
     @classmethod
-    def of(cls, done: float, total: float | None = None, note: str = "") -> Noted:
+    def of(cls, done: float, total: float | None = None, note: str = "") -> ProgressValue:
         """Raises TypeError or ValueError, with the value, for what is no number of steps. A long note is cut."""
         if not isinstance(note, str):
             raise TypeError(f"progress(): note={note!r} is not text. Pass str(…) of it.")
@@ -36,7 +36,7 @@ class Noted(NamedTuple):
             return None
         return min(1.0, self.done / self.total) if self.total else 1.0
 
-    def in_ascii(self) -> Noted:
+    def in_ascii(self) -> ProgressValue:
         """The same, for a database that cannot store all characters."""
         return self._replace(note=self.note.encode("ascii", "backslashreplace").decode()[:LONGEST_NOTE])
 

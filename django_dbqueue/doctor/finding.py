@@ -19,7 +19,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Unseen:
+class NotChecked:
     """Something that could not be looked at: nobody knows whether there is anything to change.
 
     what: what it was, and why not. remedy: what makes it visible, if anything does.

@@ -8,9 +8,9 @@ from django.db import DEFAULT_DB_ALIAS, Error
 
 from . import bloat, innodb, mysql, postgresql, queue, snapshots, sqlite, vacuum
 from .database import QueueDatabase
-from .finding import Finding, Unseen
+from .finding import Finding, NotChecked
 
-Check = Callable[[QueueDatabase], Iterable[Finding | Unseen]]
+Check = Callable[[QueueDatabase], Iterable[Finding | NotChecked]]
 OF_THE_QUEUE: tuple[Check, ...] = (queue.processes, queue.lag, queue.orphaned_jobs, queue.retention)
 OF_A_VENDOR: dict[str, tuple[Check, ...]] = {
     "postgresql": (
@@ -35,7 +35,7 @@ def names() -> list[str]:
     return sorted({name_of(check) for checks in (OF_THE_QUEUE, *OF_A_VENDOR.values()) for check in checks})
 
 
-def examine(database: QueueDatabase, ignored: Collection[str] = ()) -> Iterator[tuple[str, Finding | Unseen]]:
+def examine(database: QueueDatabase, ignored: Collection[str] = ()) -> Iterator[tuple[str, Finding | NotChecked]]:
     """What each check finds, with the check's name. A check that fails says so, and the others go on."""
     if missing := _missing(database):
         yield "tables", missing
@@ -50,12 +50,12 @@ def name_of(check: Check) -> str:
     return check.__name__.replace("_", "-")
 
 
-def _looked(check: Check, database: QueueDatabase) -> list[Finding | Unseen]:
+def _looked(check: Check, database: QueueDatabase) -> list[Finding | NotChecked]:
     try:
         with database.bounded():
             return list(check(database))
     except Error as error:
-        return [Unseen(f"This could not be looked at: {_first_line(error)}", _lacking(database, error))]
+        return [NotChecked(f"This could not be looked at: {_first_line(error)}", _lacking(database, error))]
 
 
 def _lacking(database: QueueDatabase, error: Error) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .database import QueueDatabase
-from .finding import Finding, Unseen, lasting
+from .finding import Finding, NotChecked, lasting
 
 # A transaction is old after so many seconds; that of a standby or of a slot, whose time nobody knows, after so many others.
 OLD, BEHIND = 300, 100_000
@@ -80,10 +80,10 @@ ON_THE_STANDBY = (
 )
 
 
-def hidden_sessions(database: QueueDatabase) -> Iterator[Unseen]:
+def hidden_sessions(database: QueueDatabase) -> Iterator[NotChecked]:
     (found,) = database.ask(HIDDEN)
     if found.number:
-        yield Unseen(
+        yield NotChecked(
             f"{found.number} sessions of other roles ({found.roles}) may hold old transactions: {found.me} may not see them.",
             f'GRANT pg_read_all_stats TO "{found.me}";',
         )

@@ -13,11 +13,12 @@ from .queue import Queue
 from .recurring import RecurringTask
 from .recurring_execution import RecurringExecution
 from .semaphore import Semaphore
-from .settlement import Settled, Settlement
+from .settlement import AttemptResult, Settled
 from .slot import Slot
 from .stack import Stack
 
 __all__ = [
+    "AttemptResult",
     "Batch",
     "BatchShare",
     "Execution",
@@ -32,7 +33,6 @@ __all__ = [
     "RecurringTask",
     "Semaphore",
     "Settled",
-    "Settlement",
     "Slot",
     "Stack",
 ]

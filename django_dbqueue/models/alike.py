@@ -18,7 +18,7 @@ _COMMON = [name for name in OF_A_NEW_JOB if name not in _DIFFERING]
 COLUMNS = [*_DIFFERING, *_COMMON]
 
 
-class Alike(Sequence["Job"]):
+class LazyJobs(Sequence["Job"]):
     """New jobs that have all in common but their ids and arguments. Each is made when somebody looks at it: 10 µs less."""
 
     def __init__(self, common: Job, differing: Sequence[tuple[UUID, list[Any], dict[str, Any]]]) -> None:
@@ -44,7 +44,7 @@ class Alike(Sequence["Job"]):
 
 def rows_behind(first: Job, jobs: Sequence[Job]) -> list[tuple[Any, ...]]:
     """The same of any jobs."""
-    if isinstance(jobs, Alike):
+    if isinstance(jobs, LazyJobs):
         return jobs.rows_behind(first)
     for job in jobs[1:]:
         _learn(job, first)

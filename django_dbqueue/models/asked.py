@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import models
 from django.db.models import Exists, F, OuterRef
 
-from .counts import LIMIT, Many
+from .counts import LIMIT, BoundedCount
 from .failure import Failure
 from .job import Job
 from .jobs import JobQuerySet
@@ -30,7 +30,7 @@ class AskedExecutions(PrimaryQuerySet["Execution"]):
         """How many jobs are failed now by each of these failures; at least so many, where there are very many in all."""
         last = self.filter(failure__in=failures, job__state=State.FAILED, attempt=F("job__attempt"))
         found = Counter(last.values_list("failure_id", flat=True)[: LIMIT + 1])
-        number = Many if found.total() > LIMIT else int
+        number = BoundedCount if found.total() > LIMIT else int
         return {failure: number(found[failure]) for failure in failures}
 
     def last_of_each(self) -> models.QuerySet[Execution]:

@@ -26,7 +26,7 @@ WHERE id = ANY(ARRAY({wanted} """
 UP_TO = "LIMIT %s FOR UPDATE SKIP LOCKED)) RETURNING {columns}"
 
 
-class ClaimAtOnce:
+class SingleStatementClaim:
     """Makes jobs that are wanted and ready the process's own, up to a limit, oldest first.
 
     Those with limits or large arguments are left to the claim that can do all.

@@ -17,7 +17,7 @@ from .recurring import RecurringTask
 from .states import State
 
 
-class Chores(NamedTuple):
+class PendingMaintenance(NamedTuple):
     """now: the database's time. due: when the next scheduled job is.
 
     silent: processes have not beaten. orphaned: some are gone, and have left jobs. blocked: jobs wait for others.
@@ -38,7 +38,7 @@ class Chores(NamedTuple):
         return None if self.due is None else max(0.0, (self.due - self.now).total_seconds())
 
 
-def look(database: str) -> Chores | None:
+def look(database: str) -> PendingMaintenance | None:
     """None if there is no process, not even the one that asks: others have declared it dead."""
     if connections[database].vendor != "postgresql":
         row = _facts(database).first()
@@ -46,7 +46,7 @@ def look(database: str) -> Chores | None:
         with connections[database].cursor() as cursor:
             cursor.execute(*_question(database))
             row = cursor.fetchone()
-    return Chores(*row) if row else None
+    return PendingMaintenance(*row) if row else None
 
 
 @cache

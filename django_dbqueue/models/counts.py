@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 LIMIT = 10_000
 
 
-class Many(int):
+class BoundedCount(int):
     """The limit, where there are more rows than that. It says so wherever it is shown."""
 
     def __str__(self) -> str:
@@ -25,4 +25,4 @@ def count(rows: models.QuerySet[Any], *along: str) -> int:
     such rows everywhere, through millions that are none.
     """
     number = rows.order_by(*along).values("pk")[: LIMIT + 1].count()
-    return Many(LIMIT) if number > LIMIT else number
+    return BoundedCount(LIMIT) if number > LIMIT else number

@@ -15,7 +15,7 @@ from .job import Job
 from .locking import lock
 from .progress import Progress
 from .semaphore import Semaphore
-from .settlement import Settled, Settlement
+from .settlement import AttemptResult, Settled
 from .states import Outcome, State
 from .writing import insert
 
@@ -24,7 +24,7 @@ KEPT = 100
 
 
 class ExecutionQuerySet(AskedExecutions):
-    def settle(self, outcomes: Sequence[Settlement]) -> Settled:
+    def settle(self, outcomes: Sequence[AttemptResult]) -> Settled:
         """Record how attempts ended, in one transaction: their jobs move on, and each gets its execution.
 
         Only the owner of a job settles it: see Fence. A job that an operator has stopped ends here, however its attempt did.
@@ -66,14 +66,14 @@ class ExecutionQuerySet(AskedExecutions):
         """Those of them at the stage that it is at; of a job without a pipeline, all."""
         return self.of_this_run(job).filter(stage=job.stage) if job.pipeline else self.of_this_run(job)
 
-    def _forget_runs(self, outcomes: Iterable[Settlement]) -> None:
+    def _forget_runs(self, outcomes: Iterable[AttemptResult]) -> None:
         """A key's job may run without end: of its earlier runs, only the newest attempts are kept."""
         for outcome in outcomes:
             job, attempt = outcome.job, outcome.fence[1]
             if job.key and attempt % KEPT == 0:
                 self.filter(job=job.id, attempt__lte=min(attempt - KEPT, job.attempts_before))._raw_delete(self.db)
 
-    def _record(self, outcomes: Sequence[Settlement]) -> None:
+    def _record(self, outcomes: Sequence[AttemptResult]) -> None:
         failures = Failure.objects.using(self.db)
         failed = [outcome.error for outcome in outcomes if outcome.error and outcome.is_failure]
         # Of those that are alike, the first stands for its group.
@@ -82,7 +82,7 @@ class ExecutionQuerySet(AskedExecutions):
         if failed:
             failures.record([groups[error.fingerprint] for error in failed])
 
-    def _sort_out(self, rows: Any, outcomes: Iterable[Settlement], settled: Settled) -> None:
+    def _sort_out(self, rows: Any, outcomes: Iterable[AttemptResult], settled: Settled) -> None:
         """What was not ours to lock is held by somebody and still ours, or written before by a COMMIT of unknown end, or lost."""
         current = {row[0]: row for row in rows.values_list("pk", "attempt", "process_id", "state")}
         known = {
@@ -116,7 +116,7 @@ COLUMNS = [
 ]
 
 
-def _row(outcome: Settlement, groups: Mapping[str, int]) -> tuple[Any, ...]:
+def _row(outcome: AttemptResult, groups: Mapping[str, int]) -> tuple[Any, ...]:
     job, error = outcome.job, outcome.error
     times = job.claimed_at, outcome.started_at, outcome.finished_at
     said = (error.type[:255], error.message, error.traceback) if error else ("", "", "")
@@ -124,7 +124,7 @@ def _row(outcome: Settlement, groups: Mapping[str, int]) -> tuple[Any, ...]:
     return (*outcome.fence[:2], job.stage, outcome.outcome.value, outcome.process, *times, *said, outcome.log, group)
 
 
-def _dropped(outcome: Settlement) -> Execution:
+def _dropped(outcome: AttemptResult) -> Execution:
     """What is recorded of an attempt that ended after its job had gone to somebody else."""
     columns = dict(zip(COLUMNS, _row(outcome, {}), strict=True))
     message = f"It ended ({outcome.outcome.value}) when its job belonged to somebody else; that outcome was dropped."

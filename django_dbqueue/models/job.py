@@ -11,7 +11,7 @@ from django.db.models import F, Q
 from django.db.models.base import ModelState
 from django.utils.translation import gettext_lazy as _
 
-from ..core.progress_value import Noted
+from ..core.progress_value import ProgressValue
 from ..core.uuid7 import uuid7
 from ..limits import LONGEST_KEY
 from .document import DocumentField
@@ -113,7 +113,7 @@ class Job(models.Model):
     # Bytes of its arguments as JSON, as far as they were counted at its claim: those of small ones are not.
     size = 0
     # How far its task has said that it is, as long as that is not written.
-    noted: Noted | None = None
+    noted: ProgressValue | None = None
 
     class Meta:
         verbose_name = _("job")

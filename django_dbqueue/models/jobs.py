@@ -16,7 +16,7 @@ from .. import limits
 from ..core.notify import wake_each
 from ..core.transactions import is_conflict, writing
 from . import keyed, walking
-from .alike import COLUMNS, Alike, rows_behind
+from .alike import COLUMNS, LazyJobs, rows_behind
 from .batch_share import BatchShare, EndedRun
 from .claim_size import Budget
 from .expressions import Among, NotBefore, Now, after, by_index
@@ -27,12 +27,12 @@ from .process import Process
 from .semaphore import Semaphore
 from .semaphores import Pruned
 from .series import InARow, alone
-from .states import FINISHED, UNSUCCESSFUL, Fate, Lane, Place, State
+from .states import FINISHED, UNSUCCESSFUL, EnqueueStatus, Lane, Place, State
 from .writing import create, insert, set_json
 
 if TYPE_CHECKING:
     from .job import Job
-    from .settlement import Settlement
+    from .settlement import AttemptResult
 
 
 # So often a claim goes on behind jobs that find no slot.
@@ -113,7 +113,7 @@ class JobQuerySet(OperatedJobs):
 
     def write(self, jobs: Sequence[Job]) -> None:
         """Write new jobs that have no keys, all or none. They have the times of the first, which the database may give."""
-        limited = [] if isinstance(jobs, Alike) else [job for job in jobs if job.limits]
+        limited = [] if isinstance(jobs, LazyJobs) else [job for job in jobs if job.limits]
         if limited:
             Semaphore.objects.using(self.db).line_up(limited)
         first = jobs[0]
@@ -121,7 +121,7 @@ class JobQuerySet(OperatedJobs):
             create(self, first, keyed.TIMES)
             insert(self, COLUMNS, rows_behind(first, jobs))
 
-    def merge(self, jobs: Sequence[Job], how: keyed.Merge) -> list[tuple[Job, Fate]]:
+    def merge(self, jobs: Sequence[Job], how: keyed.UniquePolicy) -> list[tuple[Job, EnqueueStatus]]:
         """Write jobs that have keys, each into the one row of its key. Returns that row, and what the call did to it."""
         return keyed.merge(self, jobs, how)
 
@@ -249,7 +249,7 @@ class JobQuerySet(OperatedJobs):
         wake_each(self.db, (job.queue for job in jobs))
         return {row[0] for row in seen}
 
-    def move_on(self, outcomes: Sequence[Settlement], again: set[Any]) -> None:
+    def move_on(self, outcomes: Sequence[AttemptResult], again: set[Any]) -> None:
         """Settled jobs leave RUNNING. Those of ``again`` were asked for once more while they ran."""
         anew = defaultdict(list)
         for outcome in outcomes:

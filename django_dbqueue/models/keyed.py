@@ -15,7 +15,7 @@ from ..core.time_values import LONGEST_WAIT
 from ..core.transactions import writing
 from .batch_share import BatchShare, EndedRun
 from .expressions import Now, after
-from .states import FINISHED, Conflict, Fate, State
+from .states import FINISHED, Conflict, EnqueueStatus, State
 
 if TYPE_CHECKING:
     from .job import Job
@@ -37,7 +37,7 @@ _WRITTEN = [*OF_THE_CALL, "batch_id", *_OF_A_RUN, *_OF_A_NEW_RUN, "version"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Merge:
+class UniquePolicy:
     """How a call meets the job that its key has already.
 
     run_after: when the call wants it to run; None at once. expires: until when, or how long after that.
@@ -50,7 +50,7 @@ class Merge:
     max_wait: timedelta = LONGEST_WAIT
 
 
-def merge(rows: models.QuerySet[Job], jobs: Sequence[Job], how: Merge) -> list[tuple[Job, Fate]]:
+def merge(rows: models.QuerySet[Job], jobs: Sequence[Job], how: UniquePolicy) -> list[tuple[Job, EnqueueStatus]]:
     """Write jobs that have keys. Returns the row of each, and what the call did to it."""
     connection: Any = connections[rows.db]
     for _ in range(TRIES):
@@ -86,7 +86,7 @@ def begin_anew(rows: models.QuerySet[Job], wait: float | datetime) -> None:
     )
 
 
-def _merge(rows: models.QuerySet[Job], jobs: Sequence[Job], how: Merge) -> list[tuple[Job, Fate]]:
+def _merge(rows: models.QuerySet[Job], jobs: Sequence[Job], how: UniquePolicy) -> list[tuple[Job, EnqueueStatus]]:
     is_own = not connections[rows.db].in_atomic_block
     with writing(rows.db, savepoint=False):
         if is_own:
@@ -146,15 +146,15 @@ def _chunks(items: list[T]) -> Iterator[list[T]]:
         yield items[start : start + CHUNK]
 
 
-def _meet(row: Any, job: Job, how: Merge) -> Fate:
+def _meet(row: Any, job: Job, how: UniquePolicy) -> EnqueueStatus:
     """Change the row, in memory, to what the call wants of it."""
     if row.pk == job.pk:
-        return Fate.CREATED
+        return EnqueueStatus.CREATED
     if row.version is not None and job.version is not None and job.version < row.version:
-        return Fate.IGNORED
+        return EnqueueStatus.IGNORED
     ends = row.state in FINISHED
     if how.on_conflict == Conflict.SKIP and not ends:
-        return Fate.IGNORED
+        return EnqueueStatus.IGNORED
     _pass_on(row, job.batch_id)
     for name in OF_THE_CALL:
         setattr(row, name, getattr(job, name))
@@ -167,7 +167,7 @@ def _meet(row: Any, job: Job, how: Merge) -> Fate:
     else:
         _set_out(row, State.SCHEDULED if row.run_after > row.db_now else State.READY)
     row.is_changed = True
-    return Fate.CREATED if ends else Fate.MERGED
+    return EnqueueStatus.CREATED if ends else EnqueueStatus.MERGED
 
 
 def _pass_on(row: Any, batch: Any) -> None:
@@ -199,7 +199,7 @@ def _set_out(row: Any, state: State) -> None:
     row.failures, row.attempts_before = 0, row.attempt
 
 
-def _time(row: Any, how: Merge) -> Any:
+def _time(row: Any, how: UniquePolicy) -> Any:
     """When it is to run. To be asked for again never puts it off, unless the call is to replace what waits."""
     asked = row.db_now + how.run_after if isinstance(how.run_after, timedelta) else how.run_after or row.db_now
     if row.state in FINISHED or row.state == State.RUNNING:

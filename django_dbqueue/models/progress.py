@@ -6,7 +6,7 @@ from typing import NamedTuple
 from django.db import connections, models
 from django.utils.translation import gettext_lazy as _
 
-from ..core.progress_value import LONGEST_NOTE, Noted
+from ..core.progress_value import LONGEST_NOTE, ProgressValue
 from ..core.transactions import writing
 from .expressions import Now
 from .job import Job
@@ -23,7 +23,7 @@ class Recorded(NamedTuple):
 
 
 class ProgressQuerySet(PrimaryQuerySet["Progress"]):
-    def record(self, notes: Sequence[tuple[Job, Noted]]) -> Recorded:
+    def record(self, notes: Sequence[tuple[Job, ProgressValue]]) -> Recorded:
         """Keep what running jobs have noted, if they still belong to the process that claimed them: see Fence.
 
         A job that somebody holds is left out, and is neither written nor lost.
@@ -35,7 +35,7 @@ class ProgressQuerySet(PrimaryQuerySet["Progress"]):
             lost = wanted - free - _running(rows) if wanted - free else set()
         return Recorded(wanted & free, lost)
 
-    def write(self, notes: Iterable[tuple[Job, Noted]]) -> None:
+    def write(self, notes: Iterable[tuple[Job, ProgressValue]]) -> None:
         """Keep the newest for each job, for whoever holds the rows of these jobs, which are its own."""
         rows = [
             Progress(job=job, attempt=job.attempt, done=noted.done, total=noted.total, note=noted.note, noted_at=Now())
@@ -75,8 +75,8 @@ class Progress(models.Model):
         return f"{self.job_id} #{self.attempt}"
 
     @property
-    def noted(self) -> Noted:
-        return Noted.of(self.done, self.total, self.note)
+    def noted(self) -> ProgressValue:
+        return ProgressValue.of(self.done, self.total, self.note)
 
 
 def progress_of(job: Job) -> Progress | None:

@@ -15,7 +15,7 @@ from ..core.notify import wake_each
 from ..core.queue_selector import check_name
 from .clearing import clear
 from .cluster import certify
-from .counts import LIMIT, Many, count
+from .counts import LIMIT, BoundedCount, count
 from .expressions import Now
 from .identifier import IdentifierField
 from .job import Job
@@ -101,12 +101,12 @@ class QueueQuerySet(PausableQuerySet["Queue"]):
 
 
 def _sum(one: int, other: int) -> int:
-    return Many(LIMIT) if Many in (type(one), type(other)) or one + other > LIMIT else one + other
+    return BoundedCount(LIMIT) if BoundedCount in (type(one), type(other)) or one + other > LIMIT else one + other
 
 
 def _by_queue(jobs: models.QuerySet[Job]) -> dict[str, int]:
     found = Counter(jobs.values_list("queue", flat=True)[: LIMIT + 1])
-    number = Many if found.total() > LIMIT else int
+    number = BoundedCount if found.total() > LIMIT else int
     return {queue: number(each) for queue, each in found.items()}
 
 

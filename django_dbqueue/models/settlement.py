@@ -8,13 +8,13 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from ..core.error_reports import ErrorReport
-from ..core.progress_value import Noted
+from ..core.progress_value import ProgressValue
 from .job import Job
 from .states import FAILURES, FINISHED, Fence, Outcome, State
 
 
 @dataclass(kw_only=True, slots=True)
-class Settlement:
+class AttemptResult:
     """How an attempt ended, and what becomes of its job: the next state, and after which wait in seconds, or at which time.
 
     process: the name of the one that made the attempt.
@@ -37,7 +37,7 @@ class Settlement:
     recorded: bool = True
     then: Job | None = None
     children: Sequence[Job] = ()
-    noted: Noted | None = None
+    noted: ProgressValue | None = None
     log: str = ""
 
     @classmethod
@@ -50,7 +50,7 @@ class Settlement:
         started_at: datetime | None = None,
         finished_at: datetime | None = None,
         **rest: Any,
-    ) -> Settlement:
+    ) -> AttemptResult:
         """The end, by default now, of the attempt that a claimed job is in."""
         return cls(
             job=job,
@@ -73,7 +73,7 @@ class Settlement:
         """Whether anything runs after this attempt: a retry, the next stage or child jobs."""
         return self.state not in FINISHED or bool(self.new)
 
-    def stopped(self) -> Settlement:
+    def stopped(self) -> AttemptResult:
         """The same end of the attempt, for a job that an operator has stopped: nothing runs after it."""
         return replace(self, state=State.DISCARDED, then=None, children=(), wait=0.0, erase=False)
 
@@ -90,8 +90,8 @@ class Settled(NamedTuple):
     twice: of the lost ones, those whose attempt is made once more under the same number.
     """
 
-    written: list[Settlement]
-    held: list[Settlement]
-    lost: list[Settlement]
+    written: list[AttemptResult]
+    held: list[AttemptResult]
+    lost: list[AttemptResult]
     unblocked: list[str]
-    twice: list[Settlement]
+    twice: list[AttemptResult]

@@ -75,7 +75,7 @@ class Conflict(models.TextChoices):
     REPLACE = "replace", _("Replace")
 
 
-class Fate(models.TextChoices):
+class EnqueueStatus(models.TextChoices):
     """What became of a call."""
 
     # A run of its own: a new job, or one that had ended and runs again.

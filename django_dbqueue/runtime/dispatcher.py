@@ -15,18 +15,18 @@ from ..core.options import Options
 from ..core.transactions import is_conflict
 from ..models import Failure, Job, Process, Semaphore
 from ..models.batch import OPEN_SECONDS
-from ..models.chores import Chores, look
+from ..models.chores import PendingMaintenance, look
 from ..models.semaphores import SemaphoreQuerySet
 from ..models.states import State
 from . import recovery
 from .announcer import announce_beside
 from .connections import close_connections, discard, leave_old_connections, prepare
-from .failure_detector import Witness
+from .failure_detector import FailureDetector
 from .heartbeat import Heartbeat
 from .logging_setup import Trouble
 from .scheduler import Scheduler
-from .shared_status import Board
-from .shutdown import Stop
+from .shared_status import SharedStatus
+from .shutdown import Shutdown
 from .socket_watchdog import answered_within
 
 logger = logging.getLogger("django_dbqueue")
@@ -49,11 +49,11 @@ class Dispatcher:
     # A statement that reads all blocked jobs is not made again for REST times as long as it took.
     REST = 50.0
 
-    def __init__(self, backend: DatabaseBackend, options: Options, board: Board) -> None:
+    def __init__(self, backend: DatabaseBackend, options: Options, board: SharedStatus) -> None:
         self._backend, self._database, self._options, self._board = backend, backend.database, options, board
         self._jobs = Job.objects.using(backend.database)
         self._heartbeat = Heartbeat(Process.Kind.DISPATCHER, backend.database, options, board, {})
-        self._witness = Witness(options.patience, options.statement_limit)
+        self._witness = FailureDetector(options.patience, options.statement_limit)
         self._scheduler = Scheduler(backend)
         self._prune_at = self._sweep_at = self._revive_at = time.monotonic()
         self._locked_pause = self.LOCKED
@@ -61,7 +61,7 @@ class Dispatcher:
         self._is_to_replan = True
         self._trouble = Trouble("Due jobs could not be made ready")
 
-    def run(self, stop: Stop, supervisor: int | None = None) -> bool:
+    def run(self, stop: Shutdown, supervisor: int | None = None) -> bool:
         """Work until ``stop`` is asked for. Returns True: it leaves nothing behind."""
         prepare(self._database, self._options.statement_limit)
         process = self._heartbeat.start(supervisor)
@@ -102,7 +102,7 @@ class Dispatcher:
             self._trouble.report(error)
             return pause
 
-    def _due_in(self, chores: Chores, found: bool) -> float | None:
+    def _due_in(self, chores: PendingMaintenance, found: bool) -> float | None:
         """Seconds until the next job is due. A due job whose row is locked is tried again after pauses that double."""
         if found or chores.due_in != 0.0:
             self._locked_pause = self.LOCKED
@@ -110,7 +110,7 @@ class Dispatcher:
         self._locked_pause *= 2
         return min([self._locked_pause, *self._jobs.scheduled_in()])
 
-    def _sweep(self, chores: Chores) -> None:
+    def _sweep(self, chores: PendingMaintenance) -> None:
         """Settling a job unblocks the next, and finishes its batch. What slips through, or nobody settles, is found here."""
         if time.monotonic() < self._sweep_at:
             return
@@ -131,7 +131,7 @@ class Dispatcher:
             wake_each(self._database, semaphores.revive(self.BATCH))
             self._revive_at = time.monotonic() + min(self.PRUNE, self.REST * (time.monotonic() - began))
 
-    def _replan(self, chores: Chores) -> None:
+    def _replan(self, chores: PendingMaintenance) -> None:
         """At its start, and after the database's clock was set back: have what it planned ahead planned anew."""
         self._is_to_replan |= self._witness.look(chores.now)
         if self._is_to_replan:
@@ -139,11 +139,11 @@ class Dispatcher:
             Semaphore.objects.using(self._database).replan()
             self._is_to_replan = False
 
-    def _recover(self, chores: Chores) -> None:
+    def _recover(self, chores: PendingMaintenance) -> None:
         if chores.silent or chores.orphaned:
             processes = Process.objects.using(self._database)
             silent = processes.silent() if self._witness.may_judge else processes.none()
-            death = recovery.Death(how="was silent for too long", silent=True)
+            death = recovery.ExitReason(how="was silent for too long", silent=True)
             recovery.recover(self._backend, silent, death, partial(announce_beside, self._backend))
 
     def _prune(self) -> bool:

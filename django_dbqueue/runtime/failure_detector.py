@@ -6,7 +6,7 @@ import time
 from datetime import datetime
 
 
-class Witness:
+class FailureDetector:
     """Has watched the database for ``long_enough`` seconds without a ``gap`` of so many, by a clock that did not jump.
 
     After an outage, and after a step of the database's clock, all processes look silent until their next beat: whoever

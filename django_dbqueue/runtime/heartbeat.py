@@ -21,7 +21,7 @@ from ..models import Process
 from ..models.expressions import Now, after
 from . import process_identity
 from .connections import close_connections, discard, note_end_of_outage, prepare
-from .shared_status import Board
+from .shared_status import SharedStatus
 from .socket_watchdog import answered_within
 
 logger = logging.getLogger("django_dbqueue")
@@ -44,7 +44,7 @@ class Heartbeat:
         kind: Process.Kind,
         database: str,
         options: Options,
-        board: Board,
+        board: SharedStatus,
         details: dict[str, Any],
         back: Callable[[], object] = lambda: None,
     ) -> None:
@@ -89,7 +89,7 @@ class Heartbeat:
         try:
             with answered_within(self._options.answer_limit):
                 self._processes.filter(pk=self.process.pk).erase()
-            Board.remove(self._board.name)
+            SharedStatus.remove(self._board.name)
         except (DatabaseError, InterfaceError) as error:
             logger.warning("%s could not sign off, and will be taken for dead: %s", self.process, error)
 

@@ -16,13 +16,13 @@ from ..core.error_reports import ErrorReport
 from ..core.notify import wake_each
 from ..core.transactions import writing
 from ..exceptions import ProcessLost, Stopped, TimedOut
-from ..models import Execution, Job, Process, Settled, Settlement, Stack
+from ..models import AttemptResult, Execution, Job, Process, Settled, Stack
 from ..models.expressions import Now
 from ..models.locking import lock_first
 from ..models.process import ProcessQuerySet
 from ..models.states import FINISHED, OnLost, Outcome, State
-from .shared_status import Board, unbegun_of
-from .worker.thread_pool import Pool
+from .shared_status import SharedStatus, unbegun_of
+from .worker.thread_pool import ThreadPool
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -34,7 +34,7 @@ LOCKED, PAUSE = 1.0, 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Death:
+class ExitReason:
     """How processes died.
 
     how: the end of the sentence "the process …".
@@ -51,7 +51,7 @@ class Death:
     clock: float = field(default_factory=time.monotonic)
 
 
-def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: Death, announce: Callable[[list[UUID]], object]) -> int:
+def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: ExitReason, announce: Callable[[list[UUID]], object]) -> int:
     """Sign off dead processes, and settle what they, or others before them, were running. Returns how many jobs that were.
 
     ``announce`` is called with the ids of those that will not be tried again, for ``task_finished`` to be sent.
@@ -70,7 +70,7 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: Death, annou
             left, unblocked = _settle(database, _jobs(database).filter(process__in=list(processes)), processes, death)
             wake_each(database, [*unblocked, *_ready(left)])
         for board in boards:
-            Board.remove(board)
+            SharedStatus.remove(board)
         announce(_finished(left))
     # Those of others before them, and what was locked at that moment. Locked rows are stepped over: they hold up no others.
     with writing(database):
@@ -109,7 +109,7 @@ def _jobs(database: str) -> Any:
     return Job.objects.using(database).running().annotate(seen_at=Now())
 
 
-def _bury(dead: ProcessQuerySet, death: Death) -> dict[int, Process]:
+def _bury(dead: ProcessQuerySet, death: ExitReason) -> dict[int, Process]:
     names = {process.pk: process for process in dead}
     # The condition holds once more as they are deleted: one that beat meanwhile lives, and keeps its jobs.
     dead.filter(pk__in=list(names)).erase()
@@ -120,9 +120,11 @@ def _bury(dead: ProcessQuerySet, death: Death) -> dict[int, Process]:
     return buried
 
 
-def _settle(database: str, rows: Iterable[Job], processes: Mapping[int, Process], death: Death) -> tuple[list[Job], list[str]]:
+def _settle(
+    database: str, rows: Iterable[Job], processes: Mapping[int, Process], death: ExitReason
+) -> tuple[list[Job], list[str]]:
     """Returns the jobs that were settled, and the queues of those that had waited for one of them."""
-    deaths = [(job, death if job.process_id in processes else Death(how="is gone", silent=True)) for job in rows]
+    deaths = [(job, death if job.process_id in processes else ExitReason(how="is gone", silent=True)) for job in rows]
     unbegun = [job for job, death in deaths if _is_unbegun(job, death)]
     ran = [(job, death) for job, death in deaths if not _is_unbegun(job, death)]
     stacks = Stack.objects.using(database).of(job for job, _death in ran)
@@ -138,11 +140,11 @@ def _settle(database: str, rows: Iterable[Job], processes: Mapping[int, Process]
     return unbegun + [outcome.job for outcome in settled.written], settled.unblocked
 
 
-def _is_unbegun(job: Job, death: Death) -> bool:
+def _is_unbegun(job: Job, death: ExitReason) -> bool:
     return job.pk in death.unbegun or (job.on_lost == OnLost.FAIL and not job.has_begun)
 
 
-def _outcome(job: Any, process: Process | None, death: Death, stack: str) -> Settlement:
+def _outcome(job: Any, process: Process | None, death: ExitReason, stack: str) -> AttemptResult:
     seen_at, job.claimed_at = job.seen_at, job.started_at
     job.clock = time.monotonic() - (seen_at - job.claimed_at).total_seconds()
     job.process = process or Process(pk=job.process_id, name=f"#{job.process_id}")
@@ -160,20 +162,20 @@ def _outcome(job: Any, process: Process | None, death: Death, stack: str) -> Set
     job.state = state
     # Apart from each other, so that the one that killed its process does not take the same neighbours along again.
     wait = random.uniform(1.0, 3.0) * 3 ** min(job.failures, 6) if state == State.SCHEDULED else 0.0
-    return Settlement.of(job, outcome, state, wait=wait, error=report)
+    return AttemptResult.of(job, outcome, state, wait=wait, error=report)
 
 
-def _ran_for(job: Any, death: Death) -> timedelta:
+def _ran_for(job: Any, death: ExitReason) -> timedelta:
     """How long the job has run at least: time after the last sign of life of its process is not running time."""
     until = job.process.heartbeat_at if death.silent else job.seen_at - timedelta(seconds=time.monotonic() - death.clock)
     # A worker or supervisor that ends for a job whose time is over knows that it runs. Others may have held it ready for a while.
-    waited = timedelta() if death.blameless else timedelta(seconds=Pool.LATE)
+    waited = timedelta() if death.blameless else timedelta(seconds=ThreadPool.LATE)
     # A heartbeat of the future is of a time when the database's clock was ahead, and tells nothing.
     is_known = isinstance(until, datetime) and until <= job.seen_at
     return until - job.started_at - waited if is_known else timedelta()
 
 
-def _verdict(job: Any, death: Death) -> tuple[Outcome, State, BaseException]:
+def _verdict(job: Any, death: ExitReason) -> tuple[Outcome, State, BaseException]:
     """What the death of its process means for a job that it had begun, or may have."""
     process = f"its process, {job.process.name}, {death.how}"
     if job.stop_asked_at:

@@ -19,7 +19,7 @@ _ID, _NONE = 16, bytes(16)
 _NAME = re.compile(r"dbqueue-[0-9a-f]{32}\.board")
 
 
-class Board:
+class SharedStatus:
     """Times are of the system's monotonic clock, which all processes of a host share.
 
     pulse: when its interpreter last ran; if that stops, no code of its own can help it.
@@ -43,7 +43,7 @@ class Board:
         return _PLACES + _ID * jobs
 
     @classmethod
-    def create(cls, jobs: int) -> Board:
+    def create(cls, jobs: int) -> SharedStatus:
         """One in a new file, which only this user reads."""
         name = f"dbqueue-{secrets.token_hex(16)}.board"
         with os.fdopen(os.open(_path(name), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b") as file:
@@ -51,7 +51,7 @@ class Board:
         return cls.open(name)
 
     @classmethod
-    def open(cls, name: str) -> Board:
+    def open(cls, name: str) -> SharedStatus:
         """The one in that file. Raises OSError if there is none of this user on this host."""
         if not _NAME.fullmatch(name):
             raise FileNotFoundError(f"{name!r} is not the name of a board.")
@@ -70,7 +70,7 @@ class Board:
                 os.remove(_path(name))
 
     @classmethod
-    def private(cls, jobs: int = 0) -> Board:
+    def private(cls, jobs: int = 0) -> SharedStatus:
         """One for a role that shares its process with its supervisor."""
         return cls(bytearray(cls.size(jobs)))
 
@@ -119,7 +119,7 @@ class Board:
 def unbegun_of(name: Any) -> set[UUID]:
     """The jobs that a dead process had claimed and not begun, as far as its board is on this host."""
     with suppress(OSError, ValueError, TypeError):
-        return Board.open(name).unbegun()
+        return SharedStatus.open(name).unbegun()
     return set()
 
 

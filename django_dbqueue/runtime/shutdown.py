@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 
-class Stop:
+class Shutdown:
     """Passed to every role; whoever waits for something of its own registers with ``wakes`` what ends that."""
 
     def __init__(self) -> None:

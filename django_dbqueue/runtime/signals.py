@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Any
 
-from .shutdown import Stop
+from .shutdown import Shutdown
 
 # Windows has no SIGQUIT.
 NOW = getattr(signal, "SIGQUIT", signal.SIGTERM)
 
 
-def obey_signals(stop: Stop) -> None:
+def obey_signals(stop: Shutdown) -> None:
     """SIGTERM and SIGINT: end in peace; a second one, or SIGQUIT: end now."""
 
     _pass_on((signal.SIGTERM, signal.SIGINT, NOW), lambda number: stop.ask(now=stop.asked or number == NOW))
 
 
-def obey_supervisor(stop: Stop) -> None:
+def obey_supervisor(stop: Shutdown) -> None:
     """SIGTERM: end in peace; SIGQUIT: end now. The supervisor decides which.
 
     What a terminal or a service manager sends to the whole group reaches the supervisor too: SIGINT is left to it, and a

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_dbqueue.core.progress_value import Noted
+from django_dbqueue.core.progress_value import ProgressValue
 from django_dbqueue.models import Job, Progress, Queue
 
 from .conftest import a_job, act, an_execution, press
@@ -102,7 +102,7 @@ class TestPriority:
 
 class TestProgress:
     def test_it_is_on_the_jobs_page(self, viewer: Client, running: Job) -> None:
-        Progress.objects.write([(running, Noted.of(1250, 5000, "<b>customers</b>"))])
+        Progress.objects.write([(running, ProgressValue.of(1250, 5000, "<b>customers</b>"))])
 
         text = viewer.get(page(running)).text
 
@@ -110,7 +110,7 @@ class TestProgress:
         assert "&lt;b&gt;customers&lt;/b&gt;" in text
 
     def test_without_a_total_there_is_no_bar(self, viewer: Client, running: Job) -> None:
-        Progress.objects.write([(running, Noted.of(1250))])
+        Progress.objects.write([(running, ProgressValue.of(1250))])
 
         text = viewer.get(page(running)).text
 
@@ -118,7 +118,7 @@ class TestProgress:
         assert "<progress" not in text
 
     def test_of_an_earlier_attempt_it_is_not_shown(self, viewer: Client, running: Job) -> None:
-        Progress.objects.write([(running, Noted.of(1, 2))])
+        Progress.objects.write([(running, ProgressValue.of(1, 2))])
         Job.objects.update(attempt=2)
 
         assert "<progress" not in viewer.get(page(running)).text
@@ -126,7 +126,7 @@ class TestProgress:
 
     def test_the_list_has_a_bar_for_what_runs(self, viewer: Client, running: Job) -> None:
         ended = a_job(state=State.SUCCESSFUL)
-        Progress.objects.write([(job, Noted.of(1, 2)) for job in (running, ended)])
+        Progress.objects.write([(job, ProgressValue.of(1, 2)) for job in (running, ended)])
 
         assert viewer.get(reverse(LIST)).text.count("<progress") == 1
         assert "<progress" in viewer.get(page(ended)).text
@@ -139,7 +139,7 @@ class TestProgress:
                 viewer.get(reverse(LIST))
             counted.append(len(seen))
             more = [a_job(state=State.RUNNING, process=running.process) for _ in range(5)]
-            Progress.objects.write([(job, Noted.of(1, 2)) for job in more])
+            Progress.objects.write([(job, ProgressValue.of(1, 2)) for job in more])
             Queue.objects.know(["default"])
 
         assert counted[0] == counted[1]

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from django_dbqueue.compat import task_backends
-from django_dbqueue.models import Execution, Job, Process, Semaphore, Settlement, Slot
+from django_dbqueue.models import AttemptResult, Execution, Job, Process, Semaphore, Slot
 from django_dbqueue.models.expressions import after
 from django_dbqueue.models.states import FINISHED, UNSUCCESSFUL, Fence, Lane, Outcome, State
 from django_dbqueue.runtime import recovery
@@ -234,7 +234,7 @@ class Model:
             ids = (
                 frozenset(Job.objects.running().filter(process=process).values_list("pk", flat=True)) if unbegun else frozenset()
             )
-            death = recovery.Death(how="was killed", unbegun=ids, clock=time.monotonic() - ago)
+            death = recovery.ExitReason(how="was killed", unbegun=ids, clock=time.monotonic() - ago)
             _recover(Process.objects.filter(pk=process), death)
 
         known = " and had not begun" if unbegun else ""
@@ -243,7 +243,7 @@ class Model:
 
     def recover_silent(self, world: World) -> Step:
         def recover() -> None:
-            _recover(Process.objects.silent(), recovery.Death(how="was silent", silent=True))
+            _recover(Process.objects.silent(), recovery.ExitReason(how="was silent", silent=True))
 
         return self._recovered(world, "recover", recover, "a dispatcher recovers what silent processes ran")
 
@@ -390,7 +390,7 @@ class Model:
         Process.objects.register(row)
 
 
-def _recover(dead: Any, death: recovery.Death) -> None:
+def _recover(dead: Any, death: recovery.ExitReason) -> None:
     recovery.recover(task_backends["default"], dead, death, list)
 
 
@@ -401,7 +401,7 @@ def _settle(claim: Claim, end: str) -> str:
         "interrupted": (Outcome.INTERRUPTED, State.READY),
         "stopped": (Outcome.DISCARDED, State.DISCARDED),
     }[end]
-    settled = Execution.objects.settle([Settlement.of(claim.row, outcome, state)])
+    settled = Execution.objects.settle([AttemptResult.of(claim.row, outcome, state)])
     return "written" if settled.written else "lost, and run twice" if settled.twice else "lost" if settled.lost else "held"
 
 

@@ -18,7 +18,7 @@ import pytest
 from django.db import connection, models
 from django.db.models import Case, F, Value, When
 
-from django_dbqueue.models import Execution, Job, Settlement
+from django_dbqueue.models import AttemptResult, Execution, Job
 from django_dbqueue.models import jobs as jobs_module
 from django_dbqueue.models import keyed as keyed_module
 from django_dbqueue.models.execution import ExecutionQuerySet
@@ -103,7 +103,7 @@ def judged_by_now(monkeypatch):
 
 def a_stop_of_the_attempt(monkeypatch):
     """Item 5: a stop is forgotten once the attempt has ended by itself."""
-    monkeypatch.setattr(Settlement, "stopped", lambda self: self)
+    monkeypatch.setattr(AttemptResult, "stopped", lambda self: self)
 
 
 def a_stop_that_a_release_forgets(monkeypatch):

@@ -15,7 +15,7 @@ from django_dbqueue import FanOut, Finish, GoTo
 from django_dbqueue.compat import task_backends
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
-from django_dbqueue.models import Execution, Job, Process, Settled, Settlement
+from django_dbqueue.models import AttemptResult, Execution, Job, Process, Settled
 from django_dbqueue.models.expressions import after
 from django_dbqueue.models.states import FINISHED
 from django_dbqueue.runtime.connections import prepare
@@ -128,7 +128,7 @@ class Stranger:
         self.thread.shutdown()
 
 
-def settle(outcomes: list[Settlement]) -> Settled:
+def settle(outcomes: list[AttemptResult]) -> Settled:
     """As a worker does: what has ended may let its batch finish."""
     settled = Execution.objects.settle(outcomes)
     follow_up(settled, task_backends["default"], ())
@@ -136,12 +136,12 @@ def settle(outcomes: list[Settlement]) -> Settled:
     return settled
 
 
-def settlement(job: Any, end: End) -> Settlement:
+def settlement(job: Any, end: End) -> AttemptResult:
     if job.called_off or job.has_expired():
-        return Settlement.of(job, Outcome.DISCARDED, State.DISCARDED)
+        return AttemptResult.of(job, Outcome.DISCARDED, State.DISCARDED)
     if job.pipeline and end.outcome == Outcome.SUCCESSFUL:
-        return Settlement.of(job, Outcome.SUCCESSFUL, **after_stage(job, _returned(job, end.way), task_backends["default"]))
-    return Settlement.of(job, end.outcome, end.state, wait=end.wait, result="x" if end.outcome == Outcome.SUCCESSFUL else None)
+        return AttemptResult.of(job, Outcome.SUCCESSFUL, **after_stage(job, _returned(job, end.way), task_backends["default"]))
+    return AttemptResult.of(job, end.outcome, end.state, wait=end.wait, result="x" if end.outcome == Outcome.SUCCESSFUL else None)
 
 
 def _returned(job: Any, way: str) -> Any:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from django_dbqueue.compat import task_backends
-from django_dbqueue.core.progress_value import Noted
+from django_dbqueue.core.progress_value import ProgressValue
 from django_dbqueue.models import Batch, Execution, Failure, Job, KnownTask, Process, Progress, Queue, Semaphore, Slot, Stack
 from django_dbqueue.models.batch_share import BatchShare
 from django_dbqueue.models.expressions import Now, after
@@ -131,7 +131,7 @@ class Jobs(RuleBasedStateMachine):
         fences = {job.fence: (str(job.pk), job.attempt) for job in jobs}
         owned = {fence for fence, given in fences.items() if self.given.get(given) == actor.process.name}
         owned = {fence for fence in owned if Job.objects.running().filter(pk=fence[0], attempt=fence[1]).exists()}
-        recorded = actor.call(Progress.objects.record, [(job, Noted.of(job.attempt)) for job in jobs])
+        recorded = actor.call(Progress.objects.record, [(job, ProgressValue.of(job.attempt)) for job in jobs])
         assert (recorded.written, recorded.lost) == (owned, set(fences) - owned)
         noted = set(Progress.objects.filter(job__in=[fence[0] for fence in owned]).values_list("job", "done"))
         assert noted == {fence[:2] for fence in owned}
@@ -147,13 +147,13 @@ class Jobs(RuleBasedStateMachine):
         """Its supervisor recovers its jobs at once; it was not really dead, and its outcomes come late."""
         actor = self.actors[actor]
         ids = frozenset(job.pk for job in actor.held[:1]) if unbegun else frozenset()
-        self._recover(actor, recovery.Death(how="was killed", blameless=blameless, unbegun=ids))
+        self._recover(actor, recovery.ExitReason(how="was killed", blameless=blameless, unbegun=ids))
 
     @rule(actor=actors, number=st.integers(1, 4), ends=ends)
     def settle_while_it_is_recovered(self, actor, number, ends):
         actor = self.actors[actor]
         settling = self._ask_settle(actor, number, ends)
-        self._recover(actor, recovery.Death(how="was killed"), then=settling)
+        self._recover(actor, recovery.ExitReason(how="was killed"), then=settling)
 
     @rule(actor=actors, ends=ends)
     def settle_late(self, actor, ends):
@@ -177,7 +177,7 @@ class Jobs(RuleBasedStateMachine):
         self.claim(other, 50)
         late, call, before = self.actors[actor].late, self.actors[actor].call, self._rows()
         call(Job.objects.release, late)
-        assert call(Progress.objects.record, [(job, Noted.of(1)) for job in late]).written == set()
+        assert call(Progress.objects.record, [(job, ProgressValue.of(1)) for job in late]).written == set()
         assert not any(call(verb, job) for job in late for verb in (Job.objects.begin, Job.objects.save_metadata))
         assert self._rows() == before
         self.settle_late(actor, ends)
@@ -194,7 +194,7 @@ class Jobs(RuleBasedStateMachine):
 
     def recover_the_silent(self):
         silent = set(Process.objects.silent().values_list("name", flat=True))
-        recovery.recover(task_backends["default"], Process.objects.silent(), recovery.Death(how="was silent"), list)
+        recovery.recover(task_backends["default"], Process.objects.silent(), recovery.ExitReason(how="was silent"), list)
         self._learn_of_recovered(silent)
 
     # What operators and dispatchers do.
@@ -438,7 +438,7 @@ class Jobs(RuleBasedStateMachine):
     def _learn_of_recovered(self, names):
         """Of an attempt that its owner does not know to have ended, the rows tell how: it was recorded, or released."""
         while Job.objects.orphaned().exists():  # Somebody held their rows at that moment.
-            recovery.recover(task_backends["default"], Process.objects.none(), recovery.Death(how="is gone"), list)
+            recovery.recover(task_backends["default"], Process.objects.none(), recovery.ExitReason(how="is gone"), list)
         outcomes = {(str(j), a): o for j, a, o in Execution.objects.values_list("job", "attempt", "outcome")}
         for fence, name in self.given.items():
             if name in names and fence not in self.ended:

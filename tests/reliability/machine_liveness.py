@@ -123,7 +123,7 @@ class Liveness(Limits, Batches):
                 served = {queue for queue in QUEUES if any(each.serves(queue) for each in live)}
                 assert not [job for job in left if self._may_start(job, served)], "it is ready, and nobody takes it"
             name, dead = dies.process.name, Process.objects.filter(pk=dies.process.pk)
-            dies.call(recovery.recover, task_backends["default"], dead, recovery.Death(how="was killed"), list)
+            dies.call(recovery.recover, task_backends["default"], dead, recovery.ExitReason(how="was killed"), list)
             assert set(Job.objects.orphaned().values_list("pk", flat=True)) <= locked, "it is lost, and not recovered"
         self._learn_of_recovered({name})
         self.refused.clear()

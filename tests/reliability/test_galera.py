@@ -14,7 +14,7 @@ from django.core.management import call_command
 from django.db import DatabaseError, OperationalError, connections, transaction
 
 from django_dbqueue import batch
-from django_dbqueue.models import Batch, Execution, Job, Process, Queue, Semaphore, Settlement
+from django_dbqueue.models import AttemptResult, Batch, Execution, Job, Process, Queue, Semaphore
 from django_dbqueue.models.claim_size import Budget
 from django_dbqueue.models.states import UNFINISHED, Lane
 from django_dbqueue.runtime import recovery
@@ -169,7 +169,7 @@ class TestTwoNodes:
         dead = Process.objects.filter(pk=processes[0].pk).silent()
 
         with pytest.raises(OperationalError, match="Deadlock"), transaction.atomic():
-            assert recovery._bury(dead, recovery.Death(how="was silent")) != {}
+            assert recovery._bury(dead, recovery.ExitReason(how="was silent")) != {}
             first(lambda: Process.objects.filter(pk=processes[0].pk).beat(60))
 
         assert Process.objects.alive().get() == processes[0]
@@ -184,7 +184,7 @@ class TestTwoNodes:
         def settle():
             prepare("default", 30)
             with at(nodes[1].port):
-                return Execution.objects.settle([Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
+                return Execution.objects.settle([AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
 
         other = Elsewhere(settle)
         busy = "SELECT 1 FROM information_schema.processlist WHERE info LIKE '%dbqueue_%' AND info NOT LIKE '%processlist%'"

@@ -11,7 +11,7 @@ from django.db import connections
 from django_dbqueue.compat import signals, task_backends
 from django_dbqueue.context import JobContext
 from django_dbqueue.exceptions import JobLost
-from django_dbqueue.models import Execution, Job, Process, Semaphore, Settlement, Slot
+from django_dbqueue.models import AttemptResult, Execution, Job, Process, Semaphore, Slot
 from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.runtime import announcer, process_identity, recovery
 
@@ -24,12 +24,12 @@ locks_rows = pytest.mark.skipif(connections["default"].vendor == "sqlite", reaso
 
 
 def succeed(job, result=None):
-    return Settlement.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result=result)
+    return AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result=result)
 
 
 def recover(dead, how="was killed by signal 9", **values):
     backend = task_backends["default"]
-    return recovery.recover(backend, dead, recovery.Death(how=how, **values), partial(announcer.announce, backend))
+    return recovery.recover(backend, dead, recovery.ExitReason(how=how, **values), partial(announcer.announce, backend))
 
 
 @locks_rows
@@ -125,7 +125,7 @@ def test_a_beat_that_comes_late_is_told_so(process):
 def test_a_job_that_is_retried_while_it_is_pruned_is_kept(claim):
     tasks.add.enqueue(1)
     (job,) = claim()
-    Execution.objects.settle([Settlement.of(job, Execution.Outcome.FAILED, Job.State.FAILED)])
+    Execution.objects.settle([AttemptResult.of(job, Execution.Outcome.FAILED, Job.State.FAILED)])
     Job.objects.update(finished_at="2020-01-01T00:00:00Z")
 
     with held_open(lambda: Job.objects.all().retry()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_dbqueue import pipeline
-from django_dbqueue.models import Execution, Job, Settlement
+from django_dbqueue.models import AttemptResult, Execution, Job
 from django_dbqueue.models.states import Outcome, State
 
 from .. import tasks
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def settle(job, outcome, state, **rest):
-    return Execution.objects.settle([Settlement.of(job, outcome, state, **rest)])
+    return Execution.objects.settle([AttemptResult.of(job, outcome, state, **rest)])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from django.db import OperationalError
 from django.db.models import F
 
 from django_dbqueue.compat import task_backends
-from django_dbqueue.models import Execution, Job, Process, Settlement
+from django_dbqueue.models import AttemptResult, Execution, Job, Process
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.supervisor.supervisor import Supervisor
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def recover(**death):
-    recovery.recover(task_backends["default"], Process.objects.all(), recovery.Death(how="died", **death), list)
+    recovery.recover(task_backends["default"], Process.objects.all(), recovery.ExitReason(how="died", **death), list)
     return Execution.objects.get().outcome, Job.objects.get().state
 
 
@@ -79,7 +79,7 @@ def test_a_job_that_a_supervisor_recovers_later_has_not_run_longer_than_its_time
     supervisor = Supervisor(backend, [], {})
     with monkeypatch.context() as patch:
         patch.setattr(recovery, "recover", database_is_away)
-        supervisor._recover(Process.objects.all(), recovery.Death(how="was killed"))
+        supervisor._recover(Process.objects.all(), recovery.ExitReason(how="was killed"))
 
     class HalfAMinuteLater:
         monotonic = staticmethod(lambda: time.monotonic() + 30)
@@ -114,16 +114,18 @@ def test_a_claim_that_a_failover_has_lost_does_not_let_two_settle_one_attempt(cl
     (second,) = claim(a_process("another"))
     assert (second.attempt, second.process_id) != (first.attempt, first.process_id)
 
-    early = Execution.objects.settle([Settlement.of(first, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="first")])
+    early = Execution.objects.settle(
+        [AttemptResult.of(first, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="first")]
+    )
     assert [outcome.fence for outcome in early.lost] == [first.fence] == [outcome.fence for outcome in early.twice]
     assert not Job.objects.owned(first).exists()
     settled = Execution.objects.settle(
-        [Settlement.of(second, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="second")]
+        [AttemptResult.of(second, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="second")]
     )
 
     assert [outcome.fence for outcome in settled.written] == [second.fence]
     assert Job.objects.get().result == "second"
-    late = Execution.objects.settle([Settlement.of(first, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="first")])
+    late = Execution.objects.settle([AttemptResult.of(first, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="first")])
     assert [outcome.fence for outcome in late.twice] == [first.fence]
     assert Execution.objects.get().process == "another"
 
@@ -134,10 +136,12 @@ def test_an_attempt_whose_claim_a_failover_has_lost_leaves_its_number_to_the_nex
     (first,) = claim()
     Job.objects.update(state="ready", process=None, attempt=0, started_at=None)
 
-    early = Execution.objects.settle([Settlement.of(first, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="first")])
+    early = Execution.objects.settle(
+        [AttemptResult.of(first, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="first")]
+    )
     assert [outcome.fence for outcome in early.twice] == [first.fence]
     (second,) = claim(a_process("another"))
-    Execution.objects.settle([Settlement.of(second, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="second")])
+    Execution.objects.settle([AttemptResult.of(second, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="second")])
 
     assert Job.objects.get().result == "second"
     assert Execution.objects.get().process == "another"

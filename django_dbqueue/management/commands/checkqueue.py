@@ -14,10 +14,10 @@ from django.core.management.base import BaseCommand, CommandError
 from ...backend import DatabaseBackend
 from ...compat import task_backends
 from ...doctor.database import QueueDatabase, queue_databases
-from ...doctor.finding import Finding, Unseen
+from ...doctor.finding import Finding, NotChecked
 from ...doctor.runner import examine, names
 
-Found = list[tuple[str, Finding | Unseen]]
+Found = list[tuple[str, Finding | NotChecked]]
 
 
 class Command(BaseCommand):
@@ -53,7 +53,7 @@ class Command(BaseCommand):
             self.stdout.write(f"\n{_filled(f'{number}. ', one.what)} [{name}]")
             self.stdout.write(_filled("   Why: ", one.why))
             self.stdout.write("   Do:  " + one.remedy.replace("\n", "\n        "), self.style.MIGRATE_LABEL)
-        for name, unseen in [(name, one) for name, one in found if isinstance(one, Unseen)]:
+        for name, unseen in [(name, one) for name, one in found if isinstance(one, NotChecked)]:
             self.stdout.write(f"\n{_filled('-  ', unseen.what)} [{name}]")
             if unseen.remedy:
                 self.stdout.write(f"   Do:  {unseen.remedy}")
@@ -88,5 +88,5 @@ def _as_json(database: QueueDatabase, found: Found) -> dict[str, Any]:
         "database": database.alias,
         "vendor": database.connection.vendor,
         "findings": [{"check": name, **asdict(one)} for name, one in found if isinstance(one, Finding)],
-        "unseen": [{"check": name, **asdict(one)} for name, one in found if isinstance(one, Unseen)],
+        "unseen": [{"check": name, **asdict(one)} for name, one in found if isinstance(one, NotChecked)],
     }

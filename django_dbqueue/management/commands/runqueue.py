@@ -26,7 +26,7 @@ from ...exceptions import InvalidOption
 from ...models import Process
 from ...runtime.connections import discard, keep_connections, prepare
 from ...runtime.logging_setup import Trouble, log_to_console
-from ...runtime.shutdown import Stop
+from ...runtime.shutdown import Shutdown
 from ...runtime.signals import obey_signals, run_beside_signals
 from ...runtime.supervisor.supervisor import Supervisor
 from ...tasks import modules_with_tasks
@@ -70,7 +70,7 @@ class Command(BaseCommand):
         if options["reload"]:
             self._run_with_reloader(options)
             return
-        stop = Stop()
+        stop = Shutdown()
         is_own_process = threading.current_thread() is threading.main_thread()
         if is_own_process:
             obey_signals(stop)
@@ -89,7 +89,7 @@ class Command(BaseCommand):
     def _run_with_reloader(self, options: dict[str, Any]) -> None:
         # The reloader ends this process from its main thread, to start it anew: jobs are given back on the way out.
         def run() -> None:
-            stop, ended = Stop(), threading.Event()
+            stop, ended = Shutdown(), threading.Event()
             atexit.register(ended.wait, 5.0)
             atexit.register(stop.ask, now=True)
             supervisor = _supervisor({**options, "embedded": True}, stop)
@@ -108,7 +108,7 @@ def _have_broken_modules_watched(alias: str) -> None:
             autoreload.check_errors(import_module)(name)
 
 
-def _end_after(stop: Stop, seconds: float) -> None:
+def _end_after(stop: Shutdown, seconds: float) -> None:
     """End the process so long after it was told to, whatever the state of the database is."""
 
     def end() -> None:
@@ -124,7 +124,7 @@ def _in(seconds: float, act: Callable[[], object]) -> None:
     timer.start()
 
 
-def _wait_for_database(database: str, options: Options, stop: Stop) -> None:
+def _wait_for_database(database: str, options: Options, stop: Shutdown) -> None:
     """Until a connection is made and served, or is refused for good; ``stop`` is asked for, or ``give_up_after`` has passed."""
     end = time.monotonic() + options.give_up_after
     trouble = Trouble("Waiting for the database")
@@ -177,7 +177,7 @@ def _look_at(database: str) -> None:
         ) from None
 
 
-def _supervisor(given: dict[str, Any], stop: Stop) -> Supervisor:
+def _supervisor(given: dict[str, Any], stop: Shutdown) -> Supervisor:
     if given["backend"] not in task_backends.settings:
         raise CommandError(f"There is no backend {given['backend']!r} in TASKS; there are {', '.join(task_backends.settings)}.")
     backend = task_backends[given["backend"]]

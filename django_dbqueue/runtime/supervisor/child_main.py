@@ -12,7 +12,7 @@ import threading
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from ..shutdown import Stop
+from ..shutdown import Shutdown
 
 # Windows has none.
 STACKS: int | None = getattr(signal, "SIGUSR2", None)
@@ -44,16 +44,16 @@ def main(
     from ..logging_setup import log_to_console
 
     # Models, and what imports them, are to be had from here on.
-    from ..shared_status import Board
+    from ..shared_status import SharedStatus
     from ..signals import obey_supervisor, run_beside_signals
     from .roles import run_role
 
     log_to_console(level or None)
     keep_connections()
-    stop = Stop()
+    stop = Shutdown()
     obey_supervisor(stop)
     threading.Thread(target=_end_with_parent, args=(stop,), daemon=True).start()
-    board = Board.open(board_name)
+    board = SharedStatus.open(board_name)
     # What is loaded by now stays to the end: looking through it for garbage again and again cost each job 4 µs.
     gc.freeze()
     code = 0
@@ -69,7 +69,7 @@ def main(
     os._exit(code)
 
 
-def _end_with_parent(stop: Stop) -> None:
+def _end_with_parent(stop: Shutdown) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -18,8 +18,8 @@ from types import ModuleType
 from typing import Any
 
 from ...core.options import Options
-from ..shared_status import Board
-from ..shutdown import Stop
+from ..shared_status import SharedStatus
+from ..shutdown import Shutdown
 from ..worker import executor
 from . import child_main
 from .roles import run_role
@@ -40,7 +40,7 @@ def _no_main_module() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-class ThreadMember:
+class ChildThread:
     """A role on a thread of this process."""
 
     exitcode: int | None = None
@@ -57,9 +57,9 @@ class ThreadMember:
         ended: Callable[[], None],
     ) -> None:
         self.role, self.pid, self.born, self._ended = role, os.getpid(), time.monotonic(), ended
-        self.board = Board.create(options.threads + options.prefetch)
+        self.board = SharedStatus.create(options.threads + options.prefetch)
         self.board.turn(ahead=START)
-        self._stop = Stop()
+        self._stop = Shutdown()
         self._thread = threading.Thread(target=self._run, args=(alias, changes, supervisor, finished), name=role, daemon=True)
         self._thread.start()
 
@@ -88,7 +88,7 @@ class ThreadMember:
         self._ended()
 
 
-class ProcessMember:
+class ChildProcess:
     """A role in a process of its own, which can be killed. Spawned, not forked: it shares no connection, lock or thread."""
 
     ended_at = float("inf")
@@ -105,7 +105,7 @@ class ProcessMember:
     ) -> None:
         self.role, self.born, self._ended = role, time.monotonic(), ended
         context = multiprocessing.get_context("spawn")
-        self.board = Board.create(options.threads + options.prefetch)
+        self.board = SharedStatus.create(options.threads + options.prefetch)
         self.board.turn(ahead=START)
         self._stacks = tempfile.NamedTemporaryFile("r", prefix="dbqueue-")  # noqa: SIM115
         arguments = (role, alias, changes, supervisor, self.board.name, self._stacks.name, finished, logger.level)
@@ -150,4 +150,4 @@ class ProcessMember:
         self._ended()
 
 
-Member = ThreadMember | ProcessMember
+Child = ChildThread | ChildProcess

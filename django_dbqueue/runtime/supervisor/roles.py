@@ -11,8 +11,8 @@ from ...tasks import discover
 from ..announcer import announce_from
 from ..dispatcher import Dispatcher, DrainingDispatcher
 from ..logging_setup import mail_no_failures, skip_unheard_lines
-from ..shared_status import Board
-from ..shutdown import Stop
+from ..shared_status import SharedStatus
+from ..shutdown import Shutdown
 from ..worker.worker import Worker
 
 ROLES: dict[str, type[Worker] | type[Dispatcher]] = {
@@ -27,7 +27,7 @@ CANNOT_IMPORT = 78
 
 
 def run_role(
-    role: str, alias: str, changes: dict[str, Any], board: Board, stop: Stop, supervisor: int, finished: Connection
+    role: str, alias: str, changes: dict[str, Any], board: SharedStatus, stop: Shutdown, supervisor: int, finished: Connection
 ) -> int:
     """Be a worker, or a dispatcher, until ``stop`` is asked for. ``changes`` are those to the backend's options.
 

@@ -21,11 +21,11 @@ from ..announcer import Announcements
 from ..connections import close_connections, discard, leave_old_connections, prepare
 from ..heartbeat import Heartbeat
 from ..logging_setup import Trouble
-from ..recovery import Death
-from ..shared_status import Board
-from ..shutdown import Stop
+from ..recovery import ExitReason
+from ..shared_status import SharedStatus
+from ..shutdown import Shutdown
 from ..socket_watchdog import answered_within
-from .children import Member, ProcessMember, ThreadMember
+from .children import Child, ChildProcess, ChildThread
 from .drain import Drain
 from .roles import CANNOT_IMPORT, LEFT_JOBS
 
@@ -49,22 +49,22 @@ class Supervisor:
         self._roles = [f"draining {role}" if drain and role == "dispatcher" else role for role in roles]
         self.options = backend.config.changed(**changes)
         self._selector = QueueSelector(self.options.queues, frozenset(backend.queues))
-        self._board = Board.private()
+        self._board = SharedStatus.private()
         self._heartbeat = Heartbeat(Process.Kind.SUPERVISOR, backend.database, self.options, self._board, {"roles": roles})
         self._drain = Drain(backend.database, self._selector, self.options, self._heartbeat.process) if drain else None
         self._announcements = Announcements()
-        self._members: list[Member] = []
-        self._first_members: list[Member] = []
+        self._members: list[Child] = []
+        self._first_members: list[Child] = []
         # Dead processes whose jobs could not be recovered yet.
-        self._unrecovered: list[tuple[ProcessQuerySet, Death]] = []
+        self._unrecovered: list[tuple[ProcessQuerySet, ExitReason]] = []
         self._trouble = Trouble("Jobs of dead processes could not be recovered, and recovery is tried again")
         # Those that are replaced already, and when they are killed.
-        self._leaving: dict[Member, float] = {}
+        self._leaving: dict[Child, float] = {}
         self._crashes, self._start_at = 0, 0.0
         self._code = 0
         self._wake, self._was_woken = threading.Event(), False
 
-    def run(self, stop: Stop) -> int:
+    def run(self, stop: Shutdown) -> int:
         """Until ``stop`` is asked for, or the queues are drained. Returns the exit code.
 
         1 if a drained job failed, the database was away for too long, or tasks cannot be imported; LEFT_JOBS if a job of an
@@ -76,7 +76,7 @@ class Supervisor:
         self._process.refresh_from_db(using=self._backend.database)
         stop.wakes(self._wake.set)
         self._say_who_runs()
-        self._recover(self._gone(), Death(how="is gone from this host", silent=True))
+        self._recover(self._gone(), ExitReason(how="is gone from this host", silent=True))
         try:
             self._start_missing()
             self._first_members = list(self._members)
@@ -108,7 +108,7 @@ class Supervisor:
             faulthandler.dump_traceback(file=2, all_threads=True)
             os._exit(LEFT_JOBS)
 
-    def _rest(self, stop: Stop) -> bool:
+    def _rest(self, stop: Shutdown) -> bool:
         """Until it is time to look at its members. Returns whether to stop."""
         # The exit code is there a moment after the end is told of.
         soon = self._drain or self._was_woken or time.monotonic() < self._start_at
@@ -129,7 +129,7 @@ class Supervisor:
 
     def _start_missing(self) -> None:
         finished = self._announcements.reader
-        kind = ThreadMember if self.options.embedded else ProcessMember
+        kind = ChildThread if self.options.embedded else ChildProcess
         if time.monotonic() < self._start_at:
             return
         for role in (Counter(self._roles) - Counter(member.role for member in self._members)).elements():
@@ -155,10 +155,10 @@ class Supervisor:
             if self._leaving.get(member, float("inf")) < time.monotonic():
                 self._kill(member, "made no progress", blameless=True)
                 # A thread is still there; it ends with its process.
-                self._code = self._code or LEFT_JOBS * isinstance(member, ThreadMember)
+                self._code = self._code or LEFT_JOBS * isinstance(member, ChildThread)
 
-    def _bury(self, member: Member) -> None:
-        if member.exitcode == LEFT_JOBS and isinstance(member, ThreadMember):
+    def _bury(self, member: Child) -> None:
+        if member.exitcode == LEFT_JOBS and isinstance(member, ChildThread):
             logger.error("A job does not stop: this process ends, to be started again by whoever started it.")
             self._code = LEFT_JOBS
             return
@@ -187,26 +187,26 @@ class Supervisor:
                 )
             self._start_at = time.monotonic() + min(30.0, 0.1 * 2 ** min(self._crashes - 1, 10))
 
-    def _replace(self, member: Member, deadline: float) -> None:
+    def _replace(self, member: Child, deadline: float) -> None:
         """Have another in its place while it comes to its end."""
         if member in self._members:
             self._members.remove(member)
         self._leaving[member] = min(deadline, self._leaving.get(member, deadline))
 
-    def _forget(self, member: Member) -> None:
+    def _forget(self, member: Child) -> None:
         member.close()
         self._leaving.pop(member, None)
         if member in self._members:
             self._members.remove(member)
 
-    def _is_frozen(self, member: Member) -> bool:
+    def _is_frozen(self, member: Child) -> bool:
         """No thread of it has run for long, and it must end: others will take it for dead, or a job's time is over."""
         silent = member.board.since_pulse()
         if silent < self.FROZEN:
             return False
         return silent > self.options.patience or bool(self._overdue(member))
 
-    def _overdue(self, member: Member) -> list[Job]:
+    def _overdue(self, member: Child) -> list[Job]:
         try:
             with answered_within(self.options.answer_limit):
                 rows = Job.objects.using(self._backend.database).overdue(self.options.timeout_grace)
@@ -216,7 +216,7 @@ class Supervisor:
             discard(self._backend.database)
             return []
 
-    def _end_frozen(self, member: Member) -> None:
+    def _end_frozen(self, member: Child) -> None:
         overdue, stacks = self._overdue(member), member.stacks()
         try:
             for job in overdue:
@@ -226,15 +226,15 @@ class Supervisor:
             discard(self._backend.database)
         self._kill(member, "did not let go of its interpreter", blameless=bool(overdue))
 
-    def _kill(self, member: Member, why: str, *, blameless: bool) -> None:
+    def _kill(self, member: Child, why: str, *, blameless: bool) -> None:
         logger.error("The %s with process id %s %s; it is killed.", member.role, member.pid, why)
         member.kill()
         member.join(1.0)
         self._forget(member)
         unbegun = frozenset(member.board.unbegun())
-        self._recover(self._of(member), Death(how=f"{why} and was killed", blameless=blameless, unbegun=unbegun))
+        self._recover(self._of(member), ExitReason(how=f"{why} and was killed", blameless=blameless, unbegun=unbegun))
 
-    def _of(self, member: Member) -> ProcessQuerySet:
+    def _of(self, member: Child) -> ProcessQuerySet:
         rows = Process.objects.using(self._backend.database).filter(supervisor=self._process.pk, pid=member.pid or 0)
         return rows.filter(kind=member.role)
 
@@ -244,7 +244,7 @@ class Supervisor:
         here = rows.filter(hostname=self._process.hostname).exclude(pk=self._process.pk)
         return rows.filter(pk__in=[each.pk for each in here if process_identity.is_gone(each.pid, each.details)])
 
-    def _recover(self, dead: ProcessQuerySet, death: Death) -> None:
+    def _recover(self, dead: ProcessQuerySet, death: ExitReason) -> None:
         self._unrecovered.append((dead, death))
         # The connection may have been lost since it was used: the second try has a new one.
         if not self._recover_dead():
@@ -266,7 +266,7 @@ class Supervisor:
                 return False
         return True
 
-    def _stop_members(self, stop: Stop) -> None:
+    def _stop_members(self, stop: Shutdown) -> None:
         logger.info("%s stops its members.", self._process, extra=self._process.log_fields)
         members = [*self._members, *self._leaving]
         for member in members:
@@ -289,11 +289,11 @@ class Supervisor:
             member.close()
 
 
-def _death(member: Member) -> Death:
+def _death(member: Child) -> ExitReason:
     """How a member died that has an exit code."""
     code, unbegun = member.exitcode or 0, frozenset(member.board.unbegun())
     clock = min(member.ended_at, time.monotonic())
     if code == LEFT_JOBS:
-        return Death(how="was told to end", blameless=True, unbegun=unbegun, clock=clock)
+        return ExitReason(how="was told to end", blameless=True, unbegun=unbegun, clock=clock)
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    return Death(how=how, unbegun=unbegun, clock=clock)
+    return ExitReason(how=how, unbegun=unbegun, clock=clock)

@@ -11,20 +11,20 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 
 from ...core.options import Options
-from ...models import Job, Settlement
+from ...models import AttemptResult, Job
 from ...tasks import is_coroutine, load
 from ..connections import close_connections, watch_coroutines
 from .task_call import CoroutineCall
 
 logger = logging.getLogger("django_dbqueue")
 
-Run = Callable[[CoroutineCall], Awaitable[Settlement]]
+Run = Callable[[CoroutineCall], Awaitable[AttemptResult]]
 
 
-class Coroutines:
+class AsyncPool:
     """As Pool, for coroutines. The loop's thread starts with the first job."""
 
-    def __init__(self, options: Options, run: Run, settle: Callable[[Settlement], None], wake: Callable[[], None]) -> None:
+    def __init__(self, options: Options, run: Run, settle: Callable[[AttemptResult], None], wake: Callable[[], None]) -> None:
         self._options, self._run, self._settle, self._wake = options, run, settle, wake
         self._running: dict[tuple[UUID, int], CoroutineCall] = {}
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -14,13 +14,13 @@ from ...core.notify import lane_in
 from ...core.options import Options
 from ...core.queue_selector import QueueSelector
 from ...models import Job, KnownTask, Process, Queue
-from ...models.at_once import ClaimAtOnce
+from ...models.at_once import SingleStatementClaim
 from ...models.claim_size import Budget
 from ...models.jobs import JobQuerySet
 from ...models.pausing import PAUSED
 from ...models.series import InARow, alone
 from ...models.states import Lane, Place
-from .lane_cursors import Marks
+from .lane_cursors import LaneCursors
 
 DEFAULT = Options()
 
@@ -51,7 +51,7 @@ class Claimer:
         self._seen: set[Lane] = set()
         # In seconds, of the oldest job of each; where jobs that wait long go first.
         self._waits: dict[Lane, float] = {}
-        self._marks = Marks(database)
+        self._marks = LaneCursors(database)
         self._order: dict[Lane, tuple[int, int]] = {}
         # Those without a job for this worker since they were read.
         self._empty: set[Lane] = set()
@@ -114,10 +114,10 @@ class Claimer:
                 jobs += self._at_once(lane)(limit - len(jobs))
         return jobs
 
-    def _claim_at_once(self, lane: Lane) -> ClaimAtOnce:
+    def _claim_at_once(self, lane: Lane) -> SingleStatementClaim:
         held_back = self._queues.filter(PAUSED | Q(limit__isnull=False), name=lane.queue)
         wanted = self._jobs.filter(~Exists(held_back), queue=lane.queue, priority=lane.priority)
-        return ClaimAtOnce(wanted.exclude(task__in=self._tasks.paused().values("name")), self._process)
+        return SingleStatementClaim(wanted.exclude(task__in=self._tasks.paused().values("name")), self._process)
 
     def leave(self, task: str) -> None:
         """Leave the jobs of a task to other workers for a while."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Durations:
+class RunTimes:
     """The last jobs count most. In seconds."""
 
     WEIGHT = 0.2

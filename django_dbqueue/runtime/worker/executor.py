@@ -23,7 +23,7 @@ from ...context import JobContext
 from ...core import error_reports, serialization
 from ...core.transactions import is_conflict, writing
 from ...exceptions import (
-    CalledOff,
+    Discarded,
     Expired,
     Interrupted,
     Interruption,
@@ -34,7 +34,7 @@ from ...exceptions import (
     Stopped,
     TimedOut,
 )
-from ...models import Execution, Job, Settled, Settlement
+from ...models import AttemptResult, Execution, Job, Settled
 from ...models.execution import ExecutionQuerySet
 from ...models.jobs import JobQuerySet
 from ...models.states import OnLost, Outcome, State
@@ -42,7 +42,7 @@ from ...results import JobResult, result_of, task_of
 from ...tasks import is_coroutine, load
 from ..connections import close_interrupted, look_after_connections, of_coroutines, ready_connections
 from . import task_call
-from .log_capture import Lines
+from .log_capture import LogCapture
 from .pipeline_step import after_stage
 from .retry_policy import wait_before_retry
 from .task_call import CoroutineCall, ThreadCall
@@ -53,7 +53,7 @@ R = TypeVar("R")
 logger = logging.getLogger("django_dbqueue")
 
 
-def run(call: ThreadCall, backend: DatabaseBackend) -> Settlement | Settled:
+def run(call: ThreadCall, backend: DatabaseBackend) -> AttemptResult | Settled:
     """Run a job on this thread. Returns what is to be settled, or what it has settled itself."""
     attempt = Attempt(call, backend)
     try:
@@ -80,7 +80,7 @@ def _behind_the_driver(error: BaseException) -> BaseException:
     return error
 
 
-async def run_async(call: CoroutineCall, backend: DatabaseBackend) -> Settlement:
+async def run_async(call: CoroutineCall, backend: DatabaseBackend) -> AttemptResult:
     """Run the job of an ``async def`` task on this event loop."""
     attempt = Attempt(call, backend)
     try:
@@ -152,7 +152,7 @@ class Attempt:
         job = self._job
         self._started_at, self._options = job.now(), self._backend.options_of(job.queue)
         if job.called_off:
-            raise CalledOff(job.called_off)
+            raise Discarded(job.called_off)
         if job.has_expired():
             raise Expired(f"It expired at {job.expires_at}, before it was started.")
         task = load(job.task)
@@ -165,7 +165,7 @@ class Attempt:
             self._earlier = list(self._executions.of_this_stage(job))
         self._task, self.is_atomic = task, task.atomic
         if self._options.keep_log:
-            self._call.log = Lines(job, self._options.keep_log)
+            self._call.log = LogCapture(job, self._options.keep_log)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("Job %s of %s starts (attempt %d)", job.pk, job.task, job.attempt, extra=job.log_fields)
         self._tell(signals.task_started, TaskResultStatus.RUNNING)
@@ -185,7 +185,7 @@ class Attempt:
         """What receivers of signals, the task's context and decisions on a retry see. Most attempts need none."""
         return result_of(self._job, self._backend.alias, task_of(self._job, self._backend.alias), self._earlier)
 
-    def succeed(self, value: Any) -> Settlement:
+    def succeed(self, value: Any) -> AttemptResult:
         """Raises TypeError or ValueError for a return value that is not JSON: then the attempt has failed."""
         if self._job.pipeline:
             return self._settle(Outcome.SUCCESSFUL, **after_stage(self._job, value, self._backend))
@@ -227,7 +227,7 @@ class Attempt:
         except (DatabaseError, InterfaceError) as another:
             self._warn("has succeeded, and the error of a hook could not be stored: %s\n%s", another, report.traceback)
 
-    def fail(self, error: BaseException) -> Settlement:
+    def fail(self, error: BaseException) -> AttemptResult:
         """Decide what becomes of the job. Called while ``error`` is handled, as receivers of the signal expect."""
         try:
             return self._decide(error)
@@ -235,7 +235,7 @@ class Attempt:
             # A receiver that raises SystemExit, memory that has run out: the job must not stay RUNNING for that.
             return self._settle(Outcome.FAILED, State.FAILED, error=error_reports.report(another))
 
-    def _decide(self, error: BaseException) -> Settlement:
+    def _decide(self, error: BaseException) -> AttemptResult:
         report = error_reports.report(error, _frames_of_the_task(error))
         if isinstance(error, (Interrupted, JobLost)):
             return self._interrupt(report)
@@ -265,20 +265,20 @@ class Attempt:
         )
         return sum(1 for _ in alike)
 
-    def _interrupt(self, report: error_reports.ErrorReport) -> Settlement:
+    def _interrupt(self, report: error_reports.ErrorReport) -> AttemptResult:
         """Give the job back; but not one that must not run twice, if it was not its own wish to be interrupted."""
         if self._task and self._job.on_lost == OnLost.FAIL and self._call.reason is Interrupted:
             return self._give_up(Outcome.LOST, State.FAILED, report)
         self._warn("is interrupted and given back")
         return self._settle(Outcome.INTERRUPTED, State.READY)
 
-    def _snooze(self, asked: Snoozed) -> Settlement:
+    def _snooze(self, asked: Snoozed) -> AttemptResult:
         logger.info("Job %s of %s is snoozed", self._job.pk, self._job.task, extra=self._job.log_fields)
         return self._settle(Outcome.SNOOZED, State.SCHEDULED if asked.until else State.READY, wait=asked.until)
 
-    def _decide_unbegun(self, error: BaseException, report: error_reports.ErrorReport) -> Settlement:
+    def _decide_unbegun(self, error: BaseException, report: error_reports.ErrorReport) -> AttemptResult:
         """Of a job that is not to run, whose task could not be found, or whose earlier attempts could not be read."""
-        if isinstance(error, CalledOff):
+        if isinstance(error, Discarded):
             self._warn("is called off: %s", error)
             return self._settle(Outcome.DISCARDED, State.DISCARDED, error=replace(report, traceback=""))
         if isinstance(error, (DatabaseError, InterfaceError)):
@@ -299,25 +299,25 @@ class Attempt:
             return float((self._job.now() - last[2]).total_seconds())
         return None
 
-    def _wait_for_the_task(self, waited: float | None, report: error_reports.ErrorReport) -> Settlement:
+    def _wait_for_the_task(self, waited: float | None, report: error_reports.ErrorReport) -> AttemptResult:
         """Give the job back: other workers may know its task, or a deploy may be under way."""
         _unknown_tasks.report(self._job, report.message)
         wait = min(max((waited or 0.0) / 10, self.SHORTEST_WAIT), self.LONGEST_WAIT) * random.uniform(0.8, 1.0)
         return self._settle(Outcome.INTERRUPTED, State.SCHEDULED, wait=wait, error=report, recorded=waited is None)
 
-    def _give_up(self, outcome: Outcome, state: State, report: error_reports.ErrorReport) -> Settlement:
+    def _give_up(self, outcome: Outcome, state: State, report: error_reports.ErrorReport) -> AttemptResult:
         self._warn("%s: %s", outcome.value.replace("_", " "), report.headline)
         return self.announce(self._settle(outcome, state, error=report))
 
     def _warn(self, what: str, *args: Any) -> None:
         logger.warning(f"Job %s of %s {what}", self._job.pk, self._job.task, *args, extra=self._job.log_fields)
 
-    def _settle(self, outcome: Outcome, state: State, **rest: Any) -> Settlement:
+    def _settle(self, outcome: Outcome, state: State, **rest: Any) -> AttemptResult:
         times = {"started_at": self._started_at, "finished_at": self._job.now()}
         log = self._call.log.text if self._call.log else ""
-        return Settlement.of(self._job, outcome, state, noted=self._job.noted, log=log, **times, **rest)
+        return AttemptResult.of(self._job, outcome, state, noted=self._job.noted, log=log, **times, **rest)
 
-    def announce(self, end: Settlement) -> Settlement:
+    def announce(self, end: AttemptResult) -> AttemptResult:
         """Tell receivers of the job's end, if it is one. Returns it."""
         if not end.then:
             status = TaskResultStatus.FAILED if end.error else TaskResultStatus.SUCCESSFUL

@@ -11,7 +11,7 @@ from ...models import Job
 from ...models.states import Lane, Place
 
 
-class Marks:
+class LaneCursors:
     """A mark is a hint: jobs come to stand before it that are committed late, or given back. So lanes are looked at from the
     start each second, and whenever there are fewer jobs than wanted. But an old transaction keeps the rows of all claimed jobs,
     dead as they are, and such a look steps over them: while it takes long, it is made less often. What came since is found

@@ -14,17 +14,17 @@ from ...models import Job
 LONGEST_LINE = 2_000
 LONGEST_LOG = 20_000
 
-_current: ContextVar[Lines | None] = ContextVar("dbqueue_lines", default=None)
+_current: ContextVar[LogCapture | None] = ContextVar("dbqueue_lines", default=None)
 
 
-class Lines:
+class LogCapture:
     """Entered around the call of a task, it keeps the last ``limit`` lines.
 
     A line belongs to the attempt in whose context it is logged: its thread, its coroutines, and what asgiref calls from one in
     the other.
     """
 
-    _token: Token[Lines | None]
+    _token: Token[LogCapture | None]
 
     def __init__(self, job: Job, limit: int) -> None:
         self._job = job

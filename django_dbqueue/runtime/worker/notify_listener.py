@@ -26,7 +26,7 @@ def can_listen(database: str) -> bool:
     return connection.vendor == "postgresql" and getattr(connection.Database, "__name__", "") == "psycopg"
 
 
-class Listener:
+class NotifyListener:
     """Calls ``heard`` with what it is told, which returns whether that is a reason to look for jobs; and ``began`` whenever it
     begins to hear, or hears no more: of what comes meanwhile, it is not told.
 

@@ -7,7 +7,7 @@ import time
 from ...core.notify import QUIET
 
 
-class Pace:
+class PollBackoff:
     # Where there was room for more than it found, the threads begin first, which they cannot while Python claims; and what
     # is enqueued meanwhile is claimed together. From the call to the start, 2.5 ms became 1.9.
     REST = 0.002

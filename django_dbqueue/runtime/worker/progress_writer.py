@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from django.db import DatabaseError, InterfaceError
 
-from ...core.progress_value import Noted
+from ...core.progress_value import ProgressValue
 from ...exceptions import JobLost
 from ...models import Progress
 from ..connections import discard
@@ -15,7 +15,7 @@ from ..logging_setup import Trouble
 from .task_call import Call
 
 
-class Notes:
+class ProgressWriter:
     """No task waits for it, and none fails if the database does not take a note. The last one is written with its outcome."""
 
     # So many seconds lie between two writes, however often the tasks call.
@@ -24,7 +24,7 @@ class Notes:
     def __init__(self, database: str, running: Callable[[], Sequence[Call]]) -> None:
         self._database, self._running = database, running
         self._progress = Progress.objects.using(database)
-        self._written: dict[Call, Noted] = {}
+        self._written: dict[Call, ProgressValue] = {}
         self._looked_at = float("-inf")
         self._trouble = Trouble("Progress could not be written")
 
@@ -39,7 +39,7 @@ class Notes:
         if new := {call: note for call, note in noted.items() if self._written.get(call) is not note}:
             self._write(new)
 
-    def _write(self, new: dict[Call, Noted]) -> None:
+    def _write(self, new: dict[Call, ProgressValue]) -> None:
         try:
             recorded = self._progress.record([(call.job, note) for call, note in new.items()])
             self._trouble.over()

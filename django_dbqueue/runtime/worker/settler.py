@@ -16,7 +16,7 @@ from django.db import transaction
 from ...core import error_reports
 from ...core.options import Options
 from ...core.transactions import is_conflict, writing
-from ...models import Execution, Job, Settled, Settlement
+from ...models import AttemptResult, Execution, Job, Settled
 from ...models.states import Fence, Outcome
 from ..connections import close_connections, discard, prepare
 from ..socket_watchdog import answered_within
@@ -54,10 +54,10 @@ class Settler:
     ) -> None:
         self._database, self._options, self._owns, self._told, self._limited = database, options, owns, told, limited
         self._executions = Execution.objects.using(database)
-        self._waiting: list[Settlement] = []
-        self._writing: list[Settlement] = []
+        self._waiting: list[AttemptResult] = []
+        self._writing: list[AttemptResult] = []
         # Outcomes whose rows are locked elsewhere, as a heap: when to try each again, a number for the order, and its pause.
-        self._held: list[tuple[float, int, float, Settlement]] = []
+        self._held: list[tuple[float, int, float, AttemptResult]] = []
         self._numbers = itertools.count()
         # Of those that are tried again now: the last pause.
         self._pauses: dict[Fence, float] = {}
@@ -77,14 +77,14 @@ class Settler:
         """Whether so much is to be written that more had better not be begun."""
         return len(self._waiting) > 2 * self.LARGEST_GROUP or len(self._held) > self.MOST_HELD
 
-    def put(self, settlement: Settlement) -> None:
+    def put(self, settlement: AttemptResult) -> None:
         # Without the lock, for which all threads would wait.
         self._waiting.append(settlement)
         if self._idle or (self._resting and self._is_awaited(settlement)):
             with self._changed:
                 self._changed.notify()
 
-    def unsettled(self) -> list[Settlement]:
+    def unsettled(self) -> list[AttemptResult]:
         with self._changed:
             return [*self._writing, *self._waiting, *(held[-1] for held in self._held)]
 
@@ -111,7 +111,7 @@ class Settler:
             self._put_back(left)
         close_connections()
 
-    def _take(self, pause: float, rest: float) -> list[Settlement]:
+    def _take(self, pause: float, rest: float) -> list[AttemptResult]:
         """The next group; empty once the settler is closed and has written all."""
         time.sleep(pause)
         with self._changed:
@@ -132,8 +132,8 @@ class Settler:
         """Seconds until an outcome whose row is locked is tried again; None if there is none."""
         return max(0.0, self._held[0][0] - time.monotonic()) if self._held else None
 
-    def _due_of_held(self) -> list[Settlement]:
-        due: list[Settlement] = []
+    def _due_of_held(self) -> list[AttemptResult]:
+        due: list[AttemptResult] = []
         self._pauses = {}
         while self._until_held() == 0.0 and len(due) < self.LARGEST_GROUP // 2:
             _at, _number, pause, outcome = heapq.heappop(self._held)
@@ -141,22 +141,22 @@ class Settler:
             due.append(outcome)
         return due
 
-    def _hold(self, outcomes: Iterable[Settlement]) -> None:
+    def _hold(self, outcomes: Iterable[AttemptResult]) -> None:
         with self._changed:
             for outcome in outcomes:
                 pause = min(self.HELD_LONGEST, 2 * self._pauses.get(outcome.fence, self.HELD_FIRST / 2))
                 heapq.heappush(self._held, (time.monotonic() + pause, next(self._numbers), pause, outcome))
 
-    def _is_awaited(self, outcome: Settlement) -> bool:
+    def _is_awaited(self, outcome: AttemptResult) -> bool:
         """Whether other jobs may have to wait until it is written: for its slot, its place in the queue, or the next stage."""
         return bool(outcome.job.limits or outcome.new or outcome.job.queue in self._limited())
 
-    def _put_back(self, settlements: list[Settlement]) -> None:
+    def _put_back(self, settlements: list[AttemptResult]) -> None:
         with self._changed:
             self._waiting[:0] = settlements
             self._writing = []
 
-    def _write(self, group: list[Settlement]) -> list[Settlement]:
+    def _write(self, group: list[AttemptResult]) -> list[AttemptResult]:
         """Settle a group. Returns what must be tried again after an outage."""
         try:
             settled = self._executions.settle(group)
@@ -170,7 +170,7 @@ class Settler:
             logger.error(*line, extra=outcome.job.log_fields)
         return []
 
-    def _after_error(self, group: list[Settlement], error: Exception) -> list[Settlement]:
+    def _after_error(self, group: list[AttemptResult], error: Exception) -> list[AttemptResult]:
         """An outage is waited for. What the database refuses, though it works, is found by halves: neighbours get through."""
         if not self._owns():
             logger.error("Outcomes are dropped, as this process was declared dead (%d): %s", len(group), error)
@@ -186,7 +186,7 @@ class Settler:
             return self._write(group[:half]) + self._write(group[half:])
         return self._write_refused(group[0])
 
-    def _would_take(self, outcome: Settlement) -> bool:
+    def _would_take(self, outcome: AttemptResult) -> bool:
         """Whether the database works: a rehearsal, which is rolled back."""
         try:
             with writing(self._database):
@@ -197,7 +197,7 @@ class Settler:
             discard(self._database)
             return False
 
-    def _write_refused(self, outcome: Settlement) -> list[Settlement]:
+    def _write_refused(self, outcome: AttemptResult) -> list[AttemptResult]:
         """Once more, as the first error may have been a passing one; then without what the database does not take."""
         error: Exception
         for version in (outcome, _said_in_ascii(outcome)):
@@ -214,13 +214,13 @@ class Settler:
         return self._write([_plain(outcome, error)])
 
 
-def _said_in_ascii(outcome: Settlement) -> Settlement:
+def _said_in_ascii(outcome: AttemptResult) -> AttemptResult:
     """What its task has logged and noted must not cost a job its result."""
     log = outcome.log.encode("ascii", "backslashreplace").decode()
     return replace(outcome, log=log, noted=outcome.noted and outcome.noted.in_ascii())
 
 
-def _plain(outcome: Settlement, error: Exception) -> Settlement:
+def _plain(outcome: AttemptResult, error: Exception) -> AttemptResult:
     """The outcome with nothing in it that a database could refuse: a result that it does not take is a failure."""
     kind, state, report = outcome.outcome, outcome.state, outcome.error
     if outcome.result is not None or outcome.new:
@@ -228,6 +228,6 @@ def _plain(outcome: Settlement, error: Exception) -> Settlement:
         next_stage = outcome.then and f"stage {outcome.then.stage} of the pipeline"
         refused = next_stage or "what the task returned"
         report = replace(report, message=f"The database refused {refused}: {report.message}")
-    return Settlement.of(
+    return AttemptResult.of(
         outcome.job, kind, state, started_at=outcome.started_at, wait=outcome.wait, error=report and report.in_ascii()
     )

@@ -16,7 +16,7 @@ from typing import Any
 from ...exceptions import Interruption
 from ...log import running_job
 from ...models import Job
-from .log_capture import Lines
+from .log_capture import LogCapture
 
 NO_LOG = nullcontext()
 
@@ -31,7 +31,7 @@ class Call:
         self.held_up = 0.0
         self.reason: type[Interruption] | None = None
         self.asked_at = float("inf")
-        self.log: Lines | None = None
+        self.log: LogCapture | None = None
         self._lock = threading.Lock()
 
     def ask(self, reason: type[Interruption]) -> None:

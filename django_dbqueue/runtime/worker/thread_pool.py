@@ -11,20 +11,20 @@ from itertools import chain
 from uuid import UUID
 
 from ...core.options import Options
-from ...models import Job, Settlement
+from ...models import AttemptResult, Job
 from ..connections import close_connections, close_interrupted, look_after_connections, ready_connections
-from ..shared_status import Board
-from .durations import Durations
+from ..shared_status import SharedStatus
+from .durations import RunTimes
 from .task_call import ThreadCall
 
 logger = logging.getLogger("django_dbqueue")
 
-Run = Callable[[ThreadCall], "Settlement | None"]
+Run = Callable[[ThreadCall], "AttemptResult | None"]
 # A job may be given back and claimed again: what waits is known by its id and attempt.
 Fence = tuple[UUID, int]
 
 
-class Pool:
+class ThreadPool:
     """Runs jobs by ``run`` and passes each outcome to ``settle``; calls ``wake`` when there is room for more.
 
     What waits is on the ``board``. Of one series, a job waits until the one before it has ended. Those that have slots of
@@ -45,10 +45,10 @@ class Pool:
     def __init__(
         self,
         options: Options,
-        board: Board,
-        durations: Durations,
+        board: SharedStatus,
+        durations: RunTimes,
         run: Run,
-        settle: Callable[[Settlement], None],
+        settle: Callable[[AttemptResult], None],
         wake: Callable[[], None],
     ) -> None:
         self._options, self._board, self._durations = options, board, durations

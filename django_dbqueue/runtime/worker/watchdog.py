@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from ...backend import DatabaseBackend
 from ...exceptions import TimedOut
 from ...models import Job
-from ..shutdown import Stop
-from .durations import Durations
+from ..shutdown import Shutdown
+from .durations import RunTimes
 from .task_call import Call
 
 logger = logging.getLogger("django_dbqueue")
 
 
-class Watch:
+class Watchdog:
     """A thread that uses no database: the stacks that it takes are for the worker to store.
 
     ``wake`` is called when there is something for the worker to do.
@@ -37,7 +37,7 @@ class Watch:
         self,
         backend: DatabaseBackend,
         grace: float,
-        durations: Durations,
+        durations: RunTimes,
         running: Callable[[], Sequence[Call]],
         wake: Callable[[], None],
     ) -> None:
@@ -47,7 +47,7 @@ class Watch:
         self._stacks: deque[tuple[Job, str]] = deque()
         self.stuck: set[Call] = set()
 
-    def start(self, ended: Stop) -> None:
+    def start(self, ended: Shutdown) -> None:
         threading.Thread(target=self._run, args=(ended,), name="watch", daemon=True).start()
 
     def stacks(self) -> Iterator[tuple[Job, str]]:
@@ -55,7 +55,7 @@ class Watch:
         while self._stacks:
             yield self._stacks.popleft()
 
-    def _run(self, ended: Stop) -> None:
+    def _run(self, ended: Shutdown) -> None:
         calls: Sequence[Call] = ()
         expected_at = time.monotonic() + self.IDLE
         while not ended.wait(self.LOOK if calls else self.IDLE):

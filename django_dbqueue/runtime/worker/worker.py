@@ -15,27 +15,27 @@ from ...core.options import Options
 from ...core.queue_selector import QueueSelector
 from ...core.transactions import is_conflict
 from ...exceptions import Interrupted, JobLost, Stopped
-from ...models import Job, Process, Settled, Settlement, Stack
+from ...models import AttemptResult, Job, Process, Settled, Stack
 from ...models.jobs import JobQuerySet
 from ...models.states import Fence
 from ..connections import close_connections, discard, leave_old_connections, prepare
 from ..heartbeat import Heartbeat
 from ..logging_setup import Trouble
-from ..shared_status import Board
-from ..shutdown import Stop
+from ..shared_status import SharedStatus
+from ..shutdown import Shutdown
 from ..socket_watchdog import answered_within
 from . import executor
-from .async_pool import Coroutines
+from .async_pool import AsyncPool
 from .claimer import Claimer
-from .durations import Durations
+from .durations import RunTimes
 from .following import finish_batches, follow_up
-from .notify_listener import Listener, can_listen
-from .poll_backoff import Pace
-from .progress_writer import Notes
+from .notify_listener import NotifyListener, can_listen
+from .poll_backoff import PollBackoff
+from .progress_writer import ProgressWriter
 from .settler import TWICE, Settler
 from .task_call import Call, CoroutineCall, ThreadCall, ask_each
-from .thread_pool import Pool
-from .watchdog import Watch
+from .thread_pool import ThreadPool
+from .watchdog import Watchdog
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -52,12 +52,12 @@ class Worker:
     # So many attempts that have ended are known again if a failover makes them begin anew.
     REMEMBERED = 10_000
 
-    def __init__(self, backend: DatabaseBackend, options: Options, board: Board) -> None:
+    def __init__(self, backend: DatabaseBackend, options: Options, board: SharedStatus) -> None:
         self._backend, self._options, self._board = backend, options, board
         self._jobs = Job.objects.using(backend.database)
         self._selector = QueueSelector(options.queues, frozenset(backend.queues))
-        self._pace = Pace()
-        self._listener = Listener(backend.database, self._heard, self._pace.tell)
+        self._pace = PollBackoff()
+        self._listener = NotifyListener(backend.database, self._heard, self._pace.tell)
         self._claimed, self._in_doubt, self._looked_at = 0, False, 0.0
         # What it remembers of attempts that have ended; and of all that it made before the database was last away. A failover
         # may have lost their claims or ends. Those of them that run on under a second claim.
@@ -69,13 +69,13 @@ class Worker:
         details = {"queues": str(self._selector), "threads": options.threads}
         self._heartbeat = Heartbeat(Process.Kind.WORKER, backend.database, options, board, details, self._listener.wake)
         self._settler = Settler(backend.database, options, self._owns, self._settled, self._limited)
-        self._durations = Durations()
-        self._watch = Watch(backend, options.timeout_grace, self._durations, self._running, self._listener.wake)
-        self._notes = Notes(backend.database, self._running)
-        self._pool = Pool(options, board, self._durations, self._run_call, self._settler.put, self._listener.wake)
-        self._coroutines = Coroutines(options, self._await_call, self._settler.put, self._listener.wake)
+        self._durations = RunTimes()
+        self._watch = Watchdog(backend, options.timeout_grace, self._durations, self._running, self._listener.wake)
+        self._notes = ProgressWriter(backend.database, self._running)
+        self._pool = ThreadPool(options, board, self._durations, self._run_call, self._settler.put, self._listener.wake)
+        self._coroutines = AsyncPool(options, self._await_call, self._settler.put, self._listener.wake)
 
-    def run(self, stop: Stop, supervisor: int | None = None) -> bool:
+    def run(self, stop: Shutdown, supervisor: int | None = None) -> bool:
         """Work until ``stop`` is asked for, then end in order: give back, wait, settle, sign off.
 
         Returns False if jobs are left: those that cannot be stopped, and those whose rows other transactions have kept locked.
@@ -100,13 +100,13 @@ class Worker:
         longest = min(self._options.poll_interval * patience, max(0.005, self._pool.late_in()))
         return min(longest, self.STOPPABLE) if self._running() else longest, patience > 1
 
-    def _start(self, stop: Stop, supervisor: int | None) -> None:
+    def _start(self, stop: Shutdown, supervisor: int | None) -> None:
         prepare(self._backend.database, self._options.statement_limit)
         process = self._heartbeat.start(supervisor)
         self._claimer = Claimer(self._backend.database, process, self._selector, self._options, self._pool.in_a_row)
         if can_listen(self._backend.database):
             self._claimer.warm_up()
-        self._ended = Stop()
+        self._ended = Shutdown()
         stop.wakes(self._listener.wake)
         self._listener.start()
         self._settler.start()
@@ -217,7 +217,7 @@ class Worker:
     def _owned(self) -> JobQuerySet:
         return self._jobs.running().filter(process=self._heartbeat.process)
 
-    def _run_call(self, call: ThreadCall) -> Settlement | None:
+    def _run_call(self, call: ThreadCall) -> AttemptResult | None:
         outcome = executor.run(call, self._backend)
         self._durations.learn(call.job.task, time.monotonic() - call.began)
         if isinstance(outcome, Settled):
@@ -225,7 +225,7 @@ class Worker:
             return None
         return outcome
 
-    async def _await_call(self, call: CoroutineCall) -> Settlement:
+    async def _await_call(self, call: CoroutineCall) -> AttemptResult:
         outcome = await executor.run_async(call, self._backend)
         self._durations.learn(call.job.task, time.monotonic() - call.began)
         return outcome
@@ -247,7 +247,7 @@ class Worker:
     def _running(self) -> list[Call]:
         return [*self._pool.running(), *self._coroutines.running()]
 
-    def _end(self, stop: Stop) -> bool:
+    def _end(self, stop: Shutdown) -> bool:
         self._board.leave()
         end = time.monotonic() + self._options.shutdown_timeout
         self._listener.close()
@@ -282,7 +282,7 @@ class Worker:
             discard(self._backend.database)
             self._in_doubt = True
 
-    def _wait_for_running(self, stop: Stop) -> None:
+    def _wait_for_running(self, stop: Shutdown) -> None:
         """As long as they take, if the worker is only worn out; else ``shutdown_timeout`` from when it must end."""
         while not stop.asked and self._fit() and self._running():
             self._board.turn()
@@ -292,7 +292,7 @@ class Worker:
         if not self._heartbeat.declared_dead:
             self._wait(time.monotonic() + self._options.shutdown_timeout, stop)
 
-    def _wait_for_outcomes(self, end: float, stop: Stop) -> None:
+    def _wait_for_outcomes(self, end: float, stop: Shutdown) -> None:
         """Until they are written, and what was claimed is given back. While the database is away, or their rows are locked, as
         long as jobs could have run.
         """
@@ -307,7 +307,7 @@ class Worker:
         """Of what it claimed, whatever still runs apart."""
         return not self._settler.alive and not (self._in_doubt and self._owns())
 
-    def _wait(self, end: float, stop: Stop | None = None) -> None:
+    def _wait(self, end: float, stop: Shutdown | None = None) -> None:
         """For all that may still come to an end."""
         while time.monotonic() < end and not (stop and stop.now) and not self._watch.stuck.issuperset(self._running()):
             self._board.turn()
