@@ -14,7 +14,7 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 
 from .compat import DEFAULT_TASK_BACKEND_ALIAS, InvalidTask, task_backends
-from .core.notify import wake_each
+from .core.notify import notify_queues
 from .core.transactions import after_commit
 from .tasks import Task
 
@@ -140,7 +140,7 @@ class batch:
 
     def _finish(self, rows: Any) -> None:
         """It may have had no jobs at all, or none that have not ended by now."""
-        wake_each(self._backend.database, rows.finish())
+        notify_queues(self._backend.database, rows.finish())
 
     def _callback(self, name: str, task: Any) -> Any:
         if task is None:

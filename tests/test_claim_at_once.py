@@ -10,7 +10,7 @@ import pytest
 from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 
-from django_dbqueue.core.notify import lane_in
+from django_dbqueue.core.notify import parse_payload
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Execution, Job, KnownTask, Process, Queue
@@ -45,7 +45,7 @@ def idle(claimer: Claimer) -> Claimer:
 
 def told(claimer: Claimer, lane: str = "default,0", limit: int = 10) -> tuple[list[Job], list[str]]:
     """What it claims when it is told of a lane, and the statements that that takes."""
-    claimer.hear(lane)
+    claimer.on_notify(lane)
     with CaptureQueriesContext(connection) as seen:
         jobs = all_claimed(claimer, limit)
     return jobs, [query["sql"].split()[0] for query in seen]
@@ -152,7 +152,7 @@ def test_its_queue_is_made_known_to_operators(process):
 def test_of_two_lanes_the_higher_goes_first(claimer):
     tasks.add.using(priority=-5).enqueue(1)
     tasks.add.using(priority=5).enqueue(2)
-    claimer.hear("default,-5")
+    claimer.on_notify("default,-5")
 
     assert [job.args for job in told(claimer, "default,5", limit=1)[0]] == [[2]]
 
@@ -230,14 +230,14 @@ def test_while_any_lane_has_jobs_the_order_of_lanes_counts(claimer):
 def test_what_is_not_its_own_does_not_wake_it(process):
     claimer = Claimer("default", process, QueueSelector(("mail",)))
 
-    assert not claimer.hear("default,0")
-    assert claimer.hear("mail,0")
-    assert claimer.hear("mail")
+    assert not claimer.on_notify("default,0")
+    assert claimer.on_notify("mail,0")
+    assert claimer.on_notify("mail")
 
 
 def test_a_queue_may_look_like_a_queue_and_a_priority():
-    assert lane_in("a queue 5") == ("a queue 5", None)
-    assert lane_in("a queue,-5") == ("a queue", -5)
+    assert parse_payload("a queue 5") == ("a queue 5", None)
+    assert parse_payload("a queue,-5") == ("a queue", -5)
 
 
 def test_sql_tells_of_the_lane_too(claimer):

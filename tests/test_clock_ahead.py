@@ -123,7 +123,7 @@ def test_rate_whose_times_were_booked_ahead_goes_on_once_the_clock_is_set_back(d
     set_back(dispatcher)
 
     dispatcher._work()
-    Semaphore.objects.book()
+    Semaphore.objects.reserve_times()
 
     (waiting,) = Job.objects.exclude(state="running").annotate(db_now=Now())
     assert waiting.state == "scheduled"

@@ -155,7 +155,7 @@ def test_a_line_whose_first_jobs_are_called_off_before_one_is_claimed_goes_on(cl
     charge.enqueue_many([(1,)] * 5)
     Job.objects.ready().discard()
 
-    assert Semaphore.objects.revive(100) == ["default"]
+    assert Semaphore.objects.unblock_orphans(100) == ["default"]
     settle(*claim())
 
     assert states() == ["discarded", "discarded", "successful", "ready", "ready"]
@@ -165,7 +165,7 @@ def test_a_rate_whose_first_job_is_called_off_before_it_is_claimed_goes_on(claim
     call_service.enqueue_many([(1,)] * 3)
     Job.objects.ready().discard()
 
-    assert Semaphore.objects.revive(100) == ["default"]
+    assert Semaphore.objects.unblock_orphans(100) == ["default"]
     claim()
 
     assert states() == ["discarded", "running", "blocked"]
@@ -367,7 +367,7 @@ def test_jobs_start_evenly(claim):
     assert starts(5, claim) == 1
     assert starts(5, claim) == 0
     step(6)
-    Semaphore.objects.book()
+    Semaphore.objects.reserve_times()
     step(5)
     Job.objects.dispatch()
     assert starts(5, claim) == 1
@@ -381,7 +381,7 @@ def test_the_next_ones_get_their_times_ahead_by_priority(claim):
     frequent.using(priority=9).enqueue(9)
     claim()
 
-    Semaphore.objects.book()
+    Semaphore.objects.reserve_times()
 
     scheduled = list(Job.objects.filter(state=State.SCHEDULED).order_by("run_after"))
     assert 2 <= len(scheduled) <= 3

@@ -110,7 +110,7 @@ def test_jobs_that_no_worker_takes_use_no_times_of_a_rate(claim, hold):
     of_rate.using(queue_name="elsewhere").enqueue_many([(1, 1)] * 12)
     last = of_rate.enqueue(0, 1)
 
-    Semaphore.objects.book()
+    Semaphore.objects.reserve_times()
 
     assert Job.objects.get(pk=last.id).state == State.SCHEDULED
 
@@ -219,7 +219,7 @@ def test_after_each_sweep_a_job_runs_while_one_can(seed):
         claim(worker, 100)
     while _could_run({"a", "b"}, paused_queues, paused_tasks):
         before = running()
-        Semaphore.objects.revive(100)
+        Semaphore.objects.unblock_orphans(100)
         Semaphore.objects.sweep(100)
         for worker in workers:
             claim(worker, 100)

@@ -152,9 +152,9 @@ def test_a_mixed_load_has_no_deadlock():
 
     def dispatch(chance):
         Job.objects.dispatch(100)
-        Semaphore.objects.book()
+        Semaphore.objects.reserve_times()
         Semaphore.objects.sweep(100)
-        Semaphore.objects.revive(100)
+        Semaphore.objects.unblock_orphans(100)
         Semaphore.objects.prune(100)
         Batch.objects.finish()
         Job.objects.all().prune([State.SUCCESSFUL, State.DISCARDED], 1, 100)

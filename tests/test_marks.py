@@ -119,7 +119,7 @@ def test_while_that_takes_long_it_knows_the_lanes_that_it_is_told_of(claimer, sl
     enqueue(1, priority=7)
     assert claimed(claimer, 10) == []
 
-    claimer.hear("default,7")
+    claimer.on_notify("default,7")
 
     assert claimed(claimer, 10) == [1]
 
@@ -130,7 +130,7 @@ def test_what_it_was_told_of_while_it_had_no_room_is_not_forgotten(claimer, slow
     tasks.add.enqueue_many([(number,) for number in range(4)])
     assert claimed(claimer, 2) == [0, 1]
     enqueue(100, priority=-7)
-    claimer.hear("default,-7")
+    claimer.on_notify("default,-7")
 
     assert claimed(claimer, 2) == [2, 3]
     assert claimed(claimer, 2) == [100]

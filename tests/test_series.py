@@ -175,7 +175,7 @@ class Ran:
         began = time.monotonic()
         time.sleep(call.job.args[0])
         self.spans[call.job.args[1]] = began, time.monotonic()
-        self.durations.learn(call.job.task, call.job.args[0])
+        self.durations.observe(call.job.task, call.job.args[0])
 
     def at_a_time(self, names):
         spans = [self.spans[name] for name in names]
@@ -335,7 +335,7 @@ def test_so_many_are_run_in_a_row_as_take_a_moment(ran, seconds, most, prefetch,
     job = a_job("one", limits=[{"key": "a", "most": 9}, {"key": "b", "most": most}])
     assert pool.pool.in_a_row(job) == 1
 
-    pool.durations.learn("t", seconds)
+    pool.durations.observe("t", seconds)
 
     assert pool.pool.in_a_row(job) == expected
 

@@ -111,12 +111,12 @@ def test_a_claimed_job_whose_row_is_locked_keeps_no_others_from_being_given_back
     worker._heartbeat.process = jobs[0].process
 
     with locked(jobs[:1]):
-        giving_back = Elsewhere(lambda: worker._give_back(jobs))
+        giving_back = Elsewhere(lambda: worker._release(jobs))
         until(lambda: Job.objects.ready().count() == 2)
         giving_back.result()
         assert worker._in_doubt
 
-    worker._give_back_unknown()
+    worker._release_unknown()
     assert (Job.objects.ready().count(), worker._in_doubt) == (3, False)
     worker._listener.close()
 
@@ -124,7 +124,7 @@ def test_a_claimed_job_whose_row_is_locked_keeps_no_others_from_being_given_back
 def test_a_claimed_job_whose_row_is_locked_keeps_no_others_of_its_dead_process_from_being_recovered(claim, process):
     tasks.nothing.enqueue_many([()] * 3)
     jobs = claim()
-    death = recovery.ExitReason(how="died", unbegun=frozenset(job.pk for job in jobs))
+    death = recovery.ExitReason(how="died", not_started=frozenset(job.pk for job in jobs))
 
     with locked(jobs[:1]):
         recovering = Elsewhere(
@@ -139,7 +139,7 @@ def test_a_claimed_job_whose_row_is_locked_keeps_no_others_of_its_dead_process_f
 def test_a_claimed_job_whose_row_is_locked_for_a_moment_as_its_process_dies_spends_no_attempt(claim, process):
     tasks.nothing.enqueue_many([()] * 3)
     jobs = claim()
-    death = recovery.ExitReason(how="died", unbegun=frozenset(job.pk for job in jobs))
+    death = recovery.ExitReason(how="died", not_started=frozenset(job.pk for job in jobs))
 
     with locked(jobs[:1]):
         recovering = Elsewhere(

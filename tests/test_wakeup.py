@@ -241,7 +241,7 @@ def test_an_outcome_that_is_written_at_the_second_try_is_told_of(claim, monkeypa
     ],
 )
 def test_malformed_priority_in_a_payload_is_none(payload, lane):
-    assert notify.lane_in(payload) == lane
+    assert notify.parse_payload(payload) == lane
 
 
 def test_malformed_payloads_interrupt_neither_listening_nor_claiming(worker, caplog):

@@ -54,7 +54,7 @@ def test_a_job_is_ended_when_its_time_is_over_and_given_up_after_the_grace(watch
 
 
 def test_a_job_hangs_that_runs_for_many_times_as_long_as_usual(watch):
-    watch.durations.learn("t", 10.0)
+    watch.durations.observe("t", 10.0)
     one = call()
 
     watch._look(one, 199.0)
@@ -69,7 +69,7 @@ def test_a_job_hangs_that_runs_for_many_times_as_long_as_usual(watch):
 
 
 def test_a_short_job_hangs_after_a_minute_at_the_earliest(watch):
-    watch.durations.learn("t", 0.001)
+    watch.durations.observe("t", 0.001)
     one = call()
 
     watch._look(one, 59.0)
@@ -82,20 +82,20 @@ def test_a_board_has_what_was_not_begun():
     board, ids = SharedStatus(bytearray(SharedStatus.size(3))), [uuid7() for _ in range(5)]
     for each in ids:
         board.hold(each)
-    assert board.unbegun() == set(ids[:3])  # The others have no place, and count as begun.
+    assert board.not_started() == set(ids[:3])  # The others have no place, and count as begun.
 
     board.drop(ids[0])
     board.drop(ids[4])
     board.hold(ids[4])
 
-    assert board.unbegun() == {ids[1], ids[2], ids[4]}
+    assert board.not_started() == {ids[1], ids[2], ids[4]}
 
 
 def test_a_board_is_silent_before_its_first_word():
     board = SharedStatus.private()
-    assert board.since_pulse() == board.since_turn() == 0.0
+    assert board.since_gil_alive() == board.since_loop_tick() == 0.0
     board.turn()
-    assert 0 <= board.since_turn() < 1
-    assert not board.is_leaving
+    assert 0 <= board.since_loop_tick() < 1
+    assert not board.is_draining
     board.leave()
-    assert board.is_leaving
+    assert board.is_draining

@@ -38,11 +38,11 @@ def watch(witness, clock, seconds):
 
 def test_who_has_watched_long_enough_may_judge(clock):
     witness = FailureDetector(20, 10)
-    assert not witness.may_judge
+    assert not witness.can_declare_dead
     watch(witness, clock, 19)
-    assert not witness.may_judge
+    assert not witness.can_declare_dead
     watch(witness, clock, 2)
-    assert witness.may_judge
+    assert witness.can_declare_dead
 
 
 def test_after_an_outage_it_watches_anew(clock):
@@ -50,9 +50,9 @@ def test_after_an_outage_it_watches_anew(clock):
     watch(witness, clock, 30)
     clock.pass_(11)
     witness.look(clock.database)
-    assert not witness.may_judge
+    assert not witness.can_declare_dead
     watch(witness, clock, 21)
-    assert witness.may_judge
+    assert witness.can_declare_dead
 
 
 @pytest.mark.parametrize("step", [-3600, 3600, 12])
@@ -61,9 +61,9 @@ def test_after_a_step_of_the_databases_clock_it_watches_anew(clock, step):
     watch(witness, clock, 30)
     clock.database += timedelta(seconds=step)
     watch(witness, clock, 1)
-    assert not witness.may_judge
+    assert not witness.can_declare_dead
     watch(witness, clock, 21)
-    assert witness.may_judge
+    assert witness.can_declare_dead
 
 
 def test_who_was_suspended_itself_watches_anew(clock):
@@ -72,7 +72,7 @@ def test_who_was_suspended_itself_watches_anew(clock):
     watch(witness, clock, 30)
     clock.database += timedelta(seconds=300)
     witness.look(clock.database)
-    assert not witness.may_judge
+    assert not witness.can_declare_dead
 
 
 def test_a_moment_without_the_database_does_not_matter(clock):
@@ -81,4 +81,4 @@ def test_a_moment_without_the_database_does_not_matter(clock):
     watch(witness, clock, 30)
     clock.pass_(8)
     witness.look(clock.database)
-    assert witness.may_judge
+    assert witness.can_declare_dead

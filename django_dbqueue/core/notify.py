@@ -29,12 +29,12 @@ def wake(database: str, queue: str, priority: int | None = None) -> None:
         after_commit(partial(_notify, database, queue if priority is None else f"{queue},{priority}"))
 
 
-def wake_each(database: str, queues: Iterable[str]) -> None:
+def notify_queues(database: str, queues: Iterable[str]) -> None:
     for queue in set(queues):
         wake(database, queue)
 
 
-def lane_in(payload: str) -> tuple[str, int | None]:
+def parse_payload(payload: str) -> tuple[str, int | None]:
     """The queue and the priority that are told of. A priority that cannot be one is None: anybody may send on the channel."""
     queue, _comma, priority = payload.partition(",")
     return queue, int(priority) if PRIORITY.fullmatch(priority) else None

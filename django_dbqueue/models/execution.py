@@ -46,7 +46,7 @@ class ExecutionQuerySet(AskedExecutions):
             settled = Settled(ends, [], [], [], [])
             erased = [outcome.fence[0] for outcome in settled.written if outcome.erase and outcome.fence[0] not in again]
             kept = [outcome for outcome in settled.written if outcome.fence[0] not in erased]
-            jobs.move_on(kept, set(again))
+            jobs.apply_outcomes(kept, set(again))
             self._record([outcome for outcome in kept if outcome.recorded])
             Progress.objects.using(self.db).write([(o.job, o.noted) for o in kept if o.noted])
             jobs.erase(erased)

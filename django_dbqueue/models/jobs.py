@@ -13,7 +13,7 @@ from django.db import OperationalError, connections, models
 from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
 
 from .. import limits
-from ..core.notify import wake_each
+from ..core.notify import notify_queues
 from ..core.transactions import is_conflict, writing
 from . import keyed, walking
 from .alike import COLUMNS, LazyJobs, rows_behind
@@ -115,7 +115,7 @@ class JobQuerySet(OperatedJobs):
         """Write new jobs that have no keys, all or none. They have the times of the first, which the database may give."""
         limited = [] if isinstance(jobs, LazyJobs) else [job for job in jobs if job.limits]
         if limited:
-            Semaphore.objects.using(self.db).line_up(limited)
+            Semaphore.objects.using(self.db).block_surplus(limited)
         first = jobs[0]
         with writing(self.db, savepoint=False) if len(jobs) > 1 else nullcontext():
             create(self, first, keyed.TIMES)
@@ -246,10 +246,10 @@ class JobQuerySet(OperatedJobs):
             # Who has a process runs.
             if owned := [row[0] for row in seen if row in fences]:
                 self.filter(Among(owned)).update(**_RELEASED)
-        wake_each(self.db, (job.queue for job in jobs))
+        notify_queues(self.db, (job.queue for job in jobs))
         return {row[0] for row in seen}
 
-    def move_on(self, outcomes: Sequence[AttemptResult], again: set[Any]) -> None:
+    def apply_outcomes(self, outcomes: Sequence[AttemptResult], again: set[Any]) -> None:
         """Settled jobs leave RUNNING. Those of ``again`` were asked for once more while they ran."""
         anew = defaultdict(list)
         for outcome in outcomes:
@@ -259,7 +259,7 @@ class JobQuerySet(OperatedJobs):
         if runs := [EndedRun(o.fence[0], o.state, attempt=o.fence[1]) for o in ended]:
             BatchShare.objects.using(self.db).let_go(runs)
         for wait, ids in anew.items():
-            keyed.begin_anew(self.filter(pk__in=ids), wait)
+            keyed.restart_run(self.filter(pk__in=ids), wait)
         outcomes = [outcome for outcome in outcomes if outcome.fence[0] not in again]
         if moves := [(outcome.fence[0], outcome.then) for outcome in outcomes if outcome.then]:
             walking.walk(self, moves)

@@ -63,7 +63,7 @@ def merge(rows: models.QuerySet[Job], jobs: Sequence[Job], how: UniquePolicy) ->
     return _merge(rows, jobs, how)
 
 
-def begin_anew(rows: models.QuerySet[Job], wait: float | datetime) -> None:
+def restart_run(rows: models.QuerySet[Job], wait: float | datetime) -> None:
     """Running jobs that were asked for again run once more; their rows have what they were asked for last already.
 
     Each waits for the time of that call, and at least until ``wait`` (seconds from now, or a time), as its retry would have.

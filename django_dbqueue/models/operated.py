@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from django.db import router
 
-from ..core.notify import wake_each
+from ..core.notify import notify_queues
 from ..core.queue_selector import check_name
 from .expressions import Now
 from .primary import PrimaryQuerySet
@@ -73,4 +73,4 @@ class OperatedJobs(PrimaryQuerySet["Job"]):
         return self.stoppable().update_in_parts(stop_asked_at=Now(), asked_again=False)
 
     def _wake(self, queues: Iterable[str]) -> None:
-        wake_each(router.db_for_write(self.model) if self._db is None else self._db, queues)  # type: ignore[attr-defined]
+        notify_queues(router.db_for_write(self.model) if self._db is None else self._db, queues)  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from django.db.models import F, Q, Value
 from django.db.models.functions import Coalesce, NullIf
 from django.utils.translation import gettext_lazy as _
 
-from ..core.notify import wake_each
+from ..core.notify import notify_queues
 from ..core.queue_selector import check_name
 from .clearing import clear
 from .cluster import certify
@@ -51,7 +51,7 @@ class QueueQuerySet(PausableQuerySet["Queue"]):
         """Workers claim from them again: those that wait are woken. Returns how many were paused."""
         names = list(self.paused().values_list("name", flat=True)[:WOKEN])
         resumed = super().resume()
-        wake_each(router.db_for_write(self.model) if self._db is None else self._db, names)  # type: ignore[attr-defined]
+        notify_queues(router.db_for_write(self.model) if self._db is None else self._db, names)  # type: ignore[attr-defined]
         return resumed
 
     def waiting(self) -> JobQuerySet:

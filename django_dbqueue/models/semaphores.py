@@ -11,7 +11,7 @@ from django.db import connections
 from django.db.models import Count, Exists, F, OuterRef, Q, Subquery
 from django.db.models.functions import Coalesce
 
-from ..core.notify import wake_each
+from ..core.notify import notify_queues
 from ..core.transactions import writing
 from ..core.uuid7 import uuid7
 from .cluster import certify
@@ -58,7 +58,7 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
         wanted = sorted((limit for job in limited for limit in job.limits), key=_breadth, reverse=True)
         semaphores = self._hold({limit["key"]: limit for limit in wanted})
         Slot.objects.using(self.db).look(semaphores)
-        admitted = [job for job in limited if _admit(job, semaphores)]
+        admitted = [job for job in limited if _try_acquire(job, semaphores)]
         self._store([each for each in semaphores.values() if each.is_changed])
         blocked = defaultdict(list)
         for job in limited:
@@ -67,16 +67,16 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
         for key, ids in blocked.items():
             self._jobs().filter(pk__in=ids).update(state=State.BLOCKED, blocked_by=key)
         if rates := [key for key in blocked if semaphores[key].every]:
-            self.book(rates)
+            self.reserve_times(rates)
         behind = next_in_line(self._jobs(), admitted, limit - len(jobs), in_a_row)
         if keys := {limit["key"] for job in admitted for limit in job.limits if "most" in limit}:
             certify(self.filter(pk__in=keys), {"burst": F("burst") + 1}, {"burst": F("burst") - 1})
         Slot.objects.using(self.db).take([*admitted, *behind])
         passed = sorted({key for job in limited for key in _not_used(job)})
-        wake_each(self.db, [queue for key in passed for queue in self._unblock(key, semaphores[key].free, semaphores)])
+        notify_queues(self.db, [queue for key in passed for queue in self._unblock(key, semaphores[key].free, semaphores)])
         return [*(job for job in jobs if not job.blocked_by), *behind]
 
-    def line_up(self, jobs: Sequence[Any]) -> None:
+    def block_surplus(self, jobs: Sequence[Any]) -> None:
         """Of jobs about to be written, those that are sure to find no slot wait from the beginning: nobody claims them in vain.
 
         What is seen here may be over by the time that they are committed; the sweep finds those.
@@ -124,7 +124,7 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
         parts = [keys[start : start + AT_ONCE] for start in range(0, len(keys), AT_ONCE)]
         return [queue for part in parts for queue in self.signal(part, of_each_kind=True)]
 
-    def revive(self, limit: int) -> list[str]:
+    def unblock_orphans(self, limit: int) -> list[str]:
         """Begin lines anew that have no semaphore: whoever was to be claimed first, and to make it, was called off before.
 
         As signal. It reads all jobs that wait, so it is not for every sweep where they are very many.
@@ -134,7 +134,7 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
         with writing(self.db):
             return [queue for key in keys for queue in self._unblock(key, 1, {}, of_each_kind=True)]
 
-    def book(self, keys: Iterable[str] | None = None) -> None:
+    def reserve_times(self, keys: Iterable[str] | None = None) -> None:
         """Give those that wait for a rate the times of the next seconds."""
         rows: Any = self.filter(booked__lt=after(AHEAD)) if keys is None else self.filter(pk__in=list(keys), booked__isnull=False)
         if waiting := list(rows.waiting().values_list("pk", flat=True)):
@@ -301,7 +301,7 @@ def _not_used(job: Any) -> list[str]:
     return keys if job.called_off else keys[keys.index(job.blocked_by) + 1 :] if job.blocked_by in keys else []
 
 
-def _admit(job: Any, semaphores: dict[str, Semaphore]) -> bool:
+def _try_acquire(job: Any, semaphores: dict[str, Semaphore]) -> bool:
     """Whether the job may run now. It takes from all of its semaphores, or from none."""
     for limit in sorted(job.limits, key=_breadth):
         row = semaphores[limit["key"]]

@@ -13,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from ..models.cluster import is_cluster
-from .socket_watchdog import forget_line, note_line
+from .socket_watchdog import unwatch_socket, watch_socket
 
 # A connection that was idle for so many seconds is checked before it is used again.
 IDLE = 1.0
@@ -82,7 +82,7 @@ def _prepare_unconnected(connection: Any, limit: float) -> None:
     if connection.vendor == "postgresql":
         options |= _patience(limit)
         # Before it is made: Django asks something on each new connection.
-        note_line(connection)
+        watch_socket(connection)
     if connection.vendor == "mysql":
         options |= {"connect_timeout": int(limit) + 1, "read_timeout": int(limit) + 1, "write_timeout": int(limit) + 1}
     connection.settings_dict = {**connection.settings_dict, "OPTIONS": options}
@@ -211,7 +211,7 @@ def discard(alias: str) -> None:
     del connections[alias]
     database, limit = getattr(_thread, "prepared", (None, 0.0))
     if alias == database:
-        forget_line()
+        unwatch_socket()
         _prepare_unconnected(connections[alias], limit)
 
 

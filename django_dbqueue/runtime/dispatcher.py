@@ -10,7 +10,7 @@ from functools import partial
 from django.db import DatabaseError, InterfaceError
 
 from ..backend import DatabaseBackend
-from ..core.notify import wake_each
+from ..core.notify import notify_queues
 from ..core.options import Options
 from ..core.transactions import is_conflict
 from ..models import Failure, Job, Process, Semaphore
@@ -55,7 +55,7 @@ class Dispatcher:
         self._heartbeat = Heartbeat(Process.Kind.DISPATCHER, backend.database, options, board, {})
         self._witness = FailureDetector(options.patience, options.statement_limit)
         self._scheduler = Scheduler(backend)
-        self._prune_at = self._sweep_at = self._revive_at = time.monotonic()
+        self._prune_at = self._sweep_at = self._unblock_orphans_at = time.monotonic()
         self._locked_pause = self.LOCKED
         # Whether times may have been planned by a clock of the database that was ahead.
         self._is_to_replan = True
@@ -87,7 +87,7 @@ class Dispatcher:
             self._replan(chores)
             queues = self._jobs.dispatch(self.BATCH) if chores.due_in == 0.0 else []
             due_in = self._due_in(chores, bool(queues))
-            wake_each(self._database, queues)
+            notify_queues(self._database, queues)
             self._sweep(chores)
             self._recover(chores)
             longest = self._scheduler.turn(chores.recurring) if self.schedules else pause
@@ -117,19 +117,19 @@ class Dispatcher:
         self._sweep_at = time.monotonic() + self.SWEEP * random.uniform(0.8, 1.2)
         semaphores = Semaphore.objects.using(self._database)
         if chores.blocked:
-            semaphores.book()
-            wake_each(self._database, semaphores.sweep(self.BATCH))
-            self._revive(semaphores)
+            semaphores.reserve_times()
+            notify_queues(self._database, semaphores.sweep(self.BATCH))
+            self._unblock_orphans(semaphores)
         if chores.batches:
             for batch in self._backend.batches.seal_abandoned():
                 logger.warning("Batch %s is abandoned: its opener added no job for %g s, and did not end.", batch, OPEN_SECONDS)
-            wake_each(self._database, self._backend.batches.finish())
+            notify_queues(self._database, self._backend.batches.finish())
 
-    def _revive(self, semaphores: SemaphoreQuerySet) -> None:
+    def _unblock_orphans(self, semaphores: SemaphoreQuerySet) -> None:
         began = time.monotonic()
-        if began >= self._revive_at:
-            wake_each(self._database, semaphores.revive(self.BATCH))
-            self._revive_at = time.monotonic() + min(self.PRUNE, self.REST * (time.monotonic() - began))
+        if began >= self._unblock_orphans_at:
+            notify_queues(self._database, semaphores.unblock_orphans(self.BATCH))
+            self._unblock_orphans_at = time.monotonic() + min(self.PRUNE, self.REST * (time.monotonic() - began))
 
     def _replan(self, chores: PendingMaintenance) -> None:
         """At its start, and after the database's clock was set back: have what it planned ahead planned anew."""
@@ -142,7 +142,7 @@ class Dispatcher:
     def _recover(self, chores: PendingMaintenance) -> None:
         if chores.silent or chores.orphaned:
             processes = Process.objects.using(self._database)
-            silent = processes.silent() if self._witness.may_judge else processes.none()
+            silent = processes.silent() if self._witness.can_declare_dead else processes.none()
             death = recovery.ExitReason(how="was silent for too long", silent=True)
             recovery.recover(self._backend, silent, death, partial(announce_beside, self._backend))
 

@@ -29,5 +29,5 @@ class FailureDetector:
         return there - here < -self._gap
 
     @property
-    def may_judge(self) -> bool:
+    def can_declare_dead(self) -> bool:
         return time.monotonic() - self._since > self._long_enough

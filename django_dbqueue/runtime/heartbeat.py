@@ -79,11 +79,11 @@ class Heartbeat:
         self._thread.start()
         return self.process
 
-    def stop(self, *, sign_off: bool = True) -> None:
+    def stop(self, *, deregister: bool = True) -> None:
         """Stop beating and sign off; a process that still runs jobs does not sign off."""
         self._ended.set()
         self._thread.join(1.0)
-        if not sign_off:
+        if not deregister:
             return
         discard(self._processes.db)  # It may have been lost since this thread used it.
         try:
@@ -117,7 +117,7 @@ class Heartbeat:
     def _run(self) -> None:
         prepare(self._processes.db, self._options.statement_limit)
         while not self._ended.wait(self._options.beat_interval * random.uniform(0.95, 1.0)) and not self.declared_dead:
-            if self._board.since_turn() < self._options.patience + self._options.longest_shutdown:
+            if self._board.since_loop_tick() < self._options.patience + self._options.longest_shutdown:
                 with answered_within(self._options.answer_limit):
                     self._beat()
             else:

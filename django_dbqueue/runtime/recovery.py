@@ -13,7 +13,7 @@ from uuid import UUID
 
 from ..backend import DatabaseBackend
 from ..core.error_reports import ErrorReport
-from ..core.notify import wake_each
+from ..core.notify import notify_queues
 from ..core.transactions import writing
 from ..exceptions import ProcessLost, Stopped, TimedOut
 from ..models import AttemptResult, Execution, Job, Process, Settled, Stack
@@ -21,7 +21,7 @@ from ..models.expressions import Now
 from ..models.locking import lock_first
 from ..models.process import ProcessQuerySet
 from ..models.states import FINISHED, OnLost, Outcome, State
-from .shared_status import SharedStatus, unbegun_of
+from .shared_status import SharedStatus, not_started_of
 from .worker.thread_pool import ThreadPool
 
 logger = logging.getLogger("django_dbqueue")
@@ -46,7 +46,7 @@ class ExitReason:
 
     how: str
     blameless: bool = False
-    unbegun: frozenset[UUID] = field(default=frozenset())
+    not_started: frozenset[UUID] = field(default=frozenset())
     silent: bool = False
     clock: float = field(default_factory=time.monotonic)
 
@@ -61,14 +61,14 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: ExitReason, 
     database = backend.database
     processes: dict[int, Process] = {}
     left: list[Job] = []
-    given_back = 0 if death.silent else _give_back(database, dead, death.unbegun)
+    given_back = 0 if death.silent else _release(database, dead, death.not_started)
     if dead.using(database).exists():
         with writing(database):
-            processes = _bury(dead.using(database), death)
+            processes = _deregister_dead(dead.using(database), death)
             boards = [process.details.get("board", "") for process in processes.values()]
-            death = replace(death, unbegun=death.unbegun.union(*map(unbegun_of, boards)))
+            death = replace(death, not_started=death.not_started.union(*map(not_started_of, boards)))
             left, unblocked = _settle(database, _jobs(database).filter(process__in=list(processes)), processes, death)
-            wake_each(database, [*unblocked, *_ready(left)])
+            notify_queues(database, [*unblocked, *_ready(left)])
         for board in boards:
             SharedStatus.remove(board)
         announce(_finished(left))
@@ -76,17 +76,17 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: ExitReason, 
     with writing(database):
         orphans, more = _settle(database, lock_first(_jobs(database).orphaned(), BATCH), processes, death)
     announce(_finished(orphans))
-    wake_each(database, [*more, *_ready(orphans)])
+    notify_queues(database, [*more, *_ready(orphans)])
     return given_back + len(left) + len(orphans)
 
 
-def _give_back(database: str, dead: ProcessQuerySet, unbegun: frozenset[UUID]) -> int:
+def _release(database: str, dead: ProcessQuerySet, not_started: frozenset[UUID]) -> int:
     """Give back jobs that had not begun, as long as their processes have rows: afterwards nobody can tell that they had not.
 
     Returns how many. A row that stays locked is left to the recovery of all others.
     """
     owners = list(dead.using(database).values_list("pk", flat=True))
-    jobs = list(_jobs(database).filter(process__in=owners, pk__in=unbegun))
+    jobs = list(_jobs(database).filter(process__in=owners, pk__in=not_started))
     number, end = len(jobs), time.monotonic() + LOCKED
     while jobs:
         done = Job.objects.using(database).release(jobs)
@@ -109,7 +109,7 @@ def _jobs(database: str) -> Any:
     return Job.objects.using(database).running().annotate(seen_at=Now())
 
 
-def _bury(dead: ProcessQuerySet, death: ExitReason) -> dict[int, Process]:
+def _deregister_dead(dead: ProcessQuerySet, death: ExitReason) -> dict[int, Process]:
     names = {process.pk: process for process in dead}
     # The condition holds once more as they are deleted: one that beat meanwhile lives, and keeps its jobs.
     dead.filter(pk__in=list(names)).erase()
@@ -125,23 +125,23 @@ def _settle(
 ) -> tuple[list[Job], list[str]]:
     """Returns the jobs that were settled, and the queues of those that had waited for one of them."""
     deaths = [(job, death if job.process_id in processes else ExitReason(how="is gone", silent=True)) for job in rows]
-    unbegun = [job for job, death in deaths if _is_unbegun(job, death)]
-    ran = [(job, death) for job, death in deaths if not _is_unbegun(job, death)]
+    not_started = [job for job, death in deaths if _has_not_started(job, death)]
+    ran = [(job, death) for job, death in deaths if not _has_not_started(job, death)]
     stacks = Stack.objects.using(database).of(job for job, _death in ran)
     lost = [_outcome(job, processes.get(job.process_id or 0), end, stacks.get(job.pk, "")) for job, end in ran]
-    done = Job.objects.using(database).release(unbegun)
-    unbegun = [job for job in unbegun if job.pk in done]
-    for job in unbegun:
+    done = Job.objects.using(database).release(not_started)
+    not_started = [job for job in not_started if job.pk in done]
+    for job in not_started:
         job.state = State.READY
     settled = Execution.objects.using(database).settle(lost) if lost else Settled([], [], [], [], [])
     for outcome in settled.written:
         job, why = outcome.job, outcome.error.message if outcome.error else ""
         logger.warning("Job %s of %s: %s It is now %s.", job.pk, job.task, why, outcome.state.value, extra=job.log_fields)
-    return unbegun + [outcome.job for outcome in settled.written], settled.unblocked
+    return not_started + [outcome.job for outcome in settled.written], settled.unblocked
 
 
-def _is_unbegun(job: Job, death: ExitReason) -> bool:
-    return job.pk in death.unbegun or (job.on_lost == OnLost.FAIL and not job.has_begun)
+def _has_not_started(job: Job, death: ExitReason) -> bool:
+    return job.pk in death.not_started or (job.on_lost == OnLost.FAIL and not job.has_begun)
 
 
 def _outcome(job: Any, process: Process | None, death: ExitReason, stack: str) -> AttemptResult:

@@ -96,17 +96,17 @@ class SharedStatus:
             self._free.append(place)
 
     @property
-    def is_leaving(self) -> bool:
+    def is_draining(self) -> bool:
         return bool(self._memory[_LEAVING])
 
-    def since_pulse(self) -> float:
+    def since_gil_alive(self) -> float:
         """Seconds; 0 before the first."""
         return self._since(_PULSE)
 
-    def since_turn(self) -> float:
+    def since_loop_tick(self) -> float:
         return self._since(_TURN)
 
-    def unbegun(self) -> set[UUID]:
+    def not_started(self) -> set[UUID]:
         places = range(_PLACES, len(self._memory), _ID)
         found = (bytes(self._memory[place : place + _ID]) for place in places)
         return {UUID(bytes=each) for each in found if each != _NONE}
@@ -116,10 +116,10 @@ class SharedStatus:
         return time.monotonic() - then if then else 0.0
 
 
-def unbegun_of(name: Any) -> set[UUID]:
+def not_started_of(name: Any) -> set[UUID]:
     """The jobs that a dead process had claimed and not begun, as far as its board is on this host."""
     with suppress(OSError, ValueError, TypeError):
-        return SharedStatus.open(name).unbegun()
+        return SharedStatus.open(name).not_started()
     return set()
 
 

@@ -23,12 +23,12 @@ _start = threading.Lock()
 _started = False
 
 
-def note_line(line: Any) -> None:
+def watch_socket(line: Any) -> None:
     """The calling thread waits on the driver's connection of this one, from the first question that is asked on it."""
     _lines[threading.get_ident()] = line
 
 
-def forget_line() -> None:
+def unwatch_socket() -> None:
     """The calling thread has closed it."""
     _lines.pop(threading.get_ident(), None)
 

@@ -60,8 +60,8 @@ class Model:
         if world.crashed or any(worker.silent for worker in world.workers):
             yield partial(self.recover_silent, world)
             for process, _ago in world.crashed:
-                for unbegun in (False, True) if world.may("unbegun") else (False,):
-                    yield partial(self.recover_killed, world, process, unbegun)
+                for not_started in (False, True) if world.may("not started") else (False,):
+                    yield partial(self.recover_killed, world, process, not_started)
         if self._any(world, State.SCHEDULED):
             yield partial(self.dispatch, world)
         if self._any(world, State.BLOCKED):
@@ -141,8 +141,8 @@ class Model:
     def _sorted(self, world: World, worker: Worker, given: tuple[Claim, ...]) -> tuple[dict[Fence, Claim], list[Claim]]:
         """As Worker passes on what it has claimed: what goes on under the new claim, by its token, and what begins."""
         here = {claim.row.fence: claim for claim in worker.claims}
-        role: Any = SimpleNamespace(_before=set(worker.lost), _going_on=set(), _here=lambda: set(here))
-        begin = [claim.row for claim in given] if not worker.lost else Role._not_here(role, [claim.row for claim in given])
+        role: Any = SimpleNamespace(_before=set(worker.lost), _going_on=set(), _held_fences=lambda: set(here))
+        begin = [claim.row for claim in given] if not worker.lost else Role._not_held(role, [claim.row for claim in given])
         started = [claim for claim in given if claim.row in begin]
         others = [claim for claim in given if claim.row not in begin]
         return {claim.row.fence: replace(here[claim.row.fence], serial=claim.serial) for claim in others}, started
@@ -191,9 +191,9 @@ class Model:
             owned = Job.objects.running().filter(process=worker.process)
             known = {job.fence for job in owned}
             role: Any = SimpleNamespace(
-                _recent=(), _going_on=set(), _owned=lambda: owned, _here=lambda: here, _give_back=Job.objects.release
+                _recent=(), _going_on=set(), _owned=lambda: owned, _held_fences=lambda: here, _release=Job.objects.release
             )
-            Role._give_back_unknown(role)
+            Role._release_unknown(role)
             return frozenset(role._before - known)
 
         key = ("give back", worker.process, frozenset(here))
@@ -226,20 +226,24 @@ class Model:
 
     # What others do.
 
-    def recover_killed(self, world: World, process: int, unbegun: bool) -> Step:
+    def recover_killed(self, world: World, process: int, not_started: bool) -> Step:
         """Its supervisor sees it dead, and knows whether what it had claimed had begun. The database may have been away since."""
         ago = dict(world.crashed)[process]
 
         def recover() -> None:
             ids = (
-                frozenset(Job.objects.running().filter(process=process).values_list("pk", flat=True)) if unbegun else frozenset()
+                frozenset(Job.objects.running().filter(process=process).values_list("pk", flat=True))
+                if not_started
+                else frozenset()
             )
-            death = recovery.ExitReason(how="was killed", unbegun=ids, clock=time.monotonic() - ago)
+            death = recovery.ExitReason(how="was killed", not_started=ids, clock=time.monotonic() - ago)
             _recover(Process.objects.filter(pk=process), death)
 
-        known = " and had not begun" if unbegun else ""
+        known = " and had not begun" if not_started else ""
         said = f"the supervisor recovers what {_name(process)} ran{known}"
-        return self._recovered(world.spend("unbegun") if unbegun else world, ("recover", process, unbegun, ago), recover, said)
+        return self._recovered(
+            world.spend("not started") if not_started else world, ("recover", process, not_started, ago), recover, said
+        )
 
     def recover_silent(self, world: World) -> Step:
         def recover() -> None:
@@ -260,7 +264,7 @@ class Model:
     def sweep(self, world: World) -> Step:
         def sweep() -> None:
             Semaphore.objects.sweep(10)
-            Semaphore.objects.revive(10)
+            Semaphore.objects.unblock_orphans(10)
 
         return self._changes(world, "a dispatcher sweeps the limits", sweep)
 

@@ -56,7 +56,7 @@ def two_jobs_with_a_limit_of_one():
 
 
 SCENARIOS = {
-    "deaths": Scenario(one_job, {"crash": 1, "time": 1, "silence": 1, "unbegun": 1}),
+    "deaths": Scenario(one_job, {"crash": 1, "time": 1, "silence": 1, "not started": 1}),
     "outages": Scenario(one_job, {"crash": 1, "no answer": 1, "failure": 1, "time": 1}),
     "failovers": Scenario(one_job, {"failover": 1, "no answer": 1, "release": 1}),
     "stops": Scenario(one_job, {"stop": 1, "retry": 1, "crash": 1, "failure": 1}),
@@ -116,11 +116,11 @@ def a_stop_that_a_release_forgets(monkeypatch):
 def again_at_once(monkeypatch):
     """Item 7: what was asked for again while it ran does not wait for the time of that call."""
 
-    def begin_anew(rows, wait):
+    def restart_run(rows, wait):
         anew = {"failures": 0, "attempts_before": F("attempt"), "asked_again": False, "stop_asked_at": None, "started_at": None}
         rows.update(state=State.READY, process=None, run_after=Now(), **anew)
 
-    monkeypatch.setattr(keyed_module, "begin_anew", begin_anew)
+    monkeypatch.setattr(keyed_module, "restart_run", restart_run)
 
 
 def released_at_once(monkeypatch):
@@ -164,13 +164,13 @@ def slots_that_do_not_count(monkeypatch):
 
 def a_call_that_is_forgotten(monkeypatch):
     """What was asked for while the job ran does not run after it."""
-    move_on = JobQuerySet.move_on
+    apply_outcomes = JobQuerySet.apply_outcomes
 
     def forget(self, outcomes, again):
         self.filter(pk__in=again).update(asked_again=False)
-        move_on(self, outcomes, set())
+        apply_outcomes(self, outcomes, set())
 
-    monkeypatch.setattr(JobQuerySet, "move_on", forget)
+    monkeypatch.setattr(JobQuerySet, "apply_outcomes", forget)
 
 
 def a_stop_that_outlives_a_call(monkeypatch):
@@ -201,7 +201,7 @@ def a_dropped_outcome_in_the_place_of_the_next(monkeypatch):
 
 def a_lost_claim_that_its_worker_makes_again(monkeypatch):
     """One process has one fencing token twice."""
-    monkeypatch.setattr(Worker, "_not_here", lambda self, jobs: jobs)
+    monkeypatch.setattr(Worker, "_not_held", lambda self, jobs: jobs)
 
 
 MUTANTS = [

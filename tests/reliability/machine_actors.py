@@ -20,7 +20,7 @@ from django_dbqueue.models.expressions import after
 from django_dbqueue.models.states import FINISHED
 from django_dbqueue.runtime.connections import prepare
 from django_dbqueue.runtime.worker.claimer import Claimer
-from django_dbqueue.runtime.worker.following import finish_batches, follow_up
+from django_dbqueue.runtime.worker.following import finish_batches, wake_dependents
 from django_dbqueue.runtime.worker.pipeline_step import after_stage
 
 from .. import tasks
@@ -131,7 +131,7 @@ class Stranger:
 def settle(outcomes: list[AttemptResult]) -> Settled:
     """As a worker does: what has ended may let its batch finish."""
     settled = Execution.objects.settle(outcomes)
-    follow_up(settled, task_backends["default"], ())
+    wake_dependents(settled, task_backends["default"], ())
     finish_batches(settled, task_backends["default"])
     return settled
 

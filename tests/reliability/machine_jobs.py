@@ -138,16 +138,16 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(actor=actors, number=st.integers(1, 3))
     def release(self, actor, number):
-        self._give_back(self.actors[actor], number)
+        self._release(self.actors[actor], number)
 
     # What goes wrong.
 
-    @rule(actor=actors, blameless=st.booleans(), unbegun=st.booleans())
-    def kill(self, actor, blameless, unbegun):
+    @rule(actor=actors, blameless=st.booleans(), not_started=st.booleans())
+    def kill(self, actor, blameless, not_started):
         """Its supervisor recovers its jobs at once; it was not really dead, and its outcomes come late."""
         actor = self.actors[actor]
-        ids = frozenset(job.pk for job in actor.held[:1]) if unbegun else frozenset()
-        self._recover(actor, recovery.ExitReason(how="was killed", blameless=blameless, unbegun=ids))
+        ids = frozenset(job.pk for job in actor.held[:1]) if not_started else frozenset()
+        self._recover(actor, recovery.ExitReason(how="was killed", blameless=blameless, not_started=ids))
 
     @rule(actor=actors, number=st.integers(1, 4), ends=ends)
     def settle_while_it_is_recovered(self, actor, number, ends):
@@ -359,7 +359,7 @@ class Jobs(RuleBasedStateMachine):
             self.called[fence] = job.stage, job.args
         actor.held += jobs
 
-    def _give_back(self, actor, number, locked=frozenset()):
+    def _release(self, actor, number, locked=frozenset()):
         """All but those whose rows others hold."""
         jobs, kept = actor.held[:number], actor.held[number:]
         owned = [job for job in jobs if self._runs(job) and self._current(job) == (str(job.pk), job.attempt)]

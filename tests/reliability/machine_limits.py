@@ -57,9 +57,9 @@ class Limits(Jobs):
         self.claim_together(limit)
 
     def sweep(self):
-        Semaphore.objects.book()
+        Semaphore.objects.reserve_times()
         Semaphore.objects.sweep(1000)
-        Semaphore.objects.revive(1000)
+        Semaphore.objects.unblock_orphans(1000)
 
     @rule(actor=actors, limit=st.integers(1, 5))
     def sweep_and_prune_while_one_claims(self, actor, limit):

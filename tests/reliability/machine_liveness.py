@@ -87,7 +87,7 @@ class Liveness(Limits, Batches):
         if idle == "queue" and queue not in self.paused:
             self.pause_or_resume(queue)
         for each in self.actors if idle == "worker" else ():
-            self._give_back(each, len(each.held))
+            self._release(each, len(each.held))
             self.deploy(each.number, SERVED[1])
         for account in "wxyz":
             self.enqueue_limited(full, account, "default", 1, False)
@@ -110,7 +110,7 @@ class Liveness(Limits, Batches):
         with self.stranger.holding(Job.objects.filter(pk__in=locked)):
             for each in live:
                 self._told(*self._ask_settle(each, 4, ends), locked=locked)
-                self._give_back(each, 2, locked)
+                self._release(each, 2, locked)
             began = _sweep()
             for each in live:
                 jobs = self._ask_claim(each, 50).result(30)
@@ -181,8 +181,8 @@ def _sweep() -> Any:
     began = Process.objects.values_list(Now(), flat=True)[0]
     while Job.objects.dispatch():
         pass
-    Semaphore.objects.book()
+    Semaphore.objects.reserve_times()
     Semaphore.objects.sweep(1000)
-    Semaphore.objects.revive(1000)
+    Semaphore.objects.unblock_orphans(1000)
     Batch.objects.finish()
     return began

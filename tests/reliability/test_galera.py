@@ -169,7 +169,7 @@ class TestTwoNodes:
         dead = Process.objects.filter(pk=processes[0].pk).silent()
 
         with pytest.raises(OperationalError, match="Deadlock"), transaction.atomic():
-            assert recovery._bury(dead, recovery.ExitReason(how="was silent")) != {}
+            assert recovery._deregister_dead(dead, recovery.ExitReason(how="was silent")) != {}
             first(lambda: Process.objects.filter(pk=processes[0].pk).beat(60))
 
         assert Process.objects.alive().get() == processes[0]

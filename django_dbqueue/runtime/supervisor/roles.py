@@ -21,7 +21,7 @@ ROLES: dict[str, type[Worker] | type[Dispatcher]] = {
     "draining dispatcher": DrainingDispatcher,
 }
 # The exit code of a role whose jobs still ran when it ended; sysexits.h calls it "temporary failure".
-LEFT_JOBS = 75
+EXIT_JOBS_RUNNING = 75
 # The exit code of a role that cannot import its tasks; sysexits.h calls it "configuration error".
 CANNOT_IMPORT = 78
 
@@ -41,4 +41,4 @@ def run_role(
     if not all(map(options.allows_import_error, discover(options.task_modules))):
         return CANNOT_IMPORT
     announce_from(finished, backend)
-    return 0 if ROLES[role](backend, options, board).run(stop, supervisor) else LEFT_JOBS
+    return 0 if ROLES[role](backend, options, board).run(stop, supervisor) else EXIT_JOBS_RUNNING

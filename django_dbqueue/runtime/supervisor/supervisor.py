@@ -27,7 +27,7 @@ from ..shutdown import Shutdown
 from ..socket_watchdog import answered_within
 from .children import Child, ChildProcess, ChildThread
 from .drain import Drain
-from .roles import CANNOT_IMPORT, LEFT_JOBS
+from .roles import CANNOT_IMPORT, EXIT_JOBS_RUNNING
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -67,7 +67,7 @@ class Supervisor:
     def run(self, stop: Shutdown) -> int:
         """Until ``stop`` is asked for, or the queues are drained. Returns the exit code.
 
-        1 if a drained job failed, the database was away for too long, or tasks cannot be imported; LEFT_JOBS if a job of an
+        1 if a drained job failed, the database was away for too long, or tasks cannot be imported; EXIT_JOBS_RUNNING if a job of an
         embedded worker does not let itself be stopped.
         """
         self._board.turn()
@@ -103,10 +103,10 @@ class Supervisor:
 
         Called from another thread. It does not log: a log handler that hangs may be the cause.
         """
-        if self._board.since_turn() > self.options.patience + self.options.longest_shutdown:
+        if self._board.since_loop_tick() > self.options.patience + self.options.longest_shutdown:
             os.write(2, b"CRITICAL The supervisor makes no progress: this process ends. Where its threads are:\n")
             faulthandler.dump_traceback(file=2, all_threads=True)
-            os._exit(LEFT_JOBS)
+            os._exit(EXIT_JOBS_RUNNING)
 
     def _rest(self, stop: Shutdown) -> bool:
         """Until it is time to look at its members. Returns whether to stop."""
@@ -144,23 +144,23 @@ class Supervisor:
         for member in [*self._members, *self._leaving]:
             self._board.turn()
             if member.exitcode is not None:
-                self._bury(member)
+                self._deregister_dead(member)
             elif self._is_frozen(member):
                 self._end_frozen(member)
-            elif member.board.since_turn() > self.options.patience:
+            elif member.board.since_loop_tick() > self.options.patience:
                 member.stop()
                 self._replace(member, time.monotonic() + self.options.shutdown_timeout + self.GRACE)
-            elif member.board.is_leaving:
+            elif member.board.is_draining:
                 self._replace(member, float("inf"))
             if self._leaving.get(member, float("inf")) < time.monotonic():
                 self._kill(member, "made no progress", blameless=True)
                 # A thread is still there; it ends with its process.
-                self._code = self._code or LEFT_JOBS * isinstance(member, ChildThread)
+                self._code = self._code or EXIT_JOBS_RUNNING * isinstance(member, ChildThread)
 
-    def _bury(self, member: Child) -> None:
-        if member.exitcode == LEFT_JOBS and isinstance(member, ChildThread):
+    def _deregister_dead(self, member: Child) -> None:
+        if member.exitcode == EXIT_JOBS_RUNNING and isinstance(member, ChildThread):
             logger.error("A job does not stop: this process ends, to be started again by whoever started it.")
-            self._code = LEFT_JOBS
+            self._code = EXIT_JOBS_RUNNING
             return
         self._forget(member)
         if member.exitcode == CANNOT_IMPORT and member in self._first_members:
@@ -171,10 +171,10 @@ class Supervisor:
             self._code = 1
             return
         if member.exitcode:
-            level = logging.INFO if member.exitcode == LEFT_JOBS else logging.ERROR
+            level = logging.INFO if member.exitcode == EXIT_JOBS_RUNNING else logging.ERROR
             logger.log(level, "The %s with process id %s %s.", member.role, member.pid, _death(member).how)
             self._recover(self._of(member), _death(member))
-        if member.exitcode not in (0, LEFT_JOBS):
+        if member.exitcode not in (0, EXIT_JOBS_RUNNING):
             # Who dies as soon as it is born is not born again at once.
             self._crashes = self._crashes + 1 if time.monotonic() - member.born < 10 else 1
             if self._crashes % self.CRASH_LOOP == 0:
@@ -201,7 +201,7 @@ class Supervisor:
 
     def _is_frozen(self, member: Child) -> bool:
         """No thread of it has run for long, and it must end: others will take it for dead, or a job's time is over."""
-        silent = member.board.since_pulse()
+        silent = member.board.since_gil_alive()
         if silent < self.FROZEN:
             return False
         return silent > self.options.patience or bool(self._overdue(member))
@@ -231,8 +231,8 @@ class Supervisor:
         member.kill()
         member.join(1.0)
         self._forget(member)
-        unbegun = frozenset(member.board.unbegun())
-        self._recover(self._of(member), ExitReason(how=f"{why} and was killed", blameless=blameless, unbegun=unbegun))
+        not_started = frozenset(member.board.not_started())
+        self._recover(self._of(member), ExitReason(how=f"{why} and was killed", blameless=blameless, not_started=not_started))
 
     def _of(self, member: Child) -> ProcessQuerySet:
         rows = Process.objects.using(self._backend.database).filter(supervisor=self._process.pk, pid=member.pid or 0)
@@ -291,9 +291,9 @@ class Supervisor:
 
 def _death(member: Child) -> ExitReason:
     """How a member died that has an exit code."""
-    code, unbegun = member.exitcode or 0, frozenset(member.board.unbegun())
+    code, not_started = member.exitcode or 0, frozenset(member.board.not_started())
     clock = min(member.ended_at, time.monotonic())
-    if code == LEFT_JOBS:
-        return ExitReason(how="was told to end", blameless=True, unbegun=unbegun, clock=clock)
+    if code == EXIT_JOBS_RUNNING:
+        return ExitReason(how="was told to end", blameless=True, not_started=not_started, clock=clock)
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    return ExitReason(how=how, unbegun=unbegun, clock=clock)
+    return ExitReason(how=how, not_started=not_started, clock=clock)

@@ -10,7 +10,7 @@ from typing import Any
 from django.db.models import Exists, Q
 
 from ...compat import DEFAULT_TASK_QUEUE_NAME
-from ...core.notify import lane_in
+from ...core.notify import parse_payload
 from ...core.options import Options
 from ...core.queue_selector import QueueSelector
 from ...models import Job, KnownTask, Process, Queue
@@ -71,9 +71,9 @@ class Claimer:
         """Have the server plan a claim, and read its catalogs for it. The first job then starts 3.5 ms earlier, of 8.6."""
         self._at_once(Lane((self._selector.names() or [DEFAULT_TASK_QUEUE_NAME])[0], 0))(0)
 
-    def hear(self, payload: str) -> bool:
+    def on_notify(self, payload: str) -> bool:
         """Somebody has told of new jobs. Returns whether they are any of this worker's."""
-        queue, priority = lane_in(payload)
+        queue, priority = parse_payload(payload)
         if self._selector.rank(queue) is None:
             return False
         if priority is not None:

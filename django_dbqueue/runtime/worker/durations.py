@@ -11,10 +11,10 @@ class RunTimes:
     def __init__(self) -> None:
         self._usual: dict[str, float] = {}
 
-    def learn(self, task: str, seconds: float) -> None:
+    def observe(self, task: str, seconds: float) -> None:
         usual = self._usual.setdefault(task, seconds)
         self._usual[task] = usual + (seconds - usual) * self.WEIGHT
 
-    def usual(self, task: str) -> float | None:
+    def estimate(self, task: str) -> float | None:
         """None, if none has run here."""
         return self._usual.get(task)

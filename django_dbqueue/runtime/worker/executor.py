@@ -245,7 +245,7 @@ class Attempt:
             self._warn("is given back: its transaction could not be serialized with another: %s", error)
             return self._settle(Outcome.INTERRUPTED, State.SCHEDULED, wait=random.uniform(0.5, 1.5), error=report)
         if self._task is None:
-            return self._decide_unbegun(error, report)
+            return self._decide_not_started(error, report)
         if isinstance(error, Retried):
             report = report.caused_by(error.__cause__, error.reason)
         self._result.errors.append(TaskError(exception_class_path=report.type, traceback=report.traceback))
@@ -276,7 +276,7 @@ class Attempt:
         logger.info("Job %s of %s is snoozed", self._job.pk, self._job.task, extra=self._job.log_fields)
         return self._settle(Outcome.SNOOZED, State.SCHEDULED if asked.until else State.READY, wait=asked.until)
 
-    def _decide_unbegun(self, error: BaseException, report: error_reports.ErrorReport) -> AttemptResult:
+    def _decide_not_started(self, error: BaseException, report: error_reports.ErrorReport) -> AttemptResult:
         """Of a job that is not to run, whose task could not be found, or whose earlier attempts could not be read."""
         if isinstance(error, Discarded):
             self._warn("is called off: %s", error)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 
 from ...backend import DatabaseBackend
-from ...core.notify import wake_each
+from ...core.notify import notify_queues
 from ...models import Settled
 from ...models.states import State
 
 
-def follow_up(settled: Settled, backend: DatabaseBackend, limited: Container[str]) -> bool:
+def wake_dependents(settled: Settled, backend: DatabaseBackend, limited: Container[str]) -> bool:
     """Wake workers for what is ready now that jobs are settled, themselves among it. Returns whether anything is.
 
     ``limited`` are queues of which only so many jobs may run at a time.
@@ -30,5 +30,5 @@ def finish_batches(settled: Settled, backend: DatabaseBackend) -> bool:
 
 def _wake(queues: Iterable[str], backend: DatabaseBackend) -> bool:
     found = set(queues)
-    wake_each(backend.database, found)
+    notify_queues(backend.database, found)
     return bool(found)

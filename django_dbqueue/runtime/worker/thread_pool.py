@@ -97,7 +97,7 @@ class ThreadPool:
     def in_a_row(self, job: Job) -> int:
         """How many such jobs one thread will be through with soon, as far as their task has run here before."""
         ahead = self.AHEAD if _has_the_only_slot(job) else self.AHEAD_IN_A_ROW
-        usual = self._durations.usual(job.task)
+        usual = self._durations.estimate(job.task)
         return 1 if usual is None else min(self._options.prefetch, int(ahead / max(usual, 1e-4)))
 
     def waiting(self) -> list[Job]:

@@ -90,7 +90,7 @@ class Watchdog:
         return now - call.began - min(call.held_up, timeout)
 
     def _longest(self, job: Job) -> float:
-        usual = self._durations.usual(job.task)
+        usual = self._durations.estimate(job.task)
         longest = self._backend.options_of(job.queue).hanged_after
         return longest if usual is None else min(longest, max(self.LEAST, usual * self.TIMES))
 

@@ -28,7 +28,7 @@ from . import executor
 from .async_pool import AsyncPool
 from .claimer import Claimer
 from .durations import RunTimes
-from .following import finish_batches, follow_up
+from .following import finish_batches, wake_dependents
 from .notify_listener import NotifyListener, can_listen
 from .poll_backoff import PollBackoff
 from .progress_writer import ProgressWriter
@@ -82,7 +82,7 @@ class Worker:
         They end with their process; its supervisor, or a dispatcher, recovers them.
         """
         self._start(stop, supervisor)
-        while not stop.asked and self._fit() and not self._worn_out():
+        while not stop.asked and self._is_healthy() and not self._max_jobs_reached():
             self._board.turn()
             began = time.monotonic()
             with answered_within(self._options.answer_limit):
@@ -115,7 +115,7 @@ class Worker:
         logger.info("%s serves %s with %d threads.", process, self._selector, self._options.threads, extra=process.log_fields)
 
     def _heard(self, payload: str) -> bool:
-        if is_ours := self._claimer.hear(payload):
+        if is_ours := self._claimer.on_notify(payload):
             self._pace.tell()
         return is_ours
 
@@ -125,10 +125,10 @@ class Worker:
             self._listener.listen_anew()
             self._in_doubt = True
         try:
-            if self._in_doubt or (self._going_on and not self._going_on <= self._here()):
-                self._give_back_unknown()
-            self._give_back(self._pool.take_back(late=True))
-            self._look_after_running()
+            if self._in_doubt or (self._going_on and not self._going_on <= self._held_fences()):
+                self._release_unknown()
+            self._release(self._pool.take_back(late=True))
+            self._watch_running()
             found, room = self._claim()
             self._trouble.over()
             return found, found >= room
@@ -144,37 +144,37 @@ class Worker:
         room = (self._coroutines.room() or self._pool.room()) if fit else 0
         before = self._claimed
         for jobs in self._claimer.claim(room, self._pool.held_bytes()) if room > 0 else ():
-            others, too_many = self._coroutines.take(self._not_here(jobs) if self._before else jobs, self._claimer.leave)
+            others, too_many = self._coroutines.take(self._not_held(jobs) if self._before else jobs, self._claimer.leave)
             self._pool.put(others)
-            self._give_back(too_many)
+            self._release(too_many)
             self._claimed += len(jobs)
         return self._claimed - before, room
 
-    def _give_back(self, jobs: Sequence[Job]) -> None:
+    def _release(self, jobs: Sequence[Job]) -> None:
         """Those whose rows others have locked stay this process's: they are in doubt, and given back later."""
         released = self._jobs.release(jobs)
         self._in_doubt = self._in_doubt or len(released) < len(jobs)
         for job in released:
             self._board.drop(job)
 
-    def _give_back_unknown(self) -> None:
+    def _release_unknown(self) -> None:
         """Jobs that are this process's, and not here: of a claim that broke and may still have been committed, or locked as they
         were given back.
         """
         ended = set(self._recent)
         owned = list(self._owned())
-        here = self._here()
+        here = self._held_fences()
         gone = [job for job in owned if job.fence not in here]
         for job in gone:
             if job.fence in ended:
                 logger.error(TWICE, job.pk, job.attempt, "its end", extra=job.log_fields)
         self._before, self._going_on, self._in_doubt = here | ended, self._going_on & here, False
-        self._give_back(gone)
+        self._release(gone)
 
-    def _not_here(self, jobs: Sequence[Job]) -> Sequence[Job]:
+    def _not_held(self, jobs: Sequence[Job]) -> Sequence[Job]:
         """Without those that go on here under the claim that was just made, as a failover has lost the one before it."""
         again = [job for job in jobs if job.fence in self._before]
-        here = self._here() if again else set()
+        here = self._held_fences() if again else set()
         for job in again:
             self._before.discard(job.fence)
             if job.fence in here:
@@ -186,14 +186,14 @@ class Worker:
         self._going_on.update(job.fence for job in again if job.fence in here)
         return [job for job in jobs if job.fence not in here]
 
-    def _here(self) -> set[Fence]:
+    def _held_fences(self) -> set[Fence]:
         """What this process has claimed and not settled yet, by its own account."""
         # In the order in which a job passes them, so that none slips by.
         here = {job.fence for job in [*self._pool.waiting(), *(call.job for call in self._running())]}
         here.update(outcome.fence for outcome in self._settler.unsettled())
         return here
 
-    def _look_after_running(self) -> None:
+    def _watch_running(self) -> None:
         """Store the stacks of those that hang and what tasks have noted, and stop those that an operator wants stopped."""
         self._store_stacks()
         self._notes.write()
@@ -219,7 +219,7 @@ class Worker:
 
     def _run_call(self, call: ThreadCall) -> AttemptResult | None:
         outcome = executor.run(call, self._backend)
-        self._durations.learn(call.job.task, time.monotonic() - call.began)
+        self._durations.observe(call.job.task, time.monotonic() - call.began)
         if isinstance(outcome, Settled):
             self._settled(outcome)
             return None
@@ -227,21 +227,21 @@ class Worker:
 
     async def _await_call(self, call: CoroutineCall) -> AttemptResult:
         outcome = await executor.run_async(call, self._backend)
-        self._durations.learn(call.job.task, time.monotonic() - call.began)
+        self._durations.observe(call.job.task, time.monotonic() - call.began)
         return outcome
 
     def _settled(self, settled: Settled) -> None:
         self._recent.extend(outcome.fence for outcome in settled.written)
-        if follow_up(settled, self._backend, self._claimer.limits):
+        if wake_dependents(settled, self._backend, self._claimer.limits):
             self._listener.wake()
         if finish_batches(settled, self._backend):
             self._listener.wake()
 
-    def _fit(self) -> bool:
+    def _is_healthy(self) -> bool:
         """Whether it can be trusted with more jobs."""
         return not self._heartbeat.declared_dead and self._settler.alive and not self._watch.stuck
 
-    def _worn_out(self) -> bool:
+    def _max_jobs_reached(self) -> bool:
         return self._options.max_jobs is not None and self._claimed >= self._options.max_jobs
 
     def _running(self) -> list[Call]:
@@ -253,7 +253,7 @@ class Worker:
         self._listener.close()
         process = self._heartbeat.process
         logger.info("%s claims no more; jobs still running: %d.", process, len(self._running()), extra=process.log_fields)
-        self._try_to(lambda: self._give_back(self._pool.take_back()))
+        self._try_to(lambda: self._release(self._pool.take_back()))
         self._wait_for_running(stop)
         ask_each(self._running(), JobLost if self._heartbeat.declared_dead else Interrupted)
         self._wait(time.monotonic() + self.LAST)
@@ -265,8 +265,8 @@ class Worker:
         self._coroutines.close()
         self._settler.close()
         self._wait_for_outcomes(end, stop)
-        leaves_none = not left and self._is_rid_of_all()
-        self._heartbeat.stop(sign_off=leaves_none)
+        leaves_none = not left and self._holds_nothing()
+        self._heartbeat.stop(deregister=leaves_none)
         self._ended.ask()
         close_connections()
         logger.info("%s has ended.", process, extra=process.log_fields)
@@ -284,7 +284,7 @@ class Worker:
 
     def _wait_for_running(self, stop: Shutdown) -> None:
         """As long as they take, if the worker is only worn out; else ``shutdown_timeout`` from when it must end."""
-        while not stop.asked and self._fit() and self._running():
+        while not stop.asked and self._is_healthy() and self._running():
             self._board.turn()
             stop.wait(0.02)
         for call in self._running():
@@ -297,13 +297,13 @@ class Worker:
         long as jobs could have run.
         """
         longest, least = end + self.LAST_OUTCOMES, time.monotonic() + self.LAST_OUTCOMES
-        while not self._is_rid_of_all() and time.monotonic() < (least if stop.now or not self._owns() else max(longest, least)):
+        while not self._holds_nothing() and time.monotonic() < (least if stop.now or not self._owns() else max(longest, least)):
             self._board.turn()
             if self._in_doubt:
-                self._try_to(self._give_back_unknown)
+                self._try_to(self._release_unknown)
             time.sleep(0.02)
 
-    def _is_rid_of_all(self) -> bool:
+    def _holds_nothing(self) -> bool:
         """Of what it claimed, whatever still runs apart."""
         return not self._settler.alive and not (self._in_doubt and self._owns())
 
