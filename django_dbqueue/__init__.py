@@ -39,7 +39,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # It uses the models, which cannot be imported before the apps are ready; this package is one of them.
+    # Imported on first use: it needs the models, which cannot be imported before the apps are
+    # ready, and this package is one of the apps.
     if name == "JobContext":
         from .context import JobContext
 

@@ -9,5 +9,6 @@ class DbQueueConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        # The framework's checks and logging register as they are imported; the backport's app need not be installed.
+        # The framework's checks and logging register on import; the backport's app need not be
+        # installed.
         from . import checks, compat  # noqa: F401

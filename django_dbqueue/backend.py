@@ -1,4 +1,4 @@
-"""The backend of Django's Tasks framework: how a call of a task becomes a job."""
+"""Backend of Django's Tasks framework: turns a call of a task into a job."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ from .models.states import Conflict, EnqueueStatus
 from .results import Enqueued, JobResult, result_of, task_or_stand_in
 from .tasks import Task, load
 
-# To ask each field for its default takes the model 19 µs, and a copy 5.
+# A model that asks each field for its default takes 19 µs, a copy 5 µs.
 _blank_job = cache(Job)
 
 
 class DatabaseBackend(BaseTaskBackend):
-    """Stores jobs in a database of the project.
+    """Task backend that stores jobs in a database of the project.
 
-    A job is written in the caller's transaction where the queue lives in the same database, and after the commit where
-    it lives in another: it exists exactly if the caller's work does.
+    If the queue is in the same database as the caller's work, a job is written in the caller's
+    transaction; if it is in another database, after the commit. A job exists if and only if the
+    caller's work does.
     """
 
     task_class = Task
@@ -56,12 +57,12 @@ class DatabaseBackend(BaseTaskBackend):
 
     @cached_property
     def config(self) -> Options:
-        """The backend's OPTIONS. Raises InvalidOption; the system checks say it before."""
+        """The backend's OPTIONS. Raises InvalidOption; the system checks report it earlier."""
         return Options.from_settings(self.options)
 
     @cached_property
     def options_of(self) -> Callable[[str], Options]:
-        """The OPTIONS as they are for the jobs of a queue."""
+        """The OPTIONS for the jobs of a queue, by the queue's name."""
         return cache(self.config.of)
 
     @cached_property
@@ -70,8 +71,8 @@ class DatabaseBackend(BaseTaskBackend):
         return self.config.database or router.db_for_write(Job)
 
     def validate_task(self, task: Any) -> None:
-        """Raises InvalidTask, with the value, for a task that this backend cannot run."""
-        # First for what the framework would stumble over, or take without a word.
+        """Raise InvalidTask, with the value, for a task that this backend cannot run."""
+        # First, values on which the framework would fail, or which it would accept silently.
         if type(task.priority) is not int:
             raise InvalidTask(f"priority must be a whole number between -100 and 100. It is {task.priority!r}.")
         if not isinstance(task.run_after, datetime | timedelta | None):
@@ -94,16 +95,19 @@ class DatabaseBackend(BaseTaskBackend):
             raise InvalidTask(f"queue_name of {task.module_path}: {error}") from None
 
     def enqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> JobResult:
-        """Write one job. Raises TypeError or ValueError for arguments that do not fit or are not JSON."""
+        """Write one job.
+
+        Raises TypeError or ValueError for arguments that do not fit or are not JSON.
+        """
         self.validate_task(task)
         return self._enqueue(task, [self._called(self._blank(task), task, args, kwargs)])[0]
 
     def enqueue_many(
         self, task: Any, calls: Iterable[tuple[Sequence[Any], Mapping[str, Any]]], stages: Sequence[Any] = ()
     ) -> Enqueued:
-        """Write many jobs of one task, all or none. Each call is its args and kwargs.
+        """Write many jobs of one task, all or none. Each call is a pair of args and kwargs.
 
-        ``stages`` are those of a pipeline, the first of which is the task.
+        ``stages`` are the stages of a pipeline; the first one is the task.
         """
         self.validate_task(task)
         blank = self._blank(task)
@@ -114,7 +118,10 @@ class DatabaseBackend(BaseTaskBackend):
         return self._enqueue(task, LazyJobs(blank, [(uuid7(), *self._bound(task, *call)) for call in calls]))
 
     def at_stage(self, pipeline: list[dict[str, Any]], place: int, value: Any) -> Job:
-        """A job as it enters a stage of a pipeline. Raises InvalidTaskPath, TypeError or ValueError if it cannot."""
+        """Return a job that enters a stage of a pipeline.
+
+        Raises InvalidTaskPath, TypeError or ValueError if it cannot.
+        """
         stage = pipeline[place]
         task = load(stage["task"]).using(queue_name=stage["queue"], priority=stage["priority"])
         there = self._called(self._blank(task), task, [value], {})
@@ -122,7 +129,10 @@ class DatabaseBackend(BaseTaskBackend):
         return there
 
     def set_policy(self, job: Job, task: Any) -> None:
-        """Set what the task says of retries and time on the job; what it does not say is as OPTIONS have it for the queue."""
+        """Copy the task's retry and timeout options to the job.
+
+        The OPTIONS for the queue supply the options that the task does not set.
+        """
         options = self.options_of(job.queue)
         job.max_attempts = getattr(task, "max_attempts", None) or options.max_attempts
         job.on_lost = getattr(task, "on_lost", job.on_lost)
@@ -130,7 +140,10 @@ class DatabaseBackend(BaseTaskBackend):
             job.timeout = timedelta(seconds=seconds)
 
     def columns_of(self, task: Any, args: Sequence[Any]) -> dict[str, Any]:
-        """A call that is to be enqueued later, as JSON. Raises TypeError or ValueError as ``enqueue`` does."""
+        """Serialise a call as JSON, to be enqueued later.
+
+        Raises TypeError or ValueError as ``enqueue`` does.
+        """
         self.validate_task(task)
         return self._called(self._blank(task), task, args, {}).columns
 
@@ -139,7 +152,7 @@ class DatabaseBackend(BaseTaskBackend):
         return Batch.objects.using(self.database)
 
     def get_result(self, result_id: str) -> JobResult:
-        """Raises TaskResultDoesNotExist for any id that is none."""
+        """Return the job's result. Raises TaskResultDoesNotExist if no job has that id."""
         try:
             job = Job.objects.using(self.database).select_related("process", "progress").get(pk=UUID(str(result_id)))
         except (Job.DoesNotExist, ValueError, TypeError, AttributeError):
@@ -164,7 +177,7 @@ class DatabaseBackend(BaseTaskBackend):
         return []
 
     def _blank(self, task: Any) -> Job:
-        """A job of the task, with all that does not depend on its arguments."""
+        """Return a job of the task with the columns that do not depend on its arguments."""
         job = _blank_job().copy(uuid7())
         job.task, job.queue, job.priority = task.module_path, task.queue_name, task.priority
         self.set_policy(job, task)
@@ -181,12 +194,12 @@ class DatabaseBackend(BaseTaskBackend):
 
     @property
     def _entry(self) -> Entry | None:
-        """The block of a batch of this backend's database, that calls are made in now."""
+        """The ``with`` block, of a batch in this backend's database, around the current calls."""
         entry = current_entry.get()
         return entry if entry and entry.database == self.database else None
 
     def _called(self, job: Job, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Job:
-        """The job with what depends on its arguments."""
+        """Return the job with the columns that depend on its arguments."""
         job.args, job.kwargs = self._bound(task, args, kwargs)
         if getattr(task, "concurrency", ()) or getattr(task, "rate", ()):
             job.limits = limits.of_call(task, args, kwargs)
@@ -195,7 +208,7 @@ class DatabaseBackend(BaseTaskBackend):
 
     def _bound(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         bound = serialization.bind(task.func, task.takes_context, args, kwargs)
-        # Of a ready-made task, which knows more of its arguments than their types.
+        # Ready-made tasks validate more of their arguments than the types.
         if check := getattr(task.func, "check_call", None):
             check(self, *args, **kwargs)
         return bound
@@ -225,7 +238,8 @@ class DatabaseBackend(BaseTaskBackend):
                 Job.objects.using(self.database).write(new)
             results.written(self._merge(task, keyed) if keyed else {})
         if entry and not entry.opens:
-            # Without those that have keys: others may ask for them too, and a call that is made again meets them.
+            # Without keyed jobs: other callers may enqueue the same keys, and a repeated call finds
+            # the existing jobs.
             entry.added.append(new)
         wake(self.database, jobs[0].queue, jobs[0].priority)
         for result in results.created() if is_heard(signals.task_enqueued, logging.DEBUG) else ():
@@ -233,7 +247,7 @@ class DatabaseBackend(BaseTaskBackend):
 
     @contextmanager
     def _held_open(self, entry: Entry) -> Iterator[None]:
-        """The batch does not finish before its new jobs are written. Raises BatchFinished."""
+        """Keep the batch unfinished until its new jobs are written. Raises BatchFinished."""
         with writing(self.database, savepoint=False):
             self.batches.join(entry.id, opens=entry.opens)
             yield

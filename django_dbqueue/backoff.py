@@ -1,7 +1,7 @@
-"""How long to wait before a failed job is tried again.
+"""Backoff strategies: the delay before a failed job is retried.
 
-A back-off is any callable ``(exception, task_result) -> seconds | None``; None means: do not try again. The names are
-those of Django's open proposal for retries (new-features #142).
+A backoff is any callable ``(exception, task_result) -> seconds | None``; None means no retry.
+The names are those of Django's open proposal for retries (new-features #142).
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ Backoff = Callable[[BaseException, Any], "float | None"]
 
 @dataclass(frozen=True, kw_only=True)
 class _Strategy:
-    """``cap`` is the longest wait in seconds; ``jitter`` spreads each wait by up to that fraction, up and down."""
+    """Base of the strategies.
+
+    cap: the longest delay, in seconds.
+    jitter: the largest fraction by which each delay is spread, up and down.
+    """
 
     cap: float = 3600.0
     jitter: float = 0.1
@@ -38,7 +42,7 @@ class _Strategy:
 
 @dataclass(frozen=True)
 class Constant(_Strategy):
-    """The same wait every time."""
+    """The same delay, ``delay`` seconds, after every failure."""
 
     delay: float = 5.0
 
@@ -58,7 +62,7 @@ class Linear(_Strategy):
 
 @dataclass(frozen=True)
 class Exponential(_Strategy):
-    """``first`` seconds after the first failure, then ``factor`` times as long after each further one."""
+    """``first`` seconds after the first failure, ``factor`` times as long after each next one."""
 
     first: float = 5.0
     factor: float = 2.0

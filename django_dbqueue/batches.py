@@ -1,4 +1,4 @@
-"""Batches: many jobs, and one that is enqueued when all of them have ended."""
+"""Batches: many jobs, and a callback job that is enqueued when all of them have ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, eq=False)
 class Entry:
-    """A ``with`` block of a batch. added: what was enqueued in it, if it is not its opener's."""
+    """A ``with`` block of a batch.
+
+    added: the jobs enqueued in the block, unless it is the opener's block.
+    """
 
     id: UUID
     database: str
@@ -32,19 +35,21 @@ class Entry:
     added: list[Sequence[Job]] = field(default_factory=list)
 
 
-# What is enqueued now belongs to it.
+# The block that newly enqueued jobs belong to.
 current: ContextVar[Entry | None] = ContextVar("dbqueue_batch", default=None)
 
 
 class batch:
-    """``with batch(on_finish=summarise) as b:`` What is enqueued inside belongs to it.
+    """Group of jobs: jobs enqueued inside ``with batch(on_finish=summarise) as b:`` belong to it.
 
-    on_finish: a task that is enqueued when all of its jobs have ended, in whatever way; its argument is the batch's id.
-    on_success: another, if all of them were successful.
-    description: for people.
+    on_finish: a task that is enqueued when all jobs of the batch have ended, in any state. Its
+        argument is the batch's id.
+    on_success: a second such task, enqueued if all jobs were successful.
+    description: text for people.
 
-    Entered once more, by a member or by anybody, it takes more jobs until it has finished; then BatchFinished is raised.
-    It does not finish before the first block, its opener's, has ended.
+    A batch can be entered again, by one of its jobs or by any other code, and takes more jobs
+    until it has finished; after that, BatchFinished is raised. A batch does not finish before its
+    first block, the opener's, has ended.
     """
 
     _backend: Any
@@ -69,7 +74,7 @@ class batch:
 
     @classmethod
     def of(cls, pk: UUID | str, backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> batch:
-        """The batch with that id. Raises Batch.DoesNotExist."""
+        """Return the batch with that id. Raises Batch.DoesNotExist."""
         found = object.__new__(cls)
         found._backend, found._entries, found._is_new = task_backends[backend], [], False
         found._batch = found._backend.batches.get(pk=pk)
@@ -80,11 +85,11 @@ class batch:
         return self._batch.pk
 
     def progress(self) -> dict[str, int]:
-        """How many of its jobs are in each state."""
+        """Return the number of its jobs in each state."""
         return dict(self._batch.progress())
 
     def discard(self) -> int:
-        """Call off those of its jobs that wait. Returns how many."""
+        """Discard the batch's waiting jobs. Returns their number."""
         return self._batch.discard()
 
     def __enter__(self) -> batch:
@@ -96,7 +101,7 @@ class batch:
         self._close(self._pop(), error)
 
     async def __aenter__(self) -> batch:
-        # The context variable is set in the caller's own context, not in that of the thread.
+        # Set the context variable in the caller's own context, not in that of the thread.
         entry = await sync_to_async(self._open)()
         self._entries.append((entry, current.set(entry)))
         return self
@@ -120,7 +125,10 @@ class batch:
         self._with_its_jobs(partial(self._leave, entry, has_failed=error is not None))
 
     def _with_its_jobs(self, action: Callable[[], object]) -> None:
-        """When jobs that are enqueued now are written: in a transaction of another database, after its end."""
+        """Run ``action`` when jobs enqueued now are written.
+
+        In a transaction of another database, that is after the transaction's end.
+        """
         if connections[self._backend.database].in_atomic_block:
             action()
         else:
@@ -129,7 +137,8 @@ class batch:
     def _leave(self, entry: Entry, has_failed: bool) -> None:
         rows = self._backend.batches.filter(pk=self.id)
         if has_failed and entry.opens:
-            # What was enqueued before the error is not the whole: none of it is to run, and nothing is to follow.
+            # The jobs enqueued before the error are not the whole batch: none of them may run, and
+            # no callback may follow.
             self.discard()
             rows.filter(finished_at=None).update(on_finish=None, on_success=None)
         elif has_failed:
@@ -139,7 +148,7 @@ class batch:
         after_commit(partial(self._finish, rows))
 
     def _finish(self, rows: Any) -> None:
-        """It may have had no jobs at all, or none that have not ended by now."""
+        """Finish the batch if it had no jobs at all, or if all of them have ended by now."""
         notify_queues(self._backend.database, rows.finish())
 
     def _callback(self, name: str, task: Any) -> Any:

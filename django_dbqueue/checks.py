@@ -1,4 +1,4 @@
-"""System checks of the project around the queue; a backend checks its own OPTIONS."""
+"""System checks of the project around the queue. A backend checks its own OPTIONS."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOT_IMMEDIATE = "SQLite without immediate transactions fails with 'database is l
 
 @register("dbqueue")
 def check_databases(app_configs: Any = None, **kwargs: Any) -> Iterator[CheckMessage]:
-    """Whether each backend's database can hold a queue."""
+    """Check that each backend's database can hold a queue."""
     served: dict[tuple[str, str], str] = {}
     for alias in task_backends:
         backend = task_backends[alias]
@@ -37,11 +37,14 @@ def check_databases(app_configs: Any = None, **kwargs: Any) -> Iterator[CheckMes
                 yield from _check_queues(backend, served)
                 yield from _check_commands(backend)
             except (InvalidOption, TypeError):
-                continue  # The backend's own check says it.
+                continue  # The backend's own check reports it.
 
 
 def _check_queues(backend: DatabaseBackend, served: dict[tuple[str, str], str]) -> Iterator[CheckMessage]:
-    """Two backends on one database must not have a queue in common: each would run the other's jobs with its own options."""
+    """Warn if two backends on one database have a queue in common.
+
+    Each backend would run the other's jobs with its own options.
+    """
     for queue in backend.queues or {"*"}:
         for (database, other), alias in served.items():
             if database == backend.database and (queue == other or "*" in (queue, other)):
@@ -92,10 +95,14 @@ def options_for_sqlite(alias: str) -> str:
     return f"DATABASES[{alias!r}]['OPTIONS'] = {{'transaction_mode': 'IMMEDIATE', 'init_command': 'PRAGMA journal_mode=WAL'}}"
 
 
-# Not of those that runqueue makes: a supervisor imports no tasks.
+# runqueue does not run this check: a supervisor imports no tasks.
 @register("dbqueue_recurring")
 def check_recurring_tasks(app_configs: Any = None, **kwargs: Any) -> Iterator[CheckMessage]:
-    """Whether the modules that hold tasks can be imported, all that they declare to recur can, and shared limits are alike."""
+    """Check task modules, the recurring tasks that they declare, and shared limits.
+
+    The modules can be imported, every declared recurring task can recur, and tasks that share a
+    limit agree on it.
+    """
     for name in dict.fromkeys(modules_with_tasks(_task_modules())):
         try:
             import_module(name)
@@ -116,7 +123,7 @@ def check_recurring_tasks(app_configs: Any = None, **kwargs: Any) -> Iterator[Ch
             if alias in task_backends.settings and not isinstance(task_backends[alias], DatabaseBackend):
                 said = f"{one.name!r} never runs: its backend is TASKS[{alias!r}], which is no DatabaseBackend."
                 hint = "Give it a backend that is one: backend= of @task, or of recurring_command()."
-                # Without any, as in tests, nothing is meant to recur.
+                # Without any DatabaseBackend, as in tests, no task is meant to recur.
                 yield Error(said, hint, id="dbqueue.E006") if any_runs_them else Warning(said, hint, id="dbqueue.W004")
                 continue
             one.resolved()
@@ -126,13 +133,16 @@ def check_recurring_tasks(app_configs: Any = None, **kwargs: Any) -> Iterator[Ch
 
 
 def _check_groups() -> Iterator[CheckMessage]:
-    """Tasks that share a limit by its group say the same number: of different ones, the smallest at hand holds."""
+    """Warn if tasks that share a limit by its group give different numbers.
+
+    Of different numbers, the smallest among the jobs at hand applies.
+    """
     first: dict[tuple[Any, ...], tuple[Limit | Rate, str]] = {}
     databases = {backend.alias: backend.database for backend in _backends()}
     for path, task in _tasks().items():
         for each in limits.of_task(task):
             if each.group is not None and task.backend in databases:
-                # With a key and without one, a group has different semaphores.
+                # A group has separate semaphores for limits with a key and without one.
                 shared = databases[task.backend], type(each), each.group, each.key is None
                 other, other_path = first.setdefault(shared, (each, path))
                 if other.numbers != each.numbers:
@@ -145,7 +155,7 @@ def _check_groups() -> Iterator[CheckMessage]:
 
 
 def _tasks() -> dict[str, Task[..., Any]]:
-    """By their paths, those in the modules that hold tasks."""
+    """Return the tasks in the modules that hold tasks, by path."""
     modules = (vars(sys.modules[name]) for name in modules_with_tasks(_task_modules()) if name in sys.modules)
     return {each.module_path: each for module in modules for each in list(module.values()) if isinstance(each, Task)}
 
@@ -166,7 +176,10 @@ def _configs() -> Iterator[Options]:
 
 
 def _backends() -> Iterator[DatabaseBackend]:
-    """Those whose OPTIONS can be read; of the others, their own check says why."""
+    """Yield the backends whose OPTIONS can be read.
+
+    Each other backend reports the reason in its own check.
+    """
     for alias in task_backends:
         backend = task_backends[alias]
         if isinstance(backend, DatabaseBackend):

@@ -1,7 +1,7 @@
-"""The only place that knows which Django this is.
+"""Compatibility layer: the only module that depends on the version of Django.
 
-Django 6.0 and later bring the Tasks framework themselves; on 5.2 it comes from the ``django-tasks`` backport, which has
-its own classes, registry and signals under the same names.
+Django 6.0 and later include the Tasks framework. On Django 5.2 it comes from the ``django-tasks``
+backport, which has its own classes, registry and signals under the same names.
 """
 
 from __future__ import annotations
@@ -54,28 +54,35 @@ if TYPE_CHECKING:
 else:
 
     class BaseTask(FrameworkTask):
-        """The framework's Task, generic in its function's signature, which it is not everywhere at run time."""
+        """The framework's Task, generic in its function's signature.
+
+        At run time, the framework's own class is not generic everywhere.
+        """
 
         __slots__ = ()
         __class_getitem__ = classmethod(types.GenericAlias)
 
 
 def remember_receivers() -> None:
-    """Have the signals of a job's run find their receivers without a lock, for which a worker's threads would wait.
+    """Cache the receivers of the signals of a job's run.
 
-    It is what Django's ``Signal(use_caching=True)`` does. With eight threads and jobs that do nothing, 5,900 a second, not
-    3,100.
+    A lookup without the cache takes a lock, for which a worker's threads would wait. Django's
+    ``Signal(use_caching=True)`` does the same. With eight threads and jobs that do nothing, a
+    worker runs 5,900 jobs a second instead of 3,100.
     """
     for signal in (signals.task_started, signals.task_finished):
         signal.use_caching, signal.sender_receivers_cache = True, WeakKeyDictionary()
 
 
-# By what a signal knows its receivers.
+# Ids by which a signal identifies the framework's own receivers.
 _OWN = {id(signals.log_task_enqueued), id(signals.log_task_started), id(signals.log_task_finished)}
 
 
 def is_heard(signal: Signal, level: int | None = None) -> bool:
-    """Whether others than the framework's own receiver hear it; with a level, also whether that one's line would be logged."""
+    """Return True if a receiver other than the framework's own is connected to the signal.
+
+    With a level, also if the log line of the framework's own receiver would be emitted.
+    """
     is_logged = level is not None and signals.logger.isEnabledFor(level)
     return is_logged or any(key[0] not in _OWN for key, *_rest in signal.receivers)
 

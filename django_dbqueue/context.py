@@ -1,4 +1,4 @@
-"""What a running task knows of its job, and can say to its worker."""
+"""Context of a running task: access to its job, and requests to its worker."""
 
 from __future__ import annotations
 
@@ -19,57 +19,70 @@ from .models import Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobContext(TaskContext):  # type: ignore[misc, type-arg]
-    """What a task with ``takes_context`` is given. ``call`` is the attempt, as its worker sees it."""
+    """Context passed to a task with ``takes_context``.
+
+    call: the attempt, as its worker sees it.
+    """
 
     job: Job
     call: Any
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What is noted with the job, by its caller and by its attempts so far. ``save_metadata()`` stores its changes."""
+        """Metadata of the job, from its caller and from its attempts so far.
+
+        ``save_metadata()`` stores changes.
+        """
         return self.job.metadata  # type: ignore[no-any-return]
 
     @property
     def batch(self) -> batch | None:
-        """The batch that the job belongs to, which takes more jobs: ``with context.batch: …``."""
+        """The batch of the job, which takes more jobs: ``with context.batch: …``."""
         return batch.of(self.job.batch_id, self.task_result.backend) if self.job.batch_id else None
 
     @property
     def should_stop(self) -> bool:
-        """Whether the task is to come to an end: save how far it is, and raise ``Interrupted``."""
+        """True if the task must end: save its position, and raise ``Interrupted``."""
         return bool(self.call.should_stop)
 
     def save_metadata(self) -> None:
-        """Store ``metadata`` now, for the next attempt. Raises TypeError or ValueError for what is not JSON.
+        """Store ``metadata`` now, for the next attempt.
 
-        Raises JobLost if the job belongs to another process by now.
+        Raises TypeError or ValueError for values that are not JSON, and JobLost if the job belongs
+        to another process by now.
         """
         self.job.metadata.update(serialization.to_json(self.metadata, of=f"metadata of {self.job.task}"))
         if not Job.objects.using(self.job._state.db).save_metadata(self.job):
             raise JobLost(f"Job {self.job.pk} belongs to another process now.")
 
     async def asave_metadata(self) -> None:
-        """``save_metadata()`` for a coroutine."""
+        """Asynchronous version of ``save_metadata()``."""
         await sync_to_async(self.save_metadata)()
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Note how far the task is: ``done`` of ``total``, and a word on it. Raises TypeError or ValueError for other things.
+        """Report progress: ``done`` of ``total``, with a short note.
 
-        It writes nothing itself, and so costs nothing, in a coroutine too: the worker writes the newest about once a second.
+        The call itself writes nothing, and so costs nothing, in a coroutine too: the worker writes
+        the newest report about once a second. Raises TypeError or ValueError for other values.
         """
         self.job.noted = ProgressValue.of(done, total, note)
 
     def snooze(self, delay: float | timedelta | datetime) -> NoReturn:
-        """End this attempt, and run again after ``delay`` (seconds or a timedelta), or at that time. No attempt is spent.
+        """End this attempt without spending it, and run the job again after ``delay``.
 
-        Raises TypeError or ValueError for what is no delay.
+        delay: seconds or a timedelta; or the time to run at, as a datetime.
+
+        Raises TypeError or ValueError for an invalid delay.
         """
         raise Snoozed(delay)
 
     def retry(self, delay: float | timedelta | None = None, reason: str = "") -> NoReturn:
-        """End this attempt as failed, and try again after ``delay`` (seconds or a timedelta; None as the back-off says).
+        """End this attempt as failed, and retry the job after ``delay``.
 
-        So it is whatever ``retry_on`` says, as long as ``max_attempts`` allows. Raises TypeError or ValueError for what is no
-        delay. ``reason``, and the exception that is handled, are recorded with the attempt.
+        delay: seconds or a timedelta; None takes the delay from the backoff.
+        reason: recorded with the attempt, as is the exception being handled.
+
+        The job is retried regardless of ``retry_on``, as long as ``max_attempts`` allows. Raises
+        TypeError or ValueError for an invalid delay.
         """
         raise Retried(delay, reason) from sys.exc_info()[1]

@@ -1,4 +1,4 @@
-"""One class per cause. What is raised says what was wrong, with the value, and what to do."""
+"""Exceptions, one class per cause. A message states the error, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ class InvalidOption(QueueError):
 
 
 class InvalidTaskPath(QueueError):
-    """A job names something that is no task: it was renamed, removed, or never carried ``@task``."""
+    """A job's path names no task: it was renamed, removed, or never carried ``@task``."""
 
 
 class InvalidSchedule(QueueError, ValueError):
-    """When something is to recur cannot be told: an expression, an interval, a time zone, or what is to be called."""
+    """A schedule is invalid: its cron expression, interval, time zone or target."""
 
 
 class NotYetVisible(QueueError):
-    """A result was waited for inside the transaction that enqueued it: no worker can see the job before the commit."""
+    """A result was waited for inside the transaction that enqueued its job.
+
+    No worker can see the job before the commit.
+    """
 
 
 class BatchFinished(QueueError):
-    """A job was to be added to a batch whose jobs have all ended."""
+    """A job cannot be added to a batch, because all jobs of the batch have ended."""
 
 
 class SqlNotAllowed(QueueError):
@@ -44,15 +47,18 @@ class ProcessLost(QueueError):
 
 
 class Discarded(QueueError):
-    """A job was claimed that is not to run any more. Recorded with the attempt, never raised in a task."""
+    """A claimed job must not run any more. Recorded with the attempt, never raised in a task."""
 
 
 class Expired(Discarded):
-    """A job was not started by the time that its ``expires`` said."""
+    """A job was not started by the time that its ``expires`` gives."""
 
 
 class Interruption(BaseException):
-    """Ends a task from outside, or at its own wish. No Exception: what catches errors must not catch this. Not raised itself."""
+    """Base of control-flow exceptions, which end a task from outside or at its own request.
+
+    A BaseException, so that ``except Exception`` does not swallow it. Not raised itself.
+    """
 
 
 class TimedOut(Interruption):
@@ -60,20 +66,22 @@ class TimedOut(Interruption):
 
 
 class Stopped(Interruption):
-    """Raised in a task that an operator has stopped: its job is discarded."""
+    """Raised in a task that an operator has stopped. The job is discarded."""
 
 
 class Interrupted(Interruption):
-    """Raised in a task whose worker must end; or by a task that ends since ``context.should_stop``.
+    """Raised in a task whose worker must end, or by a task that ends on ``context.should_stop``.
 
-    The job is given back, and no attempt is spent.
+    The job is released, and no attempt is spent.
     """
 
 
 class Snoozed(Interruption):
-    """Raised by ``context.snooze()``: the job is SCHEDULED for ``until``, in seconds from now or a time. No attempt is spent.
+    """Raised by ``context.snooze()``: the job is SCHEDULED for ``until``, and no attempt is spent.
 
-    It checks what it is given, so that nothing reaches the database that is no time.
+    until: seconds from now, or a time.
+
+    The constructor validates the delay, so that no invalid time reaches the database.
     """
 
     def __init__(self, delay: float | timedelta | datetime) -> None:
@@ -82,9 +90,11 @@ class Snoozed(Interruption):
 
 
 class Retried(Interruption):
-    """Raised by ``context.retry()``: the attempt has failed, and the next one is after ``delay`` seconds; None asks the back-off.
+    """Raised by ``context.retry()``: the attempt has failed, and the job is retried.
 
-    Its cause is the exception that was handled, if one was.
+    delay: seconds until the next attempt; None takes the delay from the backoff.
+
+    The cause is the exception that was being handled, if any.
     """
 
     def __init__(self, delay: float | timedelta | None = None, reason: str = "") -> None:
@@ -94,4 +104,4 @@ class Retried(Interruption):
 
 
 class JobLost(Interruption):
-    """Raised in a task whose job belongs to another process now: what it returns is dropped."""
+    """Raised in a task whose job belongs to another process now. Its return value is dropped."""

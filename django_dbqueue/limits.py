@@ -1,4 +1,4 @@
-"""How many jobs that have something in common may run at a time, or start in a time."""
+"""Concurrency limits and rate limits for jobs that have something in common."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any, Literal
 from .core import unique_keys
 
 LONGEST_GROUP = 100
-# What a column holds.
+# Characters that a column holds.
 LONGEST_KEY = 460
-# What the key of a rate begins with. No limit's key does: it begins with a quoted group, or a task's path, which has no space.
+# Prefix that separates rate-limit keys from concurrency keys. No concurrency key begins with it:
+# that one begins with a quoted group, or with a task's path, which has no space.
 RATE = "rate "
 MOST = 10**6
-# Of a rate, in seconds.
+# Upper bound of a rate's ``per``, in seconds.
 LONGEST_PER = 10.0**8
 
 Key = Callable[..., Any]
@@ -24,12 +25,12 @@ Key = Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """``most`` jobs with one key run at a time.
+    """Concurrency limit: ``most`` jobs with one key run at a time.
 
-    key: a function of some of the call's arguments, by name. Without it, all jobs of the task have one key; what it returns
-        None for is not limited.
-    group: tasks that name one share their limit; without it, each task has its own.
-    on_conflict: what becomes of a job that finds no slot: "wait", or "discard".
+    key: a function of some of the call's arguments, by name. Without it, all jobs of the task have
+        one key. A call for which it returns None is not limited.
+    group: tasks that name the same group share their limit; without it, each task has its own.
+    on_conflict: the action for a job that finds no slot: "wait", or "discard".
     """
 
     most: int
@@ -45,7 +46,7 @@ class Limit:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """What those that share a group must have in common."""
+        """The numbers that limits of one group must have in common."""
         return (self.most,)
 
     def described(self) -> str:
@@ -58,16 +59,21 @@ class Limit:
 def limit(
     most: int, *, key: Key | None = None, group: str | None = None, on_conflict: Literal["wait", "discard"] = "wait"
 ) -> Limit:
-    """``limit(2, key=lambda account_id: account_id)``: two jobs of an account at a time, over all hosts."""
+    """Limit the number of jobs that run at a time, over all hosts. The arguments are Limit's.
+
+    ``limit(2, key=lambda account_id: account_id)`` allows two jobs of an account at a time.
+    """
     return Limit(most=most, key=key, group=group, on_conflict=on_conflict)
 
 
 @dataclass(frozen=True)
 class Rate:
-    """``number`` jobs start in ``per`` seconds, over all hosts: one after the other, evenly.
+    """Rate limit: ``number`` jobs start in ``per`` seconds, over all hosts.
 
-    key, group: as of a Limit.
-    burst: how many may start together after a pause.
+    The starts follow one another at even intervals.
+
+    key, group: as for Limit.
+    burst: the number of jobs that may start together after a pause.
     """
 
     number: int
@@ -89,7 +95,7 @@ class Rate:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """What those that share a group must have in common."""
+        """The numbers that limits of one group must have in common."""
         return (self.seconds / self.number, self.burst)
 
     def described(self) -> str:
@@ -100,7 +106,7 @@ class Rate:
 
 
 def check(task: Any) -> None:
-    """Raises ValueError for limits that cannot be of this task."""
+    """Raise ValueError for limits that this task cannot have."""
     for name, kind, example in (("concurrency", Limit, "limit(2)"), ("rate", Rate, "Rate(100, per=60)")):
         for each in _as_tuple(getattr(task, name)):
             if not isinstance(each, kind):
@@ -110,7 +116,7 @@ def check(task: Any) -> None:
 
 
 def of_call(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """What a call of the task is limited by, as it is stored with its job."""
+    """Return the limits of a call of the task, as stored with its job."""
     return [each.of_call(key) for each in of_task(task) if (key := _key(each, task, args, kwargs))] or None
 
 
@@ -119,7 +125,10 @@ def of_task(task: Any) -> tuple[Limit | Rate, ...]:
 
 
 def are_readable(stored: Any) -> bool:
-    """Whether limits, as stored with a job, are such as ``of_call`` makes. A row by hand may hold anything."""
+    """Return True if limits stored with a job have the form that ``of_call`` makes.
+
+    A row written by hand may hold anything.
+    """
     return isinstance(stored, list) and all(isinstance(each, dict) and _is_readable(each) for each in stored)
 
 
@@ -134,18 +143,22 @@ def _is_readable(stored: dict[str, Any]) -> bool:
 
 
 def _key(each: Limit | Rate, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """``path``, ``path argument+argument=value``, ``"group"`` or ``"group" value``: no two limits share one by chance."""
+    """Return the key of a limit for a call.
+
+    The forms are ``path``, ``path argument+argument=value``, ``"group"`` and ``"group" value``: no
+    two limits share a key by chance.
+    """
     name = str(task.module_path) if each.group is None else '"{}"'.format(each.group.replace('"', '""'))
     if each.key is None:
         return name
     value = unique_keys.compute(each.key, task, args, kwargs, f"{task.module_path}: what a limit's key returned")
-    # Two limits of one task, by different arguments, are two.
+    # Limits of one task by different arguments are separate limits.
     by = "" if each.group else "+".join(unique_keys.wanted(each.key)) + "="
     return None if value is None else f"{name} {by}{value}"
 
 
 def _fitting(key: str) -> str:
-    """The key, or of one that is too long the beginning and a digest of all of it."""
+    """Return the key; if it is too long, its beginning and a digest of the whole key."""
     digest = "" if len(key) <= LONGEST_KEY else f"…{sha256(key.encode()).hexdigest()[:32]}"
     return f"{key[: LONGEST_KEY - len(digest)]}{digest}" if digest else key
 

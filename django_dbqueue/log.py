@@ -1,4 +1,4 @@
-"""A filter for ``LOGGING`` that says in each line which job it is of."""
+"""A filter for ``LOGGING`` that adds the running job to each log line."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import logging
 from contextvars import ContextVar
 from typing import Any
 
-# The job whose task runs in this context: its thread, its coroutines, and what asgiref calls from one in the other.
+# The job whose task runs in this context: in its thread, in its coroutines, and in the calls that
+# asgiref makes from one into the other.
 running_job: ContextVar[Any] = ContextVar("dbqueue_running_job", default=None)
 
 FIELDS = ("job_id", "task", "queue", "attempt", "process_name")
 
 
 class JobFields(logging.Filter):
-    """Give each record ``job_id``, ``task``, ``queue``, ``attempt`` and ``process_name``; they are empty outside a job."""
+    """Add ``job_id``, ``task``, ``queue``, ``attempt`` and ``process_name`` to each record.
+
+    The fields are empty outside a job.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         job = running_job.get()

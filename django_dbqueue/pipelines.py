@@ -1,4 +1,7 @@
-"""Pipelines: one job that walks through several tasks, each of which gets what the one before it returned."""
+"""Pipelines: one job that runs several tasks in order.
+
+Each task gets the return value of the task before it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GoTo:
-    """Returned by a stage: the job goes on at another stage of its pipeline, with ``value``."""
+    """Returned by a stage: the job continues at another stage of its pipeline, with ``value``."""
 
     stage: Task[..., Any]
     value: Any = None
@@ -35,9 +38,9 @@ class Finish:
 
 @dataclass(frozen=True)
 class FanOut:
-    """Returned by a stage: for each of the values a job of its own walks on from the next stage; this one ends.
+    """Returned by a stage: one new job per value continues at the next stage, and this job ends.
 
-    Its result are their ids. They belong to its batch, if it has one.
+    The result of this job is the ids of the new jobs. They belong to its batch, if it has one.
     """
 
     values: Sequence[Any]
@@ -45,31 +48,40 @@ class FanOut:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Stages, in their order. Each has the queue, priority, limits and retries of its task."""
+    """Stages, in order. Each has the queue, priority, limits and retries of its task."""
 
     stages: tuple[Task[..., Any], ...]
 
     def using(self, **settings: Any) -> Pipeline:
-        """The same pipeline with other settings for its jobs: run_after, metadata, key, version, on_conflict, max_wait."""
+        """Return the same pipeline with other settings for its jobs.
+
+        The settings are run_after, metadata, key, version, on_conflict and max_wait.
+        """
         if unknown := settings.keys() - {"run_after", "metadata", "key", "version", "on_conflict", "max_wait", "expires"}:
             raise TypeError(f"{unknown.pop()!r} is a stage's: give it to the stage, such as parse.using(queue_name='cpu').")
         return replace(self, stages=(self.stages[0].using(**settings), *self.stages[1:]))
 
     def enqueue(self, *args: Any, **kwargs: Any) -> JobResult:
-        """Write one job, which begins at the first stage with these arguments."""
+        """Write one job that starts at the first stage with these arguments."""
         return self._enqueue([(args, kwargs)])[0]
 
     async def aenqueue(self, *args: Any, **kwargs: Any) -> JobResult:
-        """``enqueue()`` for a coroutine."""
+        """Asynchronous version of ``enqueue()``."""
         return await sync_to_async(self.enqueue, thread_sensitive=True)(*args, **kwargs)
 
     def enqueue_on_commit(self, *args: Any, **kwargs: Any) -> None:
-        """Enqueue once the caller's open transactions have committed; at once if there are none."""
+        """Enqueue after the caller's open transactions have committed.
+
+        Without an open transaction, enqueue immediately.
+        """
         serialization.bind(self.stages[0].func, self.stages[0].takes_context, args, kwargs)
         after_commit(partial(self.enqueue, *args, **kwargs))
 
     def enqueue_many(self, calls: Iterable[tuple[Any, ...] | dict[str, Any]]) -> Sequence[JobResult]:
-        """Write many jobs, all or none. Each call is a tuple of positional or a dict of keyword arguments."""
+        """Write many jobs, all or none.
+
+        Each call is a tuple of positional or a dict of keyword arguments.
+        """
         return self._enqueue(map(split, calls))
 
     def _enqueue(self, calls: Iterable[Any]) -> Sequence[JobResult]:
@@ -80,9 +92,12 @@ class Pipeline:
 
 
 def pipeline(*stages: Task[..., Any]) -> Pipeline:
-    """``pipeline(fetch, parse, index).enqueue(url)``: fetch(url), then parse with what it returned, then index with that.
+    """Make a pipeline of tasks; each task gets the return value of the task before it.
 
-    Raises InvalidTask for what cannot be walked through.
+    ``pipeline(fetch, parse, index).enqueue(url)`` runs fetch(url), then parse with the return value
+    of fetch, then index with the return value of parse.
+
+    Raises InvalidTask for stages that cannot form a pipeline.
     """
     if not stages:
         raise InvalidTask("A pipeline needs stages: pipeline(fetch, parse, index).")

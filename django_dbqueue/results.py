@@ -1,4 +1,4 @@
-"""A job as Django's Tasks framework shows it."""
+"""Results: jobs in the form of Django's Tasks framework."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ STATUS: dict[str, TaskResultStatus] = {
 class JobResult(TaskResult):  # type: ignore[misc, type-arg]
     """A TaskResult that also has the job's ``metadata`` and ``progress``, and can be waited for.
 
-    enqueued: what became of the call, if its key had a job already: "created" (a run of its own), "merged" (one that waits or
-        runs took it over), or "ignored" (that one stands as it was).
+    enqueued: the outcome of the call if its key already had a job: "created" (a run of its own),
+        "merged" (a waiting or running job took the call over), or "ignored" (the existing job is
+        unchanged).
     """
 
     enqueued: str = "created"
@@ -57,7 +58,7 @@ class JobResult(TaskResult):  # type: ignore[misc, type-arg]
                 object.__setattr__(self, each.name, getattr(newer, each.name))
 
     def wait(self, timeout: float | None = None) -> JobResult:
-        """Refresh until the job has ended, ``timeout`` seconds at most, and return this result.
+        """Refresh until the job has ended, for at most ``timeout`` seconds; return this result.
 
         Raises TimeoutError, and NotYetVisible inside the transaction that enqueued the job.
         """
@@ -65,7 +66,7 @@ class JobResult(TaskResult):  # type: ignore[misc, type-arg]
             try:
                 self.refresh()
             except TaskResultDoesNotExist:
-                # Of a queue in another database, the job is written after the commit.
+                # If the queue is in another database, the job is written after the commit.
                 if self.enqueued_at is None and any(each.in_atomic_block for each in connections.all(initialized_only=True)):
                     raise self._not_yet_visible() from None
                 raise
@@ -77,7 +78,10 @@ class JobResult(TaskResult):  # type: ignore[misc, type-arg]
         return self
 
     async def await_(self, timeout: float | None = None) -> JobResult:
-        """``wait()`` for a coroutine; the underscore is there because the name with an ``a`` in front is a keyword."""
+        """Asynchronous version of ``wait()``.
+
+        The name has an underscore because ``await`` is a keyword.
+        """
         for pause in self._pauses(timeout):
             await self.arefresh()
             if self.is_finished:
@@ -86,7 +90,7 @@ class JobResult(TaskResult):  # type: ignore[misc, type-arg]
         return self
 
     def _pauses(self, timeout: float | None) -> Iterator[float]:
-        """Seconds to sleep between two looks: short at first, then longer, until the time is over."""
+        """Yield seconds to sleep between two polls: short at first, then longer, until timeout."""
         pause, end = 0.005, None if timeout is None else time.monotonic() + timeout
         yield 0.0
         while end is None or time.monotonic() < end:
@@ -104,9 +108,10 @@ class JobResult(TaskResult):  # type: ignore[misc, type-arg]
 
 
 class Enqueued(Sequence[JobResult]):
-    """The results of calls that were enqueued together: each is made when somebody looks at it, as most are never looked at.
+    """Lazy sequence of the results of calls that were enqueued together.
 
-    ``make`` makes one for a new job.
+    A result is made on first access, as most results are never accessed. ``make`` makes the result
+    of a new job.
     """
 
     def __init__(self, jobs: Sequence[Job], make: Callable[[Job], JobResult]) -> None:
@@ -141,13 +146,16 @@ class Enqueued(Sequence[JobResult]):
         return f"<{len(self)} results>"
 
     def written(self, met: Mapping[UUID, tuple[Job, EnqueueStatus]]) -> None:
-        """The jobs were written now; ``met`` are those whose keys had a row, with that row and what became of the call."""
+        """Record that the jobs have been written.
+
+        met: the jobs whose keys had a row, each with that row and the outcome of the call.
+        """
         self._met = met
         for place in self._made:
             self._learn(place)
 
     def created(self) -> Iterator[JobResult]:
-        """Those of the calls that were not ignored."""
+        """Yield the results of the calls that were not ignored."""
         return (result for result in self if result.enqueued != EnqueueStatus.IGNORED)
 
     def _learn(self, place: int) -> None:
@@ -159,7 +167,7 @@ class Enqueued(Sequence[JobResult]):
 
 
 def _is_committed(result_id: str, database: str) -> bool:
-    """Whether another connection sees the job."""
+    """Return True if another connection sees the job."""
     other: Any = connections.create_connection(database)
     try:
         with other.cursor() as cursor:
@@ -173,7 +181,7 @@ def _is_committed(result_id: str, database: str) -> bool:
 def result_of(
     job: Job, alias: str, task: Task[..., Any], executions: Iterable[Execution] = (), progress: Progress | None = None
 ) -> JobResult:
-    """The result for a job and its attempts so far, oldest first."""
+    """Return the result for a job and its attempts so far, oldest first."""
     attempts = list(executions)
     running = job.state == Job.State.RUNNING
     result = JobResult(
@@ -197,17 +205,26 @@ def result_of(
 
 
 def _as_json(document: Any) -> Any:
-    """TaskResult accepts JSON alone: a document that cannot be decoded becomes the text that says so."""
+    """Replace a document that cannot be decoded with the text that says so.
+
+    TaskResult accepts only JSON.
+    """
     return repr(document) if isinstance(document, Unreadable) else document
 
 
 def task_of(job: Job, alias: str) -> Task[..., Any]:
-    """The job's task as it was enqueued. Raises InvalidTaskPath if there is none at its path any more."""
+    """Return the job's task as it was enqueued.
+
+    Raises InvalidTaskPath if its path no longer has a task.
+    """
     return _as_enqueued(load(job.task), job, alias)
 
 
 def task_or_stand_in(job: Job, alias: str) -> Task[..., Any]:
-    """The job's task; for one that is gone, a stand-in of the same path that cannot be called."""
+    """Return the job's task, or a stand-in if the task is gone.
+
+    The stand-in has the same path and cannot be called.
+    """
     try:
         return task_of(job, alias)
     except InvalidTaskPath:
@@ -215,7 +232,11 @@ def task_or_stand_in(job: Job, alias: str) -> Task[..., Any]:
 
 
 def _as_enqueued(task: Task[..., Any], job: Job, alias: str) -> Task[..., Any]:
-    """A copy, not made anew: that would check it, and a job whose queue is gone from ``QUEUES`` could not be read."""
+    """Return a copy of the task with the job's settings, made without the constructor.
+
+    The constructor would validate the task, and a job whose queue is gone from ``QUEUES`` could not
+    be read.
+    """
     wanted: dict[str, Any] = {
         "priority": job.priority,
         "queue_name": job.queue,

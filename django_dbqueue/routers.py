@@ -1,4 +1,7 @@
-"""``DATABASE_ROUTERS = ["django_dbqueue.routers.QueueRouter"]``: the queue's tables in the databases that its backends name."""
+"""Database router that puts the queue's tables in the databases that its backends name.
+
+Setting: ``DATABASE_ROUTERS = ["django_dbqueue.routers.QueueRouter"]``.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ LABEL = "dbqueue"
 
 
 class QueueRouter:
-    """Keeps jobs in the ``database`` of each backend's OPTIONS, and their tables out of all other databases.
+    """Router that keeps jobs in the ``database`` of each backend's OPTIONS.
 
-    What names no backend, such as the admin, reads and writes the database of the first.
+    Their tables stay out of all other databases. Code that names no backend, such as the admin,
+    reads and writes the database of the first backend.
     """
 
     def _databases(self) -> list[str]:

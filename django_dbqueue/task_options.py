@@ -1,4 +1,7 @@
-"""What a task may ask for: a value that cannot be followed is refused where it is written, with the value."""
+"""Validation of a task's options.
+
+An invalid value is refused where it is written; the error contains the value.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from .core import unique_keys
 from .core.options import DAY, MOST_ATTEMPTS
 from .core.time_values import check_expires
 
-# Ten years, which every database can add to a time.
+# Ten years: every database can add that to a time.
 LONGEST_TIMEOUT = 3650 * DAY
 CONFLICTS = ("rerun", "skip", "replace")
 
 
 def check(task: Any) -> None:
-    """Raises InvalidTask, with the value, for a policy that cannot be followed."""
+    """Raise InvalidTask, with the value, for options that cannot be honoured."""
     _check_place(task.func)
     _check_retries(task)
     _check_run(task)

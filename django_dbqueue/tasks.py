@@ -1,4 +1,4 @@
-"""The decorator and what it makes: a function that can be enqueued."""
+"""The ``@task`` decorator, and Task: a function that can be enqueued."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .results import JobResult
 
     class TaskOptions(TypedDict, total=False):
-        """What ``@task`` takes: see Task."""
+        """Options of ``@task``; Task describes them."""
 
         priority: int
         queue_name: str
@@ -74,30 +74,35 @@ Exceptions = tuple[type[BaseException], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task(BaseTask[P, R], Generic[P, R]):
-    """A task with this queue's options; what is None is as the backend's ``OPTIONS`` have it.
+    """Task with this queue's options. For options that are None, the backend's ``OPTIONS`` apply.
 
-    max_attempts: how often a job is tried before it is FAILED.
-    backoff: seconds to wait before the next attempt, as ``(exception, task_result) -> seconds | None``.
-    retry_on: the only exceptions after which a job is tried again; empty means all.
-    discard_on: exceptions that call the job off: no retry, no failure.
-    timeout: seconds that it may run; then it is stopped, and has failed.
-    on_lost: what becomes of a job whose process died while it ran: "retry" (three attempts at least), or "fail" for what
-        must not run twice.
-    atomic: it runs in a transaction of the queue's database, which also settles the job: its effects there, and that it
-        succeeded, are committed together or not at all.
-    delete_on_success: nothing is kept of a job that succeeded.
-    key: of the task's jobs with one key there is one row. Text, or a function of some of the call's arguments, by name.
-    version: a call with a lower one than its key has had already does nothing. A whole number, or a function of some of the
-        call's arguments, by name.
-    on_conflict: what a call does whose key has a job: "rerun" (one that waits gets the arguments, one that runs is run once
-        more after it), "skip" (that one stands), or "replace" (as rerun, and it also gets the time).
-    max_wait: with "replace", the longest that a job can be put off, from when it was asked for first.
-    concurrency: a limit(), or several: how many of its jobs that have something in common run at a time, over all hosts.
-    rate: a Rate, or several: how often one of them starts.
-    expires: a job is called off if it is not started by then: a timedelta from when it may run first; or, for one call, an
-        aware datetime.
-    run_after: the earliest time it may start: aware, or a timedelta from when it is enqueued.
-    metadata: what the caller notes with a job; JSON, never passed to the function.
+    max_attempts: the number of attempts before a job is FAILED.
+    backoff: the delay before the next attempt, in seconds, as
+        ``(exception, task_result) -> seconds | None``.
+    retry_on: the only exceptions after which a job is retried; empty means all.
+    discard_on: exceptions that discard the job: no retry, no failure.
+    timeout: the seconds that it may run; then it is stopped and has failed.
+    on_lost: the action for a job whose process died while it ran: "retry" (at least three
+        attempts), or "fail" for jobs that must not run twice.
+    atomic: the task runs in a transaction of the queue's database that also settles the job: the
+        task's effects there and its success are committed together or not at all.
+    delete_on_success: keep nothing of a job that succeeded.
+    key: the unique key: the task's jobs with one key share one row. Text, or a function of some of
+        the call's arguments, by name.
+    version: a call with a lower version than its key has already had does nothing. A whole number,
+        or a function of some of the call's arguments, by name.
+    on_conflict: the effect of a call whose key has a job: "rerun" (a waiting job gets the
+        arguments, a running job is run once more afterwards), "skip" (the existing job stands), or
+        "replace" (like "rerun", and the job also gets the time).
+    max_wait: with "replace", the longest time that a job can be postponed, counted from its first
+        enqueue.
+    concurrency: a limit(), or several: the number of its jobs with something in common that run at
+        a time, over all hosts.
+    rate: a Rate, or several: the rate at which such jobs start.
+    expires: the time by which a job must start, or it is discarded: a timedelta from the earliest
+        time it may run; or, for one call, an aware datetime.
+    run_after: the earliest time it may start: an aware datetime, or a timedelta from the enqueue.
+    metadata: the caller's notes on a job; JSON, never passed to the function.
     """
 
     run_after: datetime | timedelta | None = None  # type: ignore[assignment]
@@ -119,20 +124,26 @@ class Task(BaseTask[P, R], Generic[P, R]):
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     if TYPE_CHECKING:
-        # As the framework has them, but for what they return, and for what an editor shows of them.
+        # The framework's methods, with other return types and with docstrings for editors.
         def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobResult:
-            """Write one job that calls the task with these arguments, in the caller's transaction."""
+            """Write one job that calls the task with these arguments.
+
+            The job is written in the caller's transaction.
+            """
 
         async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobResult:
-            """``enqueue()`` for a coroutine."""
+            """Asynchronous version of ``enqueue()``."""
 
         def get_result(self, result_id: str) -> JobResult:
-            """The job with that id. Raises TaskResultDoesNotExist, and TaskResultMismatch for a job of another task."""
+            """Return the result of the job with that id.
+
+            Raises TaskResultDoesNotExist, and TaskResultMismatch for a job of another task.
+            """
 
         async def aget_result(self, result_id: str) -> JobResult:
-            """``get_result()`` for a coroutine."""
+            """Asynchronous version of ``get_result()``."""
 
-        # What a coroutine function returns is a Coroutine to mypy, and a CoroutineType to pyright.
+        # A coroutine function returns a Coroutine to mypy, and a CoroutineType to pyright.
         @overload
         def call(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T: ...
         @overload
@@ -140,7 +151,7 @@ class Task(BaseTask[P, R], Generic[P, R]):
         @overload
         def call(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
         def call(self, *args: Any, **kwargs: Any) -> Any:
-            """Run the task here and now, without the queue, and return what it returns."""
+            """Run the task here and now, without the queue, and return its return value."""
 
         @overload
         async def acall(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T: ...
@@ -149,10 +160,10 @@ class Task(BaseTask[P, R], Generic[P, R]):
         @overload
         async def acall(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
         async def acall(self, *args: Any, **kwargs: Any) -> Any:
-            """``call()`` for a coroutine."""
+            """Asynchronous version of ``call()``."""
 
     def __post_init__(self) -> None:
-        # By name: in a slotted dataclass, super() finds the class that there was before the slots.
+        # By name: in a slotted dataclass, super() finds the class from before the slots were added.
         BaseTask.__post_init__(self)
         task_options.check(self)
 
@@ -170,7 +181,7 @@ class Task(BaseTask[P, R], Generic[P, R]):
         on_conflict: Literal["rerun", "skip", "replace"] | None = None,
         max_wait: timedelta | None = None,
     ) -> Task[P, R]:
-        """The same task with other settings for what is enqueued through it."""
+        """Return the same task with other settings for the jobs enqueued through it."""
         changes: dict[str, Any] = {
             "priority": priority,
             "queue_name": queue_name,
@@ -186,7 +197,10 @@ class Task(BaseTask[P, R], Generic[P, R]):
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
     def enqueue_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Enqueue once the caller's open transactions have committed; at once if there are none."""
+        """Enqueue after the caller's open transactions have committed.
+
+        Without an open transaction, enqueue immediately.
+        """
         serialization.bind(self.func, self.takes_context, args, kwargs)
         after_commit(partial(self.enqueue, *args, **kwargs))
 
@@ -197,18 +211,21 @@ class Task(BaseTask[P, R], Generic[P, R]):
         """
         backend: Any = self.get_backend()
         pairs = map(split, calls)
-        if not hasattr(backend, "enqueue_many"):  # Django's own backends, which stand in in tests.
+        if not hasattr(backend, "enqueue_many"):  # Django's own backends, stand-ins in tests.
             return [backend.enqueue(self, args, kwargs) for args, kwargs in pairs]
         return backend.enqueue_many(self, pairs)  # type: ignore[no-any-return]
 
     async def aenqueue_many(self, calls: Iterable[tuple[Any, ...] | dict[str, Any]]) -> Sequence[JobResult]:
-        """``enqueue_many()`` for a coroutine."""
+        """Asynchronous version of ``enqueue_many()``."""
         return await sync_to_async(self.enqueue_many)(calls)
 
 
 @lru_cache(maxsize=1000)
 def is_coroutine(function: Callable[..., Any]) -> bool:
-    """Whether a task's function is an ``async def``. Remembered, as a worker asks it twice of each job."""
+    """Return True if a task's function is an ``async def``.
+
+    Cached, as a worker needs it twice per job.
+    """
     return iscoroutinefunction(function)
 
 
@@ -229,9 +246,10 @@ def task(
     takes_context: bool = False,
     **options: Any,
 ) -> Any:
-    """Make a module-level function a task: Django's own decorator, which also takes Task's options on every Django.
+    """Make a module-level function a task.
 
-    Raises InvalidTask for a value that the backend cannot serve, TypeError for an option that there is not.
+    This is Django's own decorator, which also takes Task's options on every version of Django.
+    Raises InvalidTask for a value that the backend cannot serve, TypeError for an unknown option.
     """
     if "run_after" in options:
         raise TypeError(
@@ -244,7 +262,7 @@ def task(
     def decorate(func: Callable[..., Any]) -> Task[..., Any]:
         task_class = task_backends[backend].task_class
         if not issubclass(task_class, Task):
-            task_class = Task  # Another backend stands in, as in tests: the options must still be taken.
+            task_class = Task  # A stand-in backend, as in tests, must still accept the options.
         return task_class(
             func=func, priority=priority, queue_name=queue_name, backend=backend, takes_context=takes_context, **options
         )
@@ -253,26 +271,30 @@ def task(
 
 
 def modules_with_tasks(modules: Iterable[str]) -> list[str]:
-    """These, the module ``tasks`` of each installed app, and our own."""
+    """Return these modules, the ``tasks`` module of each installed app, and the package's own."""
     apps = [f"{config.name}.tasks" for config in django_apps.get_app_configs() if module_has_submodule(config.module, "tasks")]
     return ["django_dbqueue.contrib.tasks", *apps, *modules]
 
 
 def discover(modules: Iterable[str]) -> list[str]:
-    """Import what holds tasks, these modules among it. Returns those that cannot be imported; the reason is logged."""
+    """Import the modules that hold tasks, including these.
+
+    Returns the modules that cannot be imported; the reason is logged.
+    """
     broken = []
     for name in modules_with_tasks(modules):
         try:
             import_module(name)
         except Exception:
             broken.append(name)
-            logger.exception("%s cannot be imported: jobs of its tasks are left to other workers.", name)
+            logger.exception("tasks: %s cannot be imported; jobs of its tasks are left to other workers", name)
     return broken
 
 
 def load(path: str) -> Task[..., Any]:
-    """The task at a job's path, in a module that has been imported; a row of a table has none imported.
+    """Return the task at a job's path.
 
+    Never imports a module: the path comes from a row of a table, and finds only imported modules.
     Raises InvalidTaskPath for anything that does not carry ``@task``.
     """
     module, _, name = path.rpartition(".")
@@ -286,12 +308,15 @@ def load(path: str) -> Task[..., Any]:
         raise InvalidTaskPath(f"{path!r} is a {type(found).__name__}, not a task. Decorate it with @task, or discard the job.")
     if isinstance(found, Task):
         return found
-    # Another backend made it: it gets our defaults.
+    # Made by another backend: this package's defaults apply.
     return Task(**{each.name: getattr(found, each.name) for each in fields(found)})
 
 
 def split(call: tuple[Any, ...] | dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and the keyword arguments of a call. Raises TypeError for what is none."""
+    """Return the positional and the keyword arguments of a call.
+
+    Raises TypeError for a value that is not a call.
+    """
     match call:
         case tuple():
             return call, {}

@@ -20,11 +20,12 @@ from .tasks import discover
 
 
 def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
-    """Run all due jobs of a backend on this thread, one after the other, and those that they enqueue.
+    """Run a backend's due jobs, and the jobs that they enqueue, one by one on this thread.
 
-    Returns how many attempts were made. It works inside ``TestCase``, as no other process or connection takes part. What
-    waits for its time, or for a retry, stays where it is. KeyboardInterrupt ends it, and gives back the job at hand. A task's
-    timeout is raised in it as in a worker: between two of its own instructions, not while it waits in C code.
+    Returns the number of attempts. ``drain()`` works inside ``TestCase``, as no other process or
+    connection takes part. Jobs that wait for their time, or for a retry, stay unchanged.
+    KeyboardInterrupt ends it and releases the current job. A task's timeout is raised in it as in a
+    worker: between two of the task's own instructions, not while it waits in C code.
     """
     queue = task_backends[backend]
     if not isinstance(queue, DatabaseBackend):
@@ -61,7 +62,7 @@ def _run(call: ThreadCall, queue: DatabaseBackend) -> None:
 
 @contextmanager
 def _watched(queue: DatabaseBackend, call: list[ThreadCall]) -> Iterator[None]:
-    """End the call at hand when its time is over."""
+    """End the current call when its timeout has passed."""
     ended = Shutdown()
     Watchdog(queue, float("inf"), RunTimes(), lambda: tuple(call), lambda: None).start(ended)
     try:
@@ -77,7 +78,7 @@ def _process(database: str) -> Iterator[Process]:
         kind=Process.Kind.WORKER,
         hostname="",
         pid=os.getpid(),
-        # It does not beat: nobody else is to take its jobs while a test looks at them.
+        # No heartbeat follows: no other process may take its jobs while a test inspects them.
         expires_at=after(86_400),
     )
     Process.objects.using(database).register(process)

@@ -63,7 +63,7 @@ def test_runqueue_does_not_start_with_tasks_that_cannot_be_imported(runqueue, br
     child = runqueue(*(["--embedded"] if embedded else []), **{**broken, "DBQUEUE_OPTIONS": json.dumps(options)})
 
     assert child.wait(LONG) == 1
-    assert "Tasks cannot be imported" in log_of(child)
+    assert "supervisor: tasks cannot be imported" in log_of(child)
     assert "No module named 'missing_package'" in log_of(child)
     assert not Job.objects.filter(state="failed").exists()
 
@@ -92,7 +92,7 @@ def test_job_of_unknown_task_waits_without_spending_attempts_or_rows(caplog, mon
 
     job.refresh_from_db()
     assert (job.state, job.failures, job.executions.count()) == ("scheduled", 0, 1)
-    assert sum("Unknown task" in record.getMessage() for record in caplog.records) <= 1
+    assert sum("unknown task" in record.getMessage() for record in caplog.records) <= 1
 
 
 def test_job_of_unknown_task_is_looked_for_within_half_a_minute_after_days():
@@ -165,7 +165,7 @@ def test_failed_job_mails_no_admins_with_djangos_own_logging(runqueue, tmp_path)
 def test_reload_starts_once_a_broken_task_module_is_cured(runqueue, broken, tmp_path):
     job = Job.objects.create(task="broken_tasks.cured", queue="default")
     child = runqueue("--reload", **{**broken, "DBQUEUE_OPTIONS": json.dumps({"task_modules": ["broken_tasks"]})})
-    until(lambda: "Tasks cannot be imported" in log_of(child))
+    until(lambda: "supervisor: tasks cannot be imported" in log_of(child))
 
     def cure():
         """Until the reloader, which does not say when it has looked at a file first, has seen that it is another."""

@@ -206,7 +206,7 @@ class TestFence:
             patch.setattr("django_dbqueue.runtime.worker.progress_writer.discard", lambda alias: None)
             notes.write()
         assert (all_rows(), call.reason) == ([], None)
-        assert "Progress could not be written" in caplog.text
+        assert "progress could not be written" in caplog.text
 
         notes._looked_at -= 2
         notes.write()

@@ -139,7 +139,7 @@ def test_a_second_signal_means_now(runqueue, second):
     until(Run.objects.exists)
 
     child.send_signal(signal.SIGTERM)
-    until(lambda: "claims no more" in log_of(child))
+    until(lambda: "jobs still running:" in log_of(child))
     child.send_signal(second)
 
     assert child.wait(LONG) == 0

@@ -1,4 +1,4 @@
-"""The pages on which operators see the queue and put it right, in the project's own Django admin."""
+"""Pages in the project's own Django admin for operators to inspect and repair the queue."""
 
 from .batches import BatchAdmin
 from .failures import FailureAdmin

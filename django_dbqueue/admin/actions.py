@@ -1,4 +1,4 @@
-"""What operators can do to rows, said once: for the button, the action, the permission, the question and the answer."""
+"""Operator actions on rows: button, admin action, permission, question and answer in one place."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ def themselves(rows: Rows) -> Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Verb:
-    """Something that an operator may do to rows.
+    """An operator action on rows.
 
-    name: the end of its URL, and its action's name.
-    permission: it needs the page's ``has_<permission>_permission``.
-    label: what its button says.
-    means: what it does to a row, as said before a confirmation.
-    done: what was done, before how many rows: "Discarded: 3 jobs." It may name the value, as ``%(value)s``.
-    eligible: the rows, of those given, that it would change.
-    act: changes them, and says how many. With ``field``, it takes the value too: ``act(rows, value)``.
-    target: the rows that it is about, for those that the operator chose; a failure's verbs are about its jobs.
-    asks_from: from how many rows on it asks first; None never.
-    field: what it must be told before it can act. It always asks then, and takes only what the field takes.
+    name: the end of its URL, and the name of its admin action.
+    permission: suffix of the required permission, the page's ``has_<permission>_permission``.
+    label: text of its button.
+    means: its effect on a row, shown before a confirmation.
+    done: text of its result, before the number of rows: "Discarded: 3 jobs." The text may contain
+        the value, as ``%(value)s``.
+    eligible: the given rows that the action would change.
+    act: changes the rows and returns their number. With ``field``, it takes the value too:
+        ``act(rows, value)``.
+    target: the affected rows for the selected ones. The actions of a failure affect its jobs.
+    asks_from: number of rows from which the action asks first; None: never.
+    field: input that the action requires. It then always asks, and accepts only valid input.
     """
 
     name: str
@@ -54,7 +56,7 @@ class Verb:
         return self.field is not None or (self.asks_from is not None and number >= self.asks_from)
 
     def form(self, data: Any = None) -> forms.Form | None:
-        """The question for its value, with the answer if there is one."""
+        """Return the form for its value, bound to ``data`` if there is any."""
         if self.field is None:
             return None
         form = type("ValueForm", (forms.Form,), {"value": self.field})

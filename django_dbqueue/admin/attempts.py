@@ -15,11 +15,11 @@ SHOWN = 50
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt as the job's page shows it.
+    """An attempt as shown on the job's page.
 
-    since: when the job began to wait for it.
-    is_earlier: it was of another run, before the job was asked for again by its key.
-    stage: where it was in its pipeline, in words.
+    since: start of the wait for this attempt.
+    is_earlier: the attempt is of another run, before the job was re-enqueued by its key.
+    stage: position in the pipeline, in words.
     """
 
     execution: Execution
@@ -46,14 +46,14 @@ class Attempt:
 
 
 def stack_of(job: Job) -> Stack | None:
-    """Where it was when its worker last looked, if it hangs."""
+    """Return the stack that the worker recorded last, if the job hangs."""
     if job.state != Job.State.RUNNING:
         return None
     return Stack.objects.filter(job=job, attempt=job.attempt).first()
 
 
 def attempts_of(job: Job) -> list[Attempt]:
-    """The newest of them; the newest that has an error is open."""
+    """Return the newest attempts. The newest one with an error is open."""
     executions = list(job.executions.order_by("-attempt")[: SHOWN + 1])
     ends = [each.finished_at for each in executions] + [job.enqueued_at]
     newest_error = next((each for each in executions if each.error_type), None)
@@ -65,7 +65,10 @@ def attempts_of(job: Job) -> list[Attempt]:
 
 
 def _stage(job: Job, execution: Execution) -> str:
-    """By its name only in this run: an earlier one may have had other stages."""
+    """Return the stage of an attempt in words.
+
+    The name is included only for the current run: an earlier run may have had other stages.
+    """
     if execution.stage is None:
         return ""
     place, stages = execution.stage, job.stages

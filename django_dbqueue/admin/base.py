@@ -1,4 +1,4 @@
-"""What all pages have in common: they show rows, of tables that may be huge, and nobody writes a row by hand."""
+"""Base of all pages: read-only views of tables that may be huge."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..models.counts import count
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]
-    """Counts up to the limit: what lies beyond is found by a filter, not by turning pages."""
+    """Count rows up to the limit: rows beyond it are found by a filter, not by paging."""
 
     @cached_property
     def count(self) -> int:
@@ -27,15 +27,15 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
 
 
 class Page(ChangeList):
-    """Loads for its rows only what it shows of them, and what it shows beside them for all of them at once.
+    """Load only the displayed columns of its rows, and their related data for all rows at once.
 
-    Actions get the rows as they are.
+    Actions get the unchanged rows.
     """
 
     model_admin: Any
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
-        """The page's own, whatever is asked for: a huge table cannot be sorted by any other."""
+        """Return the page's own ordering for any request: a huge table is sorted by no other."""
         return list(self.model_admin.ordering)
 
     def get_filters(self, request: HttpRequest) -> Any:
@@ -48,13 +48,16 @@ class Page(ChangeList):
         self.queryset = self.model_admin.listed(self.queryset)
         super().get_results(request)
         if not self.query and not self.get_filters_params():
-            # There is nothing more to show: no link is needed for it.
+            # The list leaves no row out: a link to all rows is not needed.
             self.full_result_count = self.result_count
         self.result_list = self.model_admin.completed(list(self.result_list))
 
 
 class ReadingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """Shows rows to whoever may view them. Offers no form, and so not Django's action that deletes, either."""
+    """Read-only pages for users with the view permission.
+
+    They offer no form, and therefore not Django's delete action either.
+    """
 
     list_per_page = 50
     list_max_show_all = 0
@@ -69,18 +72,21 @@ class ReadingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         css = {"all": ["django_dbqueue/admin.css"]}
 
     def listed(self, rows: QuerySet[Any]) -> QuerySet[Any]:
-        """The rows of the list, with what the list needs of them."""
+        """Return the rows of the list, with the columns that the list needs."""
         return rows
 
     def completed(self, rows: list[Any]) -> list[Any]:
-        """The rows of one page, with what is looked up for all of them together."""
+        """Return the rows of one page, with data that is queried for all of them together."""
         return rows
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return Page
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
-        """The filters that the page offers, and no other: ``kwargs__password__startswith`` would read hidden values."""
+        """Allow only the filters that the page offers.
+
+        Others, such as ``kwargs__password__startswith``, would read hidden values.
+        """
         offered = set()
         for each in self.get_list_filter(request) if request else self.list_filter:
             field: Any = each[0] if isinstance(each, (list, tuple)) else each
@@ -92,7 +98,7 @@ class ReadingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return super().changelist_view(request, context)
 
     def beside(self, request: HttpRequest, one: Any) -> dict[str, Any]:
-        """What one object's page shows beside its fields."""
+        """Return the context of one object's page, beside its fields."""
         return {"title": capfirst(self.opts.verbose_name)}
 
     def change_view(

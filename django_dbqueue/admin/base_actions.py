@@ -1,4 +1,4 @@
-"""How a verb reaches rows: by an action on a selection, or by a button on one object's page."""
+"""Run verbs on rows: as an action on a selection, or from a button on one object's page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOWN = 10
 
 
 class OperatingAdmin(ReadingAdmin):
-    """Lists rows, with ``verbs`` as actions on any number of them, for users who have the permission."""
+    """Lists with ``verbs`` as actions on any number of rows, for users with the permission."""
 
     verbs: tuple[Verb, ...] = ()
 
@@ -40,7 +40,7 @@ class OperatingAdmin(ReadingAdmin):
         return {**super().beside(request, one), "buttons": self._buttons(request, one)}
 
     def carry_out(self, request: HttpRequest, rows: QuerySet[Any], verb: Verb, one: Model | None = None) -> HttpResponse | None:
-        """Do it, or ask before. ``one`` is the object on whose page the button was."""
+        """Run the verb, or ask first. ``one`` is the object on whose page the button was."""
         if not self.allows(request, verb):
             raise PermissionDenied
         target = verb.target(rows)
@@ -61,7 +61,7 @@ class OperatingAdmin(ReadingAdmin):
         one = self.get_object(request, unquote(object_id))
         if one is None:
             raise Http404
-        # A login in between arrives here by GET, without what was to be done.
+        # After a login in between, the request is a GET without the action to run.
         rows = self.model._default_manager.filter(pk=one.pk)
         asked = self.carry_out(request, rows, verb, one) if request.method == "POST" else None
         return asked or HttpResponseRedirect(self._url("change", one.pk))
@@ -92,7 +92,7 @@ class OperatingAdmin(ReadingAdmin):
         return TemplateResponse(request, "admin/dbqueue/confirmation.html", context)
 
     def _buttons(self, request: HttpRequest, one: Model) -> list[dict[str, Any]]:
-        """The verbs that would change something and that the user may use."""
+        """Return buttons for the verbs that the user may run and that would change a row."""
         rows = self.model._default_manager.filter(pk=one.pk)
         return [
             {"verb": verb, "url": self._url(verb.name, one.pk)}
@@ -133,6 +133,6 @@ def _filters(request: HttpRequest) -> list[tuple[str, str]]:
 
 
 def _fields(request: HttpRequest) -> list[tuple[str, str]]:
-    """What chose the rows, to be sent once more with the confirmation."""
+    """Return the fields that selected the rows, to be sent again with the confirmation."""
     names = ("action", "select_across", ACTION_CHECKBOX_NAME)
     return [(name, str(value)) for name in names for value in request.POST.getlist(name)]

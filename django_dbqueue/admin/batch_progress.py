@@ -1,4 +1,4 @@
-"""How far a batch is: a bar, how many of its jobs are in each state, and what follows."""
+"""Progress of a batch: a bar, the number of jobs in each state, and the follow-up tasks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..models.counts import BoundedCount
 from ..models.states import FINISHED, UNSUCCESSFUL, State
 from . import columns, formatting, progress
 
-# What is wrong first, then what is under way, then what is well.
+# Unsuccessful states first, then those under way, then the successful one.
 ORDER = (State.FAILED, State.DISCARDED, State.RUNNING, State.READY, State.BLOCKED, State.SCHEDULED, State.SUCCESSFUL)
 
 
 @admin.display(description=gettext_lazy("ended"))
 def bar(batch: Any) -> str:
-    """Without an end where there are more jobs than are counted."""
+    """Return the progress bar, or a text if there are more jobs than are counted."""
     counted: dict[str, int] = batch.tallied
     if any(isinstance(number, BoundedCount) for number in counted.values()):
         return _("very many jobs")
@@ -35,7 +35,7 @@ def bar(batch: Any) -> str:
 
 @admin.display(description=gettext_lazy("jobs"))
 def numbers(batch: Any) -> str:
-    """How many of its jobs are in each state, each a link to them."""
+    """Return the number of jobs in each state, each linked to the jobs."""
     address = reverse("admin:dbqueue_job_changelist")
     found = [(state, batch.tallied[state]) for state in ORDER if batch.tallied.get(state)]
     links = [
@@ -50,7 +50,7 @@ def unsuccessful(batch: Any) -> dict[str, int]:
 
 
 def followers(batch: Any) -> list[dict[str, Any]]:
-    """The tasks that follow, each with what became of it: its job, if it has been enqueued."""
+    """Return the follow-up tasks, each with its status: its job, if it has been enqueued."""
     jobs = Job.objects.only("task", "state").in_bulk(list(filter(None, map(batch.follower, ("on_finish", "on_success")))))
     by_id = {str(pk): job for pk, job in jobs.items()}
     when = {"on_finish": _("When all have ended"), "on_success": _("If all are successful")}

@@ -1,4 +1,4 @@
-"""What lists and pages show of a job, a process: one function for each column."""
+"""Columns for jobs and processes in lists and on pages: one function for each column."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from django.utils.translation import gettext_lazy
 from ..models import Job, Process
 from . import formatting
 
-# Of a job, what a list does not read.
+# Columns of a job that lists do not read.
 NOT_LISTED = ("args", "kwargs", "result", "metadata", "limits", "pipeline")
 
 
 @admin.display(description=gettext_lazy("job"))
 def task_and_id(job: Job) -> str:
-    """And what its key is, if it has one: that is what people know it by."""
+    """Return task, id and, if there is one, key: users know the job by its key."""
     named = formatting.short(job.task)
     if job.key:
         named = format_html('{} <span class="dbq-key">{}</span>', named, Truncator(key(job)).chars(60))
@@ -47,13 +47,13 @@ def linked_queue(job: Job) -> str:
 
 @admin.display(description=gettext_lazy("task"))
 def linked_task(job: Job) -> str:
-    """To where it can be paused."""
+    """Return a link to the page on which the task can be paused."""
     return format_html('<a href="{}">{}</a>', reverse("admin:dbqueue_knowntask_change", args=[quote(job.task)]), job.task)
 
 
 @admin.display(description=gettext_lazy("key"))
 def key(job: Job) -> str:
-    """Without the task, which stands before it in the row."""
+    """Return the key without the task, which precedes it in the row."""
     return (job.key or "").partition(" ")[2]
 
 
@@ -66,14 +66,14 @@ def linked_batch(job: Job) -> str:
 
 @admin.display(description=gettext_lazy("state"))
 def paused(row: Any) -> str:
-    """Of a queue or a task."""
+    """Return whether a queue or a task is paused, as a badge."""
     if not row.is_paused(row.seen_at):
         return formatting.badge(_("Active"), "▸", "good")
     return format_html("{} {}", formatting.badge(_("Paused"), "‖", "waits"), span_of_pause(row))
 
 
 def span_of_pause(row: Any) -> str:
-    """Since when, and until when if that is known."""
+    """Return the start of a pause, and its end if known."""
     if row.resume_at is None:
         return format_html(_("since {}"), formatting.moment(row.paused_at))
     return format_html(_("since {}, until {}"), formatting.moment(row.paused_at), formatting.moment(row.resume_at))
@@ -98,7 +98,7 @@ def enqueued(job: Job) -> str:
 
 @admin.display(description=gettext_lazy("last error"))
 def last_error(job: Any) -> str:
-    """Of the newest attempt, as the list has looked it up."""
+    """Return the error of the newest attempt, from the columns that the list adds."""
     if not job.error:
         return ""
     return format_html('{}<br><span class="dbq-quiet dbq-said">{}</span>', formatting.short(job.error), job.said[:100])
@@ -116,7 +116,10 @@ def timeout(job: Job) -> str:
 
 @admin.display(description=gettext_lazy("process"))
 def owner(job: Any) -> str:
-    """Who runs it, and whether it still lives; a process may be gone before its jobs are recovered."""
+    """Return the process that runs a job, and whether it is alive.
+
+    A process may be gone before its jobs are recovered.
+    """
     if job.process_id is None:
         return "–"
     if job.process is None:
@@ -148,7 +151,7 @@ def linked_process(process: Process) -> str:
 
 
 def time(name: str, description: Any) -> Any:
-    """A column for a field that is a time: exact, and how long ago."""
+    """Return a column for a time field: the exact time, and its age."""
 
     @admin.display(description=description)
     def column(row: Any) -> str:
@@ -164,7 +167,7 @@ def time(name: str, description: Any) -> Any:
 
 
 def age(name: str, description: Any) -> Any:
-    """A column for a field that is a time: how long ago."""
+    """Return a column for a time field: its age."""
 
     @admin.display(description=description)
     def column(row: Any) -> str:

@@ -1,4 +1,4 @@
-"""The options that the pages go by: those of the first backend that keeps its jobs in a database."""
+"""Options for the pages: those of the first backend that stores its jobs in a database."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ def backend() -> DatabaseBackend | None:
 
 
 def alias_for(row: RecurringTask) -> str | None:
-    """The backend through which a recurring task is enqueued: for a command this queue's, for a task the task's own (None)."""
+    """Return the backend through which a recurring task is enqueued.
+
+    It is this queue's backend for a command, and the task's own (None) for a task.
+    """
     first = backend()
     return first.alias if first and row.command else None
 
 
 def limit_of(queue: Queue) -> int | None:
-    """How many of its jobs may run at a time: an operator's limit, or the settings'."""
+    """Return the concurrency limit of a queue: an operator's, or that of the settings."""
     first = backend()
     return queue.limit or (first.options_of(queue.name).limit if first else None)
 
 
 def options() -> Options:
-    """The defaults, if the project has no such backend."""
+    """Return the options, or the defaults if the project has no such backend."""
     first = backend()
     return first.config if first else Options()

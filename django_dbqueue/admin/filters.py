@@ -1,4 +1,4 @@
-"""What lists can be narrowed by. The choices come from what is small or cheap, never from a column of a huge table."""
+"""List filters. Choices come from small or cheap sources, never from a column of a huge table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Choices = Iterable[tuple[Any, Any]]
 
 
 class Filter(SimpleListFilter):
-    """One value of one field. A value that is not among the choices can be asked for all the same."""
+    """Filter by one value of one field. Values that are not among the choices are valid too."""
 
     field: str
 
@@ -57,7 +57,7 @@ class TaskFilter(Filter):
 
 
 class IdFilter(SimpleListFilter):
-    """Something that other pages link to by its id; shown only while it is asked for."""
+    """Filter by an object that other pages link to by its id; shown only while in use."""
 
     model: Any
 
@@ -105,7 +105,7 @@ class BatchFilter(IdFilter):
 
 
 class LimitFilter(Filter):
-    """The key of a limit that jobs wait for; shown only while it is asked for."""
+    """Filter by the key of a limit that jobs wait for; shown only while in use."""
 
     title, parameter_name, field = _("waits for"), "waits_for", "blocked_by"
 
@@ -113,12 +113,15 @@ class LimitFilter(Filter):
         return []
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        # Only what is blocked waits for something, and the index has no other.
+        # Only blocked jobs wait for a limit, and the index contains no others.
         return super().queryset(request, queryset if self.value() is None else queryset.filter(state=Job.State.BLOCKED))
 
 
 class WaitedForFilter(SimpleListFilter):
-    """Without a choice, only the limits that jobs wait for: of others there may be one for each customer."""
+    """Show only the limits that jobs wait for, unless another choice is made.
+
+    There may be one of the other limits for each customer.
+    """
 
     title, parameter_name = _("which"), "which"
 

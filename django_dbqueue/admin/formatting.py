@@ -1,4 +1,7 @@
-"""How values look on every page: states, times, durations, JSON. What comes from jobs is text, and is escaped."""
+"""Formatting of values on every page: states, times, durations, JSON.
+
+Values that come from jobs are text, and are escaped.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from ..models import Execution, Failure, Job
 
 LONGEST_JSON = 50_000
 
-# An icon and a tone for each word: never a colour alone.
+# Icon and tone of each badge: never a colour alone.
 LOOKS = {
     Job.State.SCHEDULED: ("◷", "waits"),
     Job.State.BLOCKED: ("⊘", "waits"),
@@ -39,7 +42,7 @@ def badge(word: Any, icon: str, tone: str) -> str:
 
 
 def state(word: Any, value: str) -> str:
-    """The badge of a state, or of an outcome. Outcomes that end a job look like its state."""
+    """Return the badge of a state or an outcome. Outcomes that end a job look like its state."""
     return badge(word, *LOOKS.get(value, ("●", "quiet")))  # type: ignore[call-overload]
 
 
@@ -50,24 +53,24 @@ def alive(is_alive: bool) -> str:
 
 
 def moment(time: datetime | None) -> str:
-    """A time as it is here, with UTC as its title."""
+    """Format a time as local time, with UTC as its title."""
     if time is None:
         return "–"
     return _time(time, date_format(localtime(time) if is_aware(time) else time, "Y-m-d H:i:s"))
 
 
 def ago(time: datetime | None, now: datetime | None = None) -> str:
-    """How long ago a time was, or how far off it is, with the time itself as its title."""
+    """Format a time relative to now, past or future, with the time itself as its title."""
     if time is None:
         return "–"
     passed = (now or datetime.now(time.tzinfo)) - time
     said = _("%(time)s ago") if passed >= timedelta() else _("in %(time)s")
-    # Whole seconds: the page is older than the rest by the time it is read.
+    # Whole seconds: by the time the page is read, it is older than a fraction of a second.
     return _time(time, said % {"time": duration(timedelta(seconds=round(abs(passed).total_seconds())))})
 
 
 def duration(length: timedelta) -> str:
-    """In the two largest units that matter: 340 ms, 3.4 s, 4 min 5 s, 3 h 20 min, 2 d 3 h."""
+    """Format in the two largest relevant units: 340 ms, 3.4 s, 4 min 5 s, 3 h 20 min, 2 d 3 h."""
     seconds = length.total_seconds()
     if 0 < seconds < 1:
         return _("%d ms") % (seconds * 1000)
@@ -86,7 +89,7 @@ def _both(large: str, small: str, number: float) -> str:
 
 
 def pretty(value: Any) -> str:
-    """JSON to be read; of very much of it the beginning."""
+    """Format JSON for reading; only the beginning if it is very long."""
     text = json.dumps(value, indent=2, ensure_ascii=False, default=repr)
     if len(text) > LONGEST_JSON:
         text = text[:LONGEST_JSON] + "\n[…]"
@@ -94,19 +97,19 @@ def pretty(value: Any) -> str:
 
 
 def short(path: str) -> str:
-    """The last part of a dotted path, with the path as its title."""
+    """Return the last part of a dotted path, with the path as its title."""
     return format_html('<span title="{}">{}</span>', path, path.rpartition(".")[2])
 
 
 def process(name: str) -> str:
-    """A process's name, which is long: it may be broken where its parts begin."""
+    """Format a process's name. It is long, so lines may break where its parts begin."""
     role, at, place = name.partition("@")
     host, colon, rest = place.partition(":")
     return format_html("{}{}<wbr>{}<wbr>{}{}", role, at, host, colon, rest)
 
 
 def brief(pk: Any) -> str:
-    """An id by its beginning, which is its time, and its end, which is its own; all of it is the title."""
+    """Shorten an id to its beginning (the time) and its unique end, with the id as its title."""
     text = str(pk)
     return format_html('<span class="dbq-id" title="{}">{}…{}</span>', text, text[:8], text[-8:])
 

@@ -58,7 +58,7 @@ class HangedJobAdmin(ReadingAdmin):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """It is shown where all jobs are, hanged or not any more."""
+        """Redirect to the job's page, which also shows a job that does not hang any more."""
         return HttpResponseRedirect(reverse("admin:dbqueue_job_change", args=[object_id], current_app=self.admin_site.name))
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:

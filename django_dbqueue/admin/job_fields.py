@@ -1,4 +1,4 @@
-"""What a job's page shows of it beside its data."""
+"""Fields that a job's page shows beside its data."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ TIMES = (
 
 
 def fields_of(job: Job, with_batch: bool) -> tuple[tuple[Any, ...], ...]:
-    """Row by row: only what the job has."""
+    """Return the rows of fields, without fields that the job does not have."""
     belongs = [columns.linked_batch] if with_batch and job.batch else []
     keyed = [columns.key, *["version"] * (job.version is not None)] if job.key else []
-    # A job could run as soon as it was enqueued, unless it says otherwise.
+    # Without an explicit run_after, a job may run as soon as it is enqueued.
     at_once = abs(job.run_after - job.enqueued_at) <= timedelta(seconds=1)
     times = [each for each in TIMES if getattr(job, each.__name__) and not (at_once and each.__name__ == "run_after")]
     rows = (

@@ -115,7 +115,7 @@ class JobAdmin(OperatingAdmin):
 
 
 def _data(job: Job) -> list[tuple[Any, str]]:
-    """What it was given and what it gave, as far as there is anything."""
+    """Return the arguments, the result and the metadata of a job, without empty ones."""
     args, kwargs = call_without_secrets(job)
     named = (
         (_("arguments"), args),

@@ -1,4 +1,4 @@
-"""What limits a job, and how much of it is taken: said alike on the job's page and on that of limits."""
+"""Text for limits and their taken slots: the same on a job's page and on the page of limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def terms(most: int | None, every: timedelta | None, burst: int = 1) -> str:
 
 
 def taken(number: int, most: int | None) -> str:
-    """Of how many. Nothing of a rate, which holds no slots."""
+    """Return the number of taken slots out of all; none for a rate, which holds no slots."""
     if most is None:
         return "–"
     said = _("%(number)d of %(most)d taken") % {"number": number, "most": most}
@@ -35,7 +35,7 @@ def taken(number: int, most: int | None) -> str:
 
 
 def limits_of(job: Job, linked: bool) -> list[str]:
-    """Each of a job's limits, with what is taken of it now, in two queries; nothing for a job without."""
+    """Return the limits of a job, if any, each with its current use, in two queries."""
     if not job.limits:
         return []
     keys = [limit["key"] for limit in job.limits]
@@ -44,7 +44,11 @@ def limits_of(job: Job, linked: bool) -> list[str]:
 
 
 def _said(limit: dict[str, Any], row: Semaphore | None, number: int, linked: bool) -> str:
-    """What the row says holds; without one, as long as nothing was claimed, what the job says."""
+    """Return the text for one limit.
+
+    The values of the row apply. Without a row, as long as no job was claimed, those of the job
+    apply.
+    """
     every = timedelta(seconds=limit["every"]) if "every" in limit else None
     most, every, burst = (row.most, row.every, row.burst) if row else (limit.get("most"), every, limit.get("burst", 1))
     name = format_html("<strong>{}</strong>", named(limit["key"]))

@@ -16,7 +16,7 @@ from .base import ReadingAdmin
 
 @admin.display(description=_("name"))
 def name(process: Process) -> str:
-    """It says its kind, its host and its pid."""
+    """Return the name, which contains the kind, the host and the pid."""
     return formatting.process(process.name)
 
 

@@ -1,4 +1,4 @@
-"""How far a job has said that it is: a bar, and in words."""
+"""Progress that a job has reported: a bar, and in words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ from .limit_text import named
 
 @admin.display(description=gettext_lazy("state"))
 def state_and_progress(job: Job) -> str:
-    """Progress only of what runs: how far it came before is on its page. And of what waits, for what; or that it is in vain."""
+    """Return the state of a job, and for a running job its progress.
+
+    Earlier progress is on the job's page only. For a waiting job, return the cause of
+    the wait, or that the job has expired.
+    """
     beneath = _beneath(job)
     return format_html("{}<br>{}", columns.state(job), beneath) if beneath else columns.state(job)
 
@@ -39,7 +43,7 @@ def _beneath(job: Any) -> str:
 
 
 def described(job: Any) -> str:
-    """For the job's page; nothing if it has not said anything."""
+    """Return the progress for the job's page; empty if the job has not reported any."""
     progress = progress_of(job)
     if progress is None:
         return ""
@@ -48,7 +52,7 @@ def described(job: Any) -> str:
 
 
 def bar(noted: ProgressValue) -> str:
-    """Without an end where nobody knows the total."""
+    """Return the progress bar, or a text if the total is unknown."""
     said = _said(noted)
     if noted.fraction is None:
         return format_html('<span class="dbq-quiet">{}</span>', said)

@@ -1,4 +1,4 @@
-"""What operators can do about queues, and to tasks as a whole."""
+"""Operator actions on queues, and on tasks as a whole."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ QUARTER = 900
 
 
 class Length(timedelta):
-    """A length of time that says itself as the pages do."""
+    """A duration with the text format of the pages."""
 
     def __str__(self) -> str:
         return duration(self)
 
 
 class QueueField(forms.CharField):
-    """The name of a queue that the first backend serves, or may serve."""
+    """Form field for the name of a queue that the first backend serves, or may serve."""
 
     def clean(self, value: Any) -> str:
         name: str = super().clean(value)

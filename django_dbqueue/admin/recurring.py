@@ -74,7 +74,7 @@ def last_run(row: Any) -> str:
 
 
 def _job(job: Job | None) -> str:
-    """How it went, with a link to it."""
+    """Return the state of a job, linked to the job."""
     if job is None:
         return format_html('<span class="dbq-quiet">{}</span>', _("its job is gone"))
     return format_html('<a href="{}">{}</a>', reverse("admin:dbqueue_job_change", args=[job.pk]), columns.state(job))
@@ -82,7 +82,7 @@ def _job(job: Job | None) -> str:
 
 @admin.display(description=gettext_lazy("arguments"))
 def arguments(row: RecurringTask) -> str:
-    """For who may only read them."""
+    """Return the arguments for users with read-only access."""
     return format_html_join("", "{}", ((formatting.pretty(each),) for each in call_without_secrets(row) if each)) or "–"
 
 
@@ -173,12 +173,15 @@ class RecurringTaskAdmin(OperatingAdmin):
         return request.user.has_perm("dbqueue.change_recurringtask") and not (obj and obj.is_from_code)
 
     def has_delete_permission(self, request: HttpRequest, obj: RecurringTask | None = None) -> bool:
-        """On a row's own page alone: in a selection there may be some from code, which would come back."""
+        """Allow deletion on a row's own page only.
+
+        A selection may contain rows from code, which would come back.
+        """
         return obj is not None and not obj.is_from_code and request.user.has_perm("dbqueue.delete_recurringtask")
 
 
 def _given(row: Any, fields: Any) -> list[Any]:
-    """Of the fields, without those that the row leaves empty: for who may only read them."""
+    """Return the fields that are not empty in the row, for users with read-only access."""
     lines = [[name for name in (line if isinstance(line, tuple) else (line,)) if _is_given(row, name)] for line in fields]
     return [tuple(line) for line in lines if line]
 
@@ -196,7 +199,7 @@ def _times(row: RecurringTask) -> list[str]:
 
 
 def _runs(row: RecurringTask) -> list[dict[str, Any]]:
-    """The newest of them."""
+    """Return the newest runs."""
     executions = list(row.executions.order_by("-run_at")[:SHOWN])
     jobs = Job.objects.defer(*columns.NOT_LISTED).in_bulk([each.job for each in executions])
     return [_run(each.run_at, each.enqueued_at, jobs.get(each.job)) for each in executions]

@@ -1,4 +1,4 @@
-"""The form of a recurring task that is made in the admin: checked as what the code declares is."""
+"""Form for a recurring task created in the admin, with the checks of declarations in code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RecurringTaskForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def clean(self) -> dict[str, Any] | None:
         given = super().clean() or self.cleaned_data
-        # Of what is missing or too much, the constraints of the model speak.
+        # The model's constraints report missing and surplus values.
         if not self.errors and bool(given["cron"]) != (given["every"] is not None):
             self._check_schedule(RecurringTask(**given))
         if not self.errors and bool(given["task"]) != bool(given["command"]):

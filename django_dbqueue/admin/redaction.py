@@ -1,4 +1,4 @@
-"""What the admin does not show: values whose name contains a word of OPTIONS["hidden"]."""
+"""Redaction of values whose name contains a word of OPTIONS["hidden"]."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEEPEST = 100
 
 
 def without_secrets(value: Any, depth: int = 0) -> Any:
-    """JSON with hidden values replaced. What is nested deeper than ``DEEPEST`` levels becomes "…"."""
+    """Replace hidden values in JSON. Values nested deeper than ``DEEPEST`` levels become "…"."""
     match value:
         case str():
             return value
@@ -33,9 +33,10 @@ def without_secrets(value: Any, depth: int = 0) -> Any:
 
 
 def call_without_secrets(row: Job | RecurringTask) -> tuple[Any, Any]:
-    """The positional and the keyword arguments of a job, or of what recurs, by the names that the task's function gives them.
+    """Return the redacted positional and keyword arguments of a job or a recurring task.
 
-    The name of ``*args`` counts for each of them, and that of ``**kwargs`` beside its own for each keyword without a parameter.
+    The parameter names of the task's function decide. The name of ``*args`` counts for each of its
+    values. For a keyword without a parameter, the name of ``**kwargs`` counts beside its own.
     """
     parameters = _parameters(row)
     by_kind: dict[Any, list[str]] = {}
@@ -59,7 +60,7 @@ def _is_secret(name: str) -> bool:
 
 
 def _parameters(row: Job | RecurringTask) -> list[Parameter]:
-    """Without the context; none of a task that is not known here."""
+    """Return the parameters without the context; none for a task that is unknown here."""
     try:
         task = _load(row.task)
     except InvalidTaskPath:
@@ -68,7 +69,7 @@ def _parameters(row: Job | RecurringTask) -> list[Parameter]:
 
 
 def _load(path: str) -> Task[..., Any]:
-    """A web process may not have needed the task before."""
+    """Load a task, which a web process may not have imported before."""
     try:
         return load(path)
     except InvalidTaskPath:

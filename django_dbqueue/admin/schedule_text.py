@@ -1,4 +1,4 @@
-"""A schedule in words, as far as there are short ones for it."""
+"""A schedule in words, if there is a short description."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def in_words(row: RecurringTask) -> str:
 
 
 def _of_cron(expression: str) -> str:
-    """The expression itself where it says more than a few words can."""
+    """Return a cron expression in words, or the expression if it needs more than a few words."""
     try:
         fields = checked(expression).split()
     except InvalidSchedule:

@@ -1,4 +1,7 @@
-"""What the search box above the jobs understands. Each way is one look into an index, or ends where the list is full."""
+"""Query syntax of the search box above the jobs.
+
+Each form is one index lookup, or a scan that ends when the list is full.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from django.db.models import Q
 
 from ..models import Job, KnownTask
 
-# So many tasks are tried with a key that is given alone.
+# Maximum number of tasks to try with a key that is given without a task.
 MOST_TASKS = 1000
 
 
@@ -30,7 +33,11 @@ def asked(text: str) -> Q:
 
 
 def _with_key(text: str) -> Q:
-    """The unique index has keys behind their tasks: so the key is sought behind each task that is known here."""
+    """Match jobs by key.
+
+    The unique index holds each key after its task, so the lookup tries the key after each known
+    task.
+    """
     tasks = {*KnownTask.objects.order_by("name").values_list("name", flat=True)[:MOST_TASKS]}
     tasks |= Job.objects.recent_keyed_tasks()
     name, _space, rest = text.partition(" ")

@@ -1,4 +1,4 @@
-"""The way of a job through its pipeline, as its page shows it."""
+"""Stages of a job's pipeline, as shown on the job's page."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..models import Execution, Job
 from . import columns, formatting
 from .attempts import Attempt
 
-# So many of the jobs that one has become are linked.
+# Maximum number of linked child jobs.
 CHILDREN = 50
 
 
 def stages_of(job: Job, attempts: list[Attempt]) -> list[dict[str, Any]]:
-    """Its stages, in their order; nothing for a job without."""
+    """Return the stages of a job in order; empty for a job without stages."""
     executions = [attempt.execution for attempt in attempts if not attempt.is_earlier]
     passed = {each.stage for each in executions if each.outcome == Execution.Outcome.SUCCESSFUL}
     return [
@@ -39,7 +39,7 @@ def _badge(job: Job, place: int, has_passed: bool) -> str:
 
 
 def children_of(job: Job) -> str:
-    """Links to the jobs that it has become at its stage, with their states."""
+    """Return links to the child jobs that a job has become at its stage, with their states."""
     ids = _ids(job)
     found = Job.objects.only("task", "state").in_bulk(ids[:CHILDREN]) if ids else {}
     if not found:
@@ -51,7 +51,7 @@ def children_of(job: Job) -> str:
 
 
 def _ids(job: Job) -> list[UUID]:
-    """Of a job that ended at a stage that is not its last, with ids as its result."""
+    """Return the ids in the result of a job that ended at a stage before its last."""
     ended_early = job.state == Job.State.SUCCESSFUL and (job.stage or 0) + 1 < len(job.stages)
     if not ended_early or not isinstance(job.result, list):
         return []

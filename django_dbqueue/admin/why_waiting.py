@@ -1,4 +1,4 @@
-"""Why a job does not run yet, in one sentence, from a few looks into indexes."""
+"""The reason why a job does not run yet, in one sentence, from a few index lookups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .formatting import ago, duration, moment
 
 
 def why_waiting(job: Job) -> str:
-    """Nothing for a job that does not wait."""
+    """Return the reason; empty for a job that does not wait."""
     if said := _too_late(job):
         return said
     reasons: dict[str, Callable[[Job], str]] = {
@@ -32,7 +32,7 @@ def why_waiting(job: Job) -> str:
 
 
 def _too_late(job: Job) -> str:
-    """Of a job that waits and will not run, as it expires before."""
+    """Return the reason if a waiting job expires before it can run; otherwise empty."""
     if job.expires_at is None or job.state not in WAITING:
         return ""
     now = job.seen_at  # type: ignore[attr-defined]
@@ -83,7 +83,7 @@ def _ready(job: Job) -> str:
 
 
 def _full(name: str) -> str:
-    """Nothing while its queue has room, or no limit."""
+    """Return the reason if the queue is full; empty while it has room, or has no limit."""
     queue = Queue.objects.filter(name=name).first() or Queue(name=name)
     if not (limit := limit_of(queue)):
         return ""

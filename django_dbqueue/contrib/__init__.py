@@ -1,1 +1,1 @@
-"""What is ready-made on top of the queue."""
+"""Ready-made additions on top of the queue."""

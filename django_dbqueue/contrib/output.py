@@ -1,4 +1,4 @@
-"""What a command writes, kept as text that every database can store."""
+"""Output of a command, kept as text that every database can store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ LONGEST = 20_000
 
 
 class Output(io.TextIOBase):
-    """The end of what is written to it: all of it, unless it is longer than that."""
+    """Text stream that keeps the last ``LONGEST`` characters written to it."""
 
     def __init__(self) -> None:
         self._text, self._is_cut = "", False

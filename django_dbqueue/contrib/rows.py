@@ -1,4 +1,4 @@
-"""A statement's rows as JSON."""
+"""Rows of a SQL statement as JSON."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from typing import Any
 from django.db import connections
 from django.utils.duration import duration_iso_string
 
-# How many rows are kept, unless the call says otherwise.
+# Number of rows to keep by default.
 KEPT = 1000
-# The server's limit comes so many seconds after the task's own: it frees the thread for what was raised in it.
+# Seconds between the task's timeout and the server's. The server's timeout frees the thread for the
+# exception that was raised in it.
 AFTER = 0.5
 
 
 def run(sql: str, parameters: Any, database: str, keep: int, timeout: timedelta | None) -> Any:
-    """The first ``keep`` rows of a statement as dicts; of a statement that has none, how many it changed.
+    """Run a statement and return its first ``keep`` rows as dicts.
 
-    Raises ValueError for several statements, and for columns of one name: a part of what they give would be lost.
+    For a statement that returns no rows, return the number of changed rows. Raises ValueError for
+    several statements and for columns of the same name: a part of their result would be lost.
     """
     connection = connections[database]
     with connection.cursor() as cursor:
@@ -43,7 +45,7 @@ def _rows(cursor: Any, keep: int) -> list[dict[str, Any]]:
 
 
 def as_json(value: Any) -> Any:
-    """A value that a database has given. What JSON has no type for is text."""
+    """Convert a database value to JSON. Values without a JSON type become text."""
     match value:
         case None | bool() | int():
             return value

@@ -1,4 +1,4 @@
-"""Ready-made tasks, which every worker knows: a management command, and a statement of SQL."""
+"""Ready-made tasks that every worker knows: a management command and a SQL statement."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def _checked_by(check: Callable[..., None]) -> Callable[[F], F]:
 
 
 def _where() -> dict[str, Any]:
-    """The backend and the queue of these tasks, in a project that may have neither a backend nor a queue "default"."""
+    """Return the backend and the queue of these tasks.
+
+    The project may have neither a backend nor a queue named "default".
+    """
     backends = task_backends.settings
     alias = DEFAULT_TASK_BACKEND_ALIAS if DEFAULT_TASK_BACKEND_ALIAS in backends else next(iter(backends))
     queues = list(backends[alias].get("QUEUES") or [DEFAULT_TASK_QUEUE_NAME])
@@ -59,7 +62,10 @@ def _check_command(backend: Any, name: Any, /, *args: Any, **options: Any) -> No
 
 
 def _is_declared(alias: str, *call: Any) -> bool:
-    """Whether the code declares exactly this call with recurring_command(). Rows of tables cannot add to what it declares."""
+    """Return whether the code declares exactly this call with recurring_command().
+
+    Table rows cannot add to the declarations.
+    """
     given = serialization.to_json(call)
     return any(
         one.backend == alias and given == serialization.to_json((one.call.command, one.call.args, one.call.kwargs))
@@ -86,10 +92,11 @@ def _check_sql(backend: Any, sql: Any, parameters: Any = None, database: str = D
 @task(takes_context=True, **_where())
 @_checked_by(_check_command)
 def call_command(context: JobContext, name: str, /, *args: Any, **options: Any) -> str:
-    """Run a management command, given as to Django's ``call_command``. Returns what it wrote, or the end of it.
+    """Run a management command with the arguments of Django's ``call_command``.
 
-    Raises ValueError for a command that there is not, and CommandNotAllowed for one that ``OPTIONS["allow_commands"]`` does not
-    name and that no ``recurring_command`` declares with the same arguments. A CommandError fails the job.
+    Returns its output, or the end of a long one. Raises ValueError for an unknown command. Raises
+    CommandNotAllowed for a command that ``OPTIONS["allow_commands"]`` does not name and that no
+    ``recurring_command`` declares with the same arguments. A CommandError fails the job.
     """
     _check_command(task_backends[context.task_result.backend], name, *args, **options)
     output = Output()
@@ -106,10 +113,11 @@ def run_sql(
     database: str = DEFAULT_DB_ALIAS,
     keep: int = rows.KEPT,
 ) -> Any:
-    """Run a statement in a transaction that is committed if it succeeds.
+    """Run a statement in a transaction that is committed on success.
 
-    Returns its rows as dicts, ``keep`` of them at most; or, of a statement that has none, how many it changed. Raises
-    SqlNotAllowed on a database that ``OPTIONS["allow_sql"]`` does not name.
+    Returns at most ``keep`` rows as dicts, or the number of changed rows for a statement that
+    returns no rows. Raises SqlNotAllowed for a database that ``OPTIONS["allow_sql"]`` does not
+    name.
     """
     _check_sql(task_backends[context.task_result.backend], sql, parameters, database, keep)
     with transaction.atomic(using=database):

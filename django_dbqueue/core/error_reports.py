@@ -1,4 +1,7 @@
-"""What is kept of an exception: its type, its message, its traceback, and a fingerprint that its like share."""
+"""Error reports: the type, message and traceback of an exception, and a fingerprint.
+
+Similar exceptions share a fingerprint.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ _ADDRESS = re.compile(
 )
 _UUID_OR_HEX = re.compile(r"\b(?:0x[0-9a-f]+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[0-9a-f]*\d)[0-9a-f]{12,})\b", re.I)
 _WORD_WITH_NUMBER = re.compile(r"\w*\d\w*(?:[.,:]\d+)*")
-# Where the values go in text that code formats: "%(name)s", "{name}".
+# Placeholders for values in text that code formats: "%(name)s", "{name}".
 _PLACEHOLDER = re.compile(r"%(?:\(\w*\))?[-+ #0-9.*]*[a-zA-Z]|\{[^{}]*\}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorReport:
-    """An exception as it is stored.
+    """Stored form of an exception.
 
     location: the top frame of the project's own code, as file:function.
     pattern: the message without its values.
@@ -49,12 +52,15 @@ class ErrorReport:
         return f"{self.type.rpartition('.')[2]}: {' '.join(self.message.split())[:200]}".removesuffix(": ")
 
     def in_ascii(self) -> ErrorReport:
-        """The same, for a database that cannot store all characters."""
+        """Return the same report for a database that cannot store all characters."""
         texts = ((field.name, getattr(self, field.name)) for field in fields(self))
         return ErrorReport(**{name: text.encode("ascii", "backslashreplace").decode() for name, text in texts})
 
     def caused_by(self, cause: BaseException | None, reason: str) -> ErrorReport:
-        """The same traceback, under the name and at the place of what caused it; in other words, if there are any."""
+        """Return a report with this traceback, under the type and at the location of the cause.
+
+        With a ``reason``, the message and the pattern are this report's own.
+        """
         of = replace(report(cause, cause.__traceback__) if cause else self, traceback=self.traceback)
         return replace(of, message=self.message, pattern=self.pattern) if reason else of
 
@@ -65,7 +71,10 @@ class ErrorReport:
 
 
 def report(exception: BaseException, frames: TracebackType | None = None) -> ErrorReport:
-    """Describe an exception, from ``frames`` on. Never raises, whatever the exception's own methods do."""
+    """Describe an exception, from ``frames`` on.
+
+    Never raises, whatever the exception's own methods do.
+    """
     kind = type(exception)
     try:
         message = str(exception)
@@ -86,16 +95,17 @@ def report(exception: BaseException, frames: TracebackType | None = None) -> Err
 
 
 def _pattern(message: str, frames: TracebackType | None) -> str:
-    """The message without its values: those of its words that are text in the code that was run.
+    """Return the message without its values: only its words that are text in the code that ran.
 
-    A message that has no phrase of that code, such as a server's: without quoted text, addresses, paths, ids and numbers.
+    A message that has no phrase of that code, such as a server's message, is returned without
+    quoted text, addresses, paths, ids and numbers.
     """
     codes = []
     while frames is not None:
         codes.append(frames.tb_frame.f_code)
         frames = frames.tb_next
     for code in reversed(codes):
-        # The longest first: another may be a part of it.
+        # Longest first: a shorter phrase may be part of a longer one.
         known = sorted({phrase for phrase in _phrases(code) if phrase in message}, key=len, reverse=True)
         if known:
             return "#".join(re.findall("|".join(map(re.escape, known)), message))
@@ -105,7 +115,10 @@ def _pattern(message: str, frames: TracebackType | None) -> str:
 
 
 def _phrases(code: CodeType) -> Iterator[str]:
-    """Its text, without placeholders. A lone word is no phrase: it may be the name of a key, which a message has by chance."""
+    """Yield the text in the code, without placeholders.
+
+    A single word is no phrase: it may be the name of a key, which a message has by chance.
+    """
     for constant in code.co_consts:
         if isinstance(constant, str):
             parts = _PLACEHOLDER.split(constant)
@@ -126,12 +139,12 @@ def _location(frames: TracebackType | None) -> str:
 
 
 def clean(text: str) -> str:
-    """Without what some database would refuse: NUL characters and lone surrogates."""
+    """Replace characters that some database would refuse: NUL and lone surrogates."""
     return text.replace("\x00", "\ufffd").encode(errors="backslashreplace").decode()
 
 
 def clip(text: str, longest: int) -> str:
-    """The beginning and the end of a text that is too long; the end says more."""
+    """Keep the beginning and the end of a text that is too long; the end says more."""
     if len(text) <= longest:
         return text
     head, mark = longest // 4, "\n[…]\n"

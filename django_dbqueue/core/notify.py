@@ -1,4 +1,7 @@
-"""Telling idle workers that there is work: PostgreSQL's NOTIFY, after the commit, a few times a second at most."""
+"""Wake idle workers with PostgreSQL's NOTIFY.
+
+A NOTIFY is sent after the commit, a few times a second at most.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,20 @@ from .transactions import after_commit
 
 CHANNEL = "dbqueue"
 PRIORITY = re.compile("-?[0-9]{1,3}")
-# A worker that was just woken looks again after this time by itself.
+# A worker that was just woken polls again by itself after this time, in seconds.
 QUIET = 0.05
 
 _last: dict[tuple[str, str], float] = {}
 
 
 def wake(database: str, queue: str, priority: int | None = None) -> None:
-    """Wake the workers that wait for jobs of a queue; they start at once if they are told the priority too.
+    """Wake the workers that wait for jobs of a queue.
 
-    Elsewhere than on PostgreSQL they find them by polling.
+    If the payload has the priority too, they start at once. On other databases than PostgreSQL,
+    workers find the jobs by polling.
     """
     if connections[database].vendor == "postgresql":
-        # No name of a queue has a comma.
+        # A queue's name contains no comma.
         after_commit(partial(_notify, database, queue if priority is None else f"{queue},{priority}"))
 
 
@@ -35,7 +39,10 @@ def notify_queues(database: str, queues: Iterable[str]) -> None:
 
 
 def parse_payload(payload: str) -> tuple[str, int | None]:
-    """The queue and the priority that are told of. A priority that cannot be one is None: anybody may send on the channel."""
+    """Return the queue and the priority of a NOTIFY payload.
+
+    An invalid priority becomes None: any client may send on the channel.
+    """
     queue, _comma, priority = payload.partition(",")
     return queue, int(priority) if PRIORITY.fullmatch(priority) else None
 
@@ -47,9 +54,9 @@ def _notify(database: str, payload: str) -> None:
     try:
         with connections[database].cursor() as cursor:
             cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, payload])
-        # Without autocommit, it may never go out.
+        # Without autocommit, the NOTIFY may never be sent.
         if connections[database].get_autocommit():
             _last[database, payload] = now
     except Error:
-        # The jobs are committed, and workers poll: the caller's work must not fail for a hint.
+        # The jobs are committed and workers poll: a failed hint must not fail the caller's work.
         return

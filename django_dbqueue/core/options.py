@@ -1,4 +1,7 @@
-"""``TASKS[alias]["OPTIONS"]`` and the flags of ``runqueue``: one frozen object, checked before anything uses it."""
+"""``TASKS[alias]["OPTIONS"]`` and the flags of ``runqueue``, as one frozen object.
+
+The object is validated before any use.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from typing import Any
 from ..backoff import Backoff, Exponential
 from ..exceptions import InvalidOption
 
-# What the column of a job holds on every database.
+# The largest value that the job's column holds on every database.
 MOST_ATTEMPTS = 32767
 DAY = 86_400.0
-# What a queue may have of its own.
+# Options that a queue may have of its own.
 OF_A_QUEUE = (
     *("max_attempts", "backoff", "timeout", "limit", "hanged_after"),
     *("keep_successful", "keep_failed", "delete_on_success", "keep_log"),
@@ -22,36 +25,49 @@ OF_A_QUEUE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a backend's jobs are stored and run. Times are in seconds.
+    """Options for storing and running a backend's jobs. Times are in seconds.
 
-    database: the alias of the database that holds the queue; None asks the project's database routers.
-    max_attempts: how often a job is tried before it is FAILED, for tasks that do not say it themselves.
-    backoff: how long to wait between two attempts, for tasks that do not say it themselves.
-    timeout: how long a job may run, for tasks that do not say it themselves; None without end.
+    The task's own value takes precedence over max_attempts, backoff, timeout and delete_on_success.
+
+    database: the alias of the database that holds the queue; None asks the project's database
+        routers.
+    max_attempts: the number of attempts before a job is FAILED.
+    backoff: the delay between two attempts.
+    timeout: the longest time that a job may run; None for no timeout.
     per_queue: other values for the jobs of some queues: ``{"mail": {"timeout": 30}}``.
     task_modules: modules that hold tasks, beside the module ``tasks`` of each installed app.
-    allow_import_errors: runqueue serves although one of these modules that hold tasks cannot be imported; True for any of them.
+    allow_import_errors: modules that hold tasks and without which runqueue serves if they cannot be
+        imported; True for any of them.
     allow_sql: the aliases of the databases on which the ready-made task ``run_sql`` may run.
     allow_commands: the management commands that the ready-made task ``call_command`` may run.
-    queues: what workers serve, in order: names, ``prefix*``, ``*``, ``-name``.
+    queues: the queues that workers serve, in order: names, ``prefix*``, ``*``, ``-name``.
     processes, threads: worker processes of one supervisor, and threads in each.
-    coroutines: how many ``async def`` tasks a worker process runs at a time.
-    prefetch: the most jobs that a worker holds claimed and not yet started.
-    prefetch_bytes: the most bytes of large arguments that these jobs have together; a single job may have more.
-    max_jobs: a worker process is replaced after that many jobs; None never.
-    poll_interval: the longest an idle process waits before it looks again.
-    timeout_grace: how long a job whose time is over has for its end before its worker process is replaced and ended.
-    shutdown_timeout: how long running jobs may go on after SIGTERM before they are given back.
-    beat_interval, dead_after: how often a process says that it is alive, and after what silence it is declared dead.
-    give_up_after: how long the database may be away before runqueue ends, with exit code 1.
-    unknown_task_after: how long a job waits for a worker that knows its task before it is FAILED.
-    limit: how many jobs of a queue run at a time, over all hosts; None any number. An operator's limit goes before it.
-    hanged_after: how long a job may run before the admin lists it as hanged.
-    keep_successful, keep_failed: how long jobs are kept after they succeeded, or were failed or discarded; None for ever.
-    delete_on_success: nothing is kept of jobs that succeed, for tasks that do not say it themselves.
-    keep_log: how many of the last lines that a task logs are kept with its attempt.
-    ageing: after each time that a job has waited for so long, it counts as one priority higher; None never.
-    hidden: what the admin does not show: values whose name contains one of these words.
+    coroutines: the number of ``async def`` tasks that a worker process runs at a time.
+    prefetch: the largest number of jobs that a worker holds claimed and not yet started.
+    prefetch_bytes: the largest total of bytes in large arguments of these jobs; a single job may
+        have more.
+    max_jobs: the number of jobs after which a worker process is replaced; None for never.
+    poll_interval: the longest time that an idle process waits between two polls.
+    timeout_grace: the time that a job has to end after its timeout, before its worker process is
+        replaced and ended.
+    shutdown_timeout: the time that running jobs may continue after SIGTERM, before they are
+        released.
+    beat_interval, dead_after: the interval between two heartbeats of a process, and the silence
+        after which it is declared dead.
+    give_up_after: the time that the database may be unavailable before runqueue ends, with exit
+        code 1.
+    unknown_task_after: the time that a job waits for a worker that knows its task, before it is
+        FAILED.
+    limit: the number of jobs of a queue that run at a time, over all hosts; None for any number. An
+        operator's limit takes precedence.
+    hanged_after: the time that a job may run before the admin lists it as hanged.
+    keep_successful, keep_failed: the retention of jobs that succeeded, and of jobs that failed or
+        were discarded; None for ever.
+    delete_on_success: keep nothing of jobs that succeed.
+    keep_log: the number of last lines logged by a task that are kept with its attempt.
+    ageing: the waiting time after which a job counts as one priority higher, again each time that
+        it has passed; None for never.
+    hidden: words; the admin does not show values whose name contains one of them.
     embedded: everything in one process, as threads.
     """
 
@@ -104,33 +120,42 @@ class Options:
 
     @property
     def patience(self) -> float:
-        """After so long without a beat, or without progress, a process takes itself for dead: before others do."""
+        """Seconds without a heartbeat, or without progress, before a process fences itself.
+
+        The process takes itself for dead before other processes do (2/3 of ``dead_after``).
+        """
         return self.dead_after * 2 / 3
 
     @property
     def longest_shutdown(self) -> float:
-        """How long a process may take to end once it is told to, whatever the state of its jobs and of the database."""
+        """Seconds that a process may take to end after a shutdown request.
+
+        They hold whatever the state of its jobs and of the database.
+        """
         return self.shutdown_timeout + 10.0
 
     @property
     def statement_limit(self) -> float:
-        """How long one of the queue's own statements may take."""
+        """Seconds that one of the queue's own statements may take."""
         return self.dead_after / 3
 
     @property
     def answer_limit(self) -> float:
-        """How long what belongs together of these statements may take."""
+        """Seconds that a group of these statements that belong together may take."""
         return self.dead_after / 2
 
     @classmethod
     def from_settings(cls, given: Mapping[str, Any]) -> Options:
-        """Raises InvalidOption for a key that there is not, naming the nearest one, and for a value that cannot be."""
+        """Return the options of a backend's ``OPTIONS``.
+
+        Raises InvalidOption for an unknown key, naming the nearest one, and for an invalid value.
+        """
         names = [field.name for field in fields(cls)]
         _must_know(given, names)
         return cls().changed(**given)
 
     def changed(self, **changes: Any) -> Options:
-        """These options with some of them changed."""
+        """Return these options with some of them changed."""
         for key in {"queues", "task_modules", "hidden", "allow_sql", "allow_commands"} & set(changes):
             changes[key] = _as_names(changes[key])
         if not isinstance(allowed := changes.get("allow_import_errors", False), bool):
@@ -138,12 +163,15 @@ class Options:
         return replace(self, **changes)
 
     def allows_import_error(self, module: str) -> bool:
-        """Whether runqueue serves without this module that holds tasks."""
+        """Return True if runqueue serves without this module that holds tasks."""
         allowed = self.allow_import_errors
         return allowed if isinstance(allowed, bool) else module in allowed
 
     def check_queues(self, names: Collection[str]) -> None:
-        """Raises InvalidOption for options of a queue that is none of these; without names, there can be any queue."""
+        """Raise InvalidOption for options of a queue that is not among these names.
+
+        Without names, any queue is valid.
+        """
         for queue in self.per_queue:
             if names and queue not in names:
                 near = difflib.get_close_matches(queue, names, n=1)
@@ -151,7 +179,7 @@ class Options:
                 raise InvalidOption(f"per_queue: {queue!r} is not in QUEUES. {hint}")
 
     def of(self, queue: str) -> Options:
-        """As they are for the jobs of a queue."""
+        """Return the options for the jobs of a queue."""
         own = self.per_queue.get(queue)
         return replace(self, per_queue={}, **own) if own else self
 
@@ -167,7 +195,7 @@ def _must_know(given: Any, names: Iterable[str], where: str = "") -> None:
 
 
 def _as_names(given: Any) -> Any:
-    """Names as a tuple, from a list or from text with commas."""
+    """Return names as a tuple, from a list or from text with commas."""
     if isinstance(given, str):
         given = [name.strip() for name in given.split(",") if name.strip()]
     return tuple(given) if isinstance(given, (list, tuple)) else given

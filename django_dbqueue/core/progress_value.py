@@ -1,4 +1,4 @@
-"""How far a task has said that it is."""
+"""Progress that a task has reported."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from .error_reports import clean
 
 LONGEST_NOTE = 200
-# Up to here, a database's double holds every whole number as it is.
+# Up to here, a database's double holds every whole number exactly.
 MOST = 2**53
 
 
 class ProgressValue(NamedTuple):
-    """``done`` of ``total`` steps, which is None where nobody knows it, and a word on what is done now."""
+    """``done`` of ``total`` steps (None if unknown), and a short note on the current step."""
 
     done: float
     total: float | None = None
@@ -21,7 +21,10 @@ class ProgressValue(NamedTuple):
 
     @classmethod
     def of(cls, done: float, total: float | None = None, note: str = "") -> ProgressValue:
-        """Raises TypeError or ValueError, with the value, for what is no number of steps. A long note is cut."""
+        """Return a validated value. A long note is cut.
+
+        Raises TypeError or ValueError, with the value, for an invalid number of steps.
+        """
         if not isinstance(note, str):
             raise TypeError(f"progress(): note={note!r} is not text. Pass str(…) of it.")
         note = clean(note)
@@ -31,20 +34,20 @@ class ProgressValue(NamedTuple):
 
     @property
     def fraction(self) -> float | None:
-        """From 0 to 1, however much more was done than was thought; None where nobody knows the total."""
+        """From 0 to 1, even if ``done`` exceeds ``total``; None if ``total`` is unknown."""
         if self.total is None:
             return None
         return min(1.0, self.done / self.total) if self.total else 1.0
 
     def in_ascii(self) -> ProgressValue:
-        """The same, for a database that cannot store all characters."""
+        """Return the same value for a database that cannot store all characters."""
         return self._replace(note=self.note.encode("ascii", "backslashreplace").decode()[:LONGEST_NOTE])
 
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not issubclass(type(value), Real):
         raise TypeError(f"progress(): {name}={value!r} is not a number. Count steps, bytes or rows.")
-    if not 0 <= value <= MOST:  # Nor is this NaN.
+    if not 0 <= value <= MOST:  # Refuses NaN too.
         raise ValueError(f"progress(): {name}={value!r} is not a number from 0 to {MOST:,}. Count steps, bytes or rows.")
     number = float(value)
     return int(number) if number.is_integer() else number

@@ -1,4 +1,4 @@
-"""Which queues a worker serves, and in which order."""
+"""Selection of the queues that a worker serves, in order."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from ..exceptions import InvalidOption
 
-# Of a queue: what a selector can name, and the column holds.
+# A queue's name: one that a selector can express and the column holds.
 NAME = re.compile(r"[^-*,\s][^*,]{0,99}")
 
 
 def check_name(name: Any) -> None:
-    """Raises ValueError for what cannot be a queue's name."""
+    """Raise ValueError for a value that cannot be a queue's name."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(
             f"{name!r} is not a queue. Give up to 100 characters without * and comma, the first neither - nor a space."
@@ -22,9 +22,10 @@ def check_name(name: Any) -> None:
 
 @dataclass(frozen=True)
 class QueueSelector:
-    """Names in order of preference, ``prefix*``, ``*``, and ``-name`` (or ``-prefix*``) for what to leave out.
+    """Patterns of queue names, in order of preference.
 
-    ``allowed`` are the only names there are (a backend's ``QUEUES``); none means any.
+    A pattern is a name, ``prefix*`` or ``*``; ``-name`` (or ``-prefix*``) excludes queues.
+    ``allowed`` holds the only valid names (a backend's ``QUEUES``); if empty, any name is valid.
     """
 
     patterns: tuple[str, ...]
@@ -42,13 +43,16 @@ class QueueSelector:
                 )
 
     def rank(self, queue: str) -> int | None:
-        """The queue's place in the worker's order, from 0; None if the worker does not serve it."""
+        """Return the queue's position in the worker's order, from 0.
+
+        None means that the worker does not serve the queue.
+        """
         if (self.allowed and queue not in self.allowed) or any(_matches(queue, p) for p in self._unwanted):
             return None
         return next((place for place, pattern in enumerate(self._wanted) if _matches(queue, pattern)), None)
 
     def names(self) -> list[str] | None:
-        """The queues by name, or None where a pattern stands for queues that only the database knows."""
+        """Return the queues by name; None if a pattern needs names that only the database has."""
         if not self.allowed and any(pattern.endswith("*") for pattern in self._wanted):
             return None
         return [name for name in sorted(self.allowed or self._wanted) if self.rank(name) is not None]

@@ -1,4 +1,7 @@
-"""What a job may carry: arguments that fit the task's signature, and values that JSON holds whole on every database."""
+"""Serialisation of a job's arguments and values.
+
+Arguments must fit the task's signature; JSON must hold the values unchanged on every database.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ def signature_of(func: Callable[..., Any]) -> inspect.Signature:
 
 @lru_cache(maxsize=4096)
 def fitting(func: Callable[..., Any]) -> range:
-    """So many arguments the function takes by position, if it needs none by name; else none."""
+    """Return the numbers of positional arguments that the function takes.
+
+    The range is empty if the function needs an argument by name.
+    """
     parameters = signature_of(func).parameters.values()
     places = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     needed = [
@@ -33,13 +39,14 @@ def fitting(func: Callable[..., Any]) -> range:
 def bind(
     func: Callable[..., Any], takes_context: bool, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The call's arguments as JSON values.
+    """Return the call's arguments as JSON values.
 
-    Raises TypeError if they do not fit the signature, or hold what JSON cannot; ValueError for a value that some database
-    would refuse or change. Both name the task, the argument and the remedy.
+    Raises TypeError if they do not fit the signature, or contain a value that JSON cannot hold;
+    ValueError for a value that some database would refuse or change. Both name the task, the
+    argument and the remedy.
     """
     leading = (None,) if takes_context else ()
-    # Most calls are as simple as that; to bind them takes ten times as long.
+    # Fast path for simple calls, the most common: to bind them takes ten times as long.
     if kwargs or len(leading) + len(args) not in fitting(func):
         try:
             signature_of(func).bind(*leading, *args, **kwargs)
@@ -53,7 +60,10 @@ def bind(
 
 
 def to_json(value: Any, of: str = "") -> Any:
-    """The value in JSON's types. Raises TypeError or ValueError, about ``of``, for what would not come back as it went in."""
+    """Return the value in JSON's types.
+
+    Raises TypeError or ValueError, about ``of``, for a value that would not come back unchanged.
+    """
     try:
         return _plain(value, DEEPEST)
     except (TypeError, ValueError) as error:
@@ -112,7 +122,7 @@ def _storable_text(text: str) -> str:
 
 
 def _culprit(bound: inspect.BoundArguments) -> str:
-    """The name of the first argument that is not JSON."""
+    """Return the name of the first argument that is not JSON."""
     for name, value in bound.arguments.items():
         variable = bound.signature.parameters[name].kind
         named = value.items() if variable is inspect.Parameter.VAR_KEYWORD else [(name, value)]

@@ -1,4 +1,4 @@
-"""What ``expires``, ``context.snooze()`` and ``context.retry()`` take: times, and waits."""
+"""Times and delays, for ``expires``, ``context.snooze()`` and ``context.retry()``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from django.utils import timezone
 
 from ..compat import InvalidTask
 
-# Beyond it, a time may be later than a datetime can be.
+# After a longer wait, a time may be later than the latest datetime.
 LONGEST_WAIT = timedelta(days=36_500)
 
 
 def check_expires(expires: Any, run_after: Any) -> None:
-    """Raises InvalidTask, with the value, for a time by which no job could be started."""
+    """Raise InvalidTask, with the value, for a time by which no job could be started."""
     if expires is None:
         return
     if isinstance(expires, timedelta):
@@ -31,7 +31,8 @@ def check_expires(expires: Any, run_after: Any) -> None:
 
 
 def _check_order(expires: datetime, run_after: Any) -> None:
-    # By this host's clock, as it is not stored: it only spares a job that would wait in vain.
+    # This host's clock is enough, as the result is not stored: the check only avoids a job that
+    # would wait in vain.
     first = timezone.now() + run_after if isinstance(run_after, timedelta) else run_after
     if isinstance(first, datetime) and timezone.is_aware(first) == settings.USE_TZ and expires <= first:
         raise InvalidTask(f"expires must be later than run_after: {expires} is not later than {first}.")
@@ -42,7 +43,10 @@ def _a_datetime() -> str:
 
 
 def seconds_of(delay: Any, name: str) -> float:
-    """A wait in seconds. Raises TypeError or ValueError, with the value, for what is none."""
+    """Return a delay in seconds.
+
+    Raises TypeError or ValueError, with the value, for an invalid delay.
+    """
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise TypeError(f"{name}: {delay!r} is no delay. Give seconds, or a timedelta.")
@@ -52,7 +56,7 @@ def seconds_of(delay: Any, name: str) -> float:
 
 
 def seconds_or_time(delay: Any, name: str) -> float | datetime:
-    """A wait in seconds, or the time that it lasts to. Raises as ``seconds_of()``."""
+    """Return a delay in seconds, or the time at which it ends. Raises as ``seconds_of()``."""
     if not isinstance(delay, datetime):
         return seconds_of(delay, name)
     if timezone.is_aware(delay) != settings.USE_TZ:

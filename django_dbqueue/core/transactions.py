@@ -1,4 +1,8 @@
-"""What is done once others can see its cause, and what is done again as others came before."""
+"""Transactions: ``on_commit()`` across all open transactions of this thread, and conflicts.
+
+A callback runs once other connections can see its cause. A transaction that another one has
+overtaken can be repeated.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,26 @@ from typing import Any
 
 from django.db import OperationalError, connections, transaction
 
-# PostgreSQL's serialization_failure and deadlock_detected; MySQL's ER_LOCK_DEADLOCK, which is also what a COMMIT on Galera says
-# of rows that another node has written, and ER_CHECKREAD.
+# PostgreSQL's serialization_failure and deadlock_detected; MySQL's ER_LOCK_DEADLOCK, which a COMMIT
+# on Galera also returns for rows that another node has written, and ER_CHECKREAD.
 _CONFLICTS = ("40001", "40P01", 1213, 1020)
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether the database has undone the transaction for the sake of another, and it may succeed when it is made again."""
+    """Return True if the database rolled back the transaction in favour of another one.
+
+    The transaction may succeed when it is repeated.
+    """
     cause = error.__cause__ if isinstance(error, OperationalError) else None
     code = getattr(cause, "sqlstate", None) or (cause.args[0] if cause and cause.args else None)
     return code in _CONFLICTS
 
 
 class writing(transaction.Atomic):
-    """``transaction.atomic()`` for what reads before it writes. On SQLite it waits for other writers as it begins: a transaction
-    that begins as a reader fails at once, with "database is locked", if another has written meanwhile.
+    """``transaction.atomic()`` for blocks that read before they write.
+
+    On SQLite the transaction waits for other writers as it begins: a transaction that begins as a
+    reader fails at once, with "database is locked", if another has written meanwhile.
     """
 
     def __init__(self, database: str | None, *, savepoint: bool = True) -> None:
@@ -43,11 +52,13 @@ class writing(transaction.Atomic):
 def after_commit(action: Callable[[], object], *, asked: frozenset[str] = frozenset()) -> None:
     """Call ``action`` once this thread has no transaction open on any database.
 
-    At once if there is none; never if one of them is rolled back.
+    Without an open transaction, the call is immediate. If one of them is rolled back, there is no
+    call.
     """
     for connection in connections.all(initialized_only=True):
         if connection.alias not in asked and connection.in_atomic_block:
-            # Not asked again: a test that captures the callbacks calls them with its own transaction still open.
+            # Check each connection only once: a test that captures the callbacks calls them with
+            # its own transaction still open.
             connection.on_commit(partial(after_commit, action, asked=asked | {connection.alias}))
             return
     action()

@@ -1,4 +1,7 @@
-"""Keys and versions of jobs: given with a call, or computed from its arguments by a function that takes some by name."""
+"""Keys and versions of unique jobs.
+
+They are given with a call, or computed by a function of some of its arguments, by name.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,15 @@ from uuid import UUID
 from . import serialization
 
 LONGEST = 200
-# What the column holds on every database.
+# The largest value that the column holds on every database.
 LARGEST_VERSION = 2**63 - 1
 
 
 def check(function: Any, task_function: Callable[..., Any], takes_context: bool, what: str) -> None:
-    """Raises ValueError for what is no function of the task's arguments. ``what`` names it in the message."""
+    """Raise ValueError for a value that is no function of the task's arguments.
+
+    ``what`` names the value in the message.
+    """
     if not callable(function):
         raise ValueError(f"{what} must be a function of the task's arguments, or text, not {function!r}.")
     known = list(serialization.signature_of(task_function).parameters)[bool(takes_context) :]
@@ -26,17 +32,23 @@ def check(function: Any, task_function: Callable[..., Any], takes_context: bool,
 
 
 def compute(function: Callable[..., Any], task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: str) -> str | None:
-    """The key of a call of the task; None if the function returns none. Raises ValueError for what cannot be a key."""
+    """Return the key of a call of the task; None if the function returns None.
+
+    Raises ValueError for a value that cannot be a key.
+    """
     return as_text(_of_call(function, task, args, kwargs), what)
 
 
 def compute_version(function: Callable[..., Any], task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
-    """The version of a call of the task; None if the function returns none. Raises ValueError for what cannot be one."""
+    """Return the version of a call of the task; None if the function returns None.
+
+    Raises ValueError for a value that cannot be a version.
+    """
     return as_version(_of_call(function, task, args, kwargs), f"{task.module_path}: what version returned")
 
 
 def as_text(value: Any, what: str) -> str | None:
-    """Raises ValueError for what cannot be a key."""
+    """Return the key as text. Raises ValueError for a value that cannot be a key."""
     if value is None:
         return None
     text = str(value) if isinstance(value, str | int | UUID) and not isinstance(value, bool) else ""
@@ -46,7 +58,7 @@ def as_text(value: Any, what: str) -> str | None:
 
 
 def as_version(value: Any, what: str) -> int | None:
-    """Raises ValueError for what cannot be a version."""
+    """Return the version. Raises ValueError for a value that cannot be a version."""
     if value is not None and (type(value) is not int or abs(value) > LARGEST_VERSION):
         raise ValueError(f"{what} must be a whole number of at most 63 bits, not {value!r}.")
     return value

@@ -1,4 +1,4 @@
-"""Identifiers made by the client, so that a job's id is known before its row is written."""
+"""Client-generated identifiers: a job's id is known before its row is written."""
 
 import os
 import time
@@ -6,9 +6,10 @@ import uuid
 
 
 def uuid7() -> uuid.UUID:
-    """A version 7 UUID (RFC 9562 §5.7): 48 bits of milliseconds, 12 bits of their fraction, 62 random bits.
+    """Return a version 7 UUID (RFC 9562 §5.7).
 
-    Ids sort by the time they were made, so inserts go to the end of the primary key's index.
+    It has 48 bits of milliseconds, 12 bits of their fraction, and 62 random bits. Ids sort by
+    creation time, so inserts go to the end of the primary key's index.
     """
     milliseconds, rest = divmod(time.time_ns(), 1_000_000)
     fraction = rest * 4096 // 1_000_000

@@ -1,4 +1,4 @@
-"""PostgreSQL: tables and indexes that are many times as large as what is in them."""
+"""PostgreSQL: bloated tables and indexes, many times as large as their contents."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from .database import QueueDatabase
 from .finding import Finding, megabytes
 
-# Only what is so many times as large as it would be if it were new, and has so many bytes.
+# A relation is reported from LARGE bytes on, if it has at least TIMES the size of a new one.
 TIMES, LARGE = 5, 100 * 2**20
-# Pages and rows are those of the last vacuum or analyse, so that they are of one moment. A row has a header and a line
-# pointer, of 28 bytes in a table and of 12 in an index, and is rounded up to 8. Pages are filled as far as they are meant to be.
+# Page and row counts come from the last VACUUM or ANALYZE, so that both are of one moment. The
+# header and the line pointer of a row take 28 bytes in a table and 12 bytes in an index. Rows are
+# rounded up to 8 bytes. Pages count as filled up to their fillfactor.
 SIZES = """
 SELECT c.oid::regclass::text AS name, c.relkind = 'i' AS is_index, c.relpages * block.size AS size,
     greatest(1, ceil(c.reltuples * (ceil((w.width + CASE c.relkind WHEN 'i' THEN 12 ELSE 28 END) / 8) * 8)

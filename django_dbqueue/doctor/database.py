@@ -1,4 +1,4 @@
-"""A database that holds a queue, and how it is asked: in plain SQL, and never for long."""
+"""A database that holds a queue, queried in plain SQL with short time limits."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..backend import DatabaseBackend
 from ..models import Job
 from ..models.jobs import JobQuerySet
 
-# No statement of a check may take longer, in seconds.
+# Statement timeout of a check, in seconds.
 LONGEST = 5
 
 
 @dataclass(frozen=True)
 class QueueDatabase:
-    """A database, and the backends that keep their jobs in it."""
+    """A database and the backends that store their jobs in it."""
 
     alias: str
     backends: tuple[DatabaseBackend, ...]
@@ -36,7 +36,7 @@ class QueueDatabase:
 
     @property
     def tables(self) -> list[str]:
-        """The queue's own."""
+        """Names of the queue's own tables."""
         return list(dict.fromkeys(model._meta.db_table for model in apps.get_app_config("dbqueue").get_models()))
 
     @property
@@ -44,19 +44,23 @@ class QueueDatabase:
         try:
             return str(self.connection.display_name)
         except Error:
-            return str(self.connection.vendor)  # MySQL's is asked whether it is MariaDB.
+            # On MySQL, display_name queries the server to distinguish MariaDB.
+            return str(self.connection.vendor)
 
     @property
     def setting(self) -> str:
-        """How its settings are called in the project."""
+        """The name of the database's settings in the project."""
         return f"DATABASES[{self.alias!r}]"
 
     @contextmanager
     def bounded(self) -> Iterator[None]:
-        """Inside, a statement that takes too long is cancelled by the server. (SQLite is asked for nothing that takes long.)"""
+        """Have the server cancel statements that exceed the time limit.
+
+        SQLite has no limit: no check runs a slow statement there.
+        """
         if self.connection.vendor == "postgresql":
             with transaction.atomic(using=self.alias):
-                # Of this transaction alone: behind a pool, what is set for a session stays with others.
+                # For this transaction only: behind a pooler, session settings stay with others.
                 self.ask(f"SELECT set_config('statement_timeout', '{LONGEST}s', true), set_config('lock_timeout', '1s', true)")
                 yield
         elif self.connection.vendor == "mysql":
@@ -73,19 +77,19 @@ class QueueDatabase:
             yield
 
     def ask(self, query: str, *values: Any) -> list[Any]:
-        """The rows, with their columns by name."""
+        """Return the rows as named tuples of their columns."""
         with self.connection.cursor() as cursor:
             cursor.execute(query, values or None)
             row = namedtuple("Row", [column[0].lower() for column in cursor.description], rename=True)  # type: ignore[misc]
             return [row(*each) for each in cursor.fetchall()]
 
     def value(self, query: str, *values: Any) -> Any:
-        """The first column of the only row."""
+        """Return the first column of the only row."""
         return self.ask(query, *values)[0][0]
 
 
 def queue_databases(backends: Iterable[DatabaseBackend]) -> list[QueueDatabase]:
-    """Each database of the backends once, though it may have several names."""
+    """Return each database of the backends once, even if it has several aliases."""
     found: dict[Any, list[DatabaseBackend]] = {}
     for backend in backends:
         found.setdefault(_address(backend.database), []).append(backend)

@@ -1,4 +1,4 @@
-"""What a look at a database finds."""
+"""Results of the checks of a database."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from datetime import timedelta
 
 @dataclass(frozen=True)
 class Finding:
-    """Something to change.
+    """A recommended change.
 
-    what: what was found, with its figure. why: why it matters to a queue. remedy: a statement or a setting, to copy.
+    what: the finding, with its figure. why: its effect on a queue. remedy: a statement or a setting
+    to copy.
     """
 
     what: str
@@ -20,9 +21,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class NotChecked:
-    """Something that could not be looked at: nobody knows whether there is anything to change.
+    """A check that could not run: it is unknown whether a change is needed.
 
-    what: what it was, and why not. remedy: what makes it visible, if anything does.
+    what: the unchecked object, with the reason. remedy: a way to make it visible, if there is one.
     """
 
     what: str
@@ -30,7 +31,7 @@ class NotChecked:
 
 
 def lasting(seconds: float) -> str:
-    """2:03:11, or 3 days, 1:00:00."""
+    """Format a duration: 2:03:11, or 3 days, 1:00:00."""
     return str(timedelta(seconds=round(seconds)))
 
 

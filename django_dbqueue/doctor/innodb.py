@@ -1,4 +1,4 @@
-"""MariaDB and MySQL: transactions that hold back what InnoDB would clear away, and the size of the queue's tables."""
+"""MariaDB and MySQL: transactions that hold back InnoDB's purge, and the queue's table sizes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from .database import QueueDatabase
 from .finding import Finding, lasting, megabytes
 from .mysql import variables
 
-# The server's number for a query that needs a privilege of the server, which PROCESS is.
+# Error code for a query that lacks a server privilege, such as PROCESS.
 NEEDS_PRIVILEGE = 1227
-# A transaction is old after so many seconds; so many of them are listed.
+# Seconds after which a transaction is old; maximum number of old transactions to list.
 OLD, MOST = 300, 5
-# So many old versions of rows, which nobody has cleared away, matter.
+# Unpurged old row versions above which the history matters.
 HISTORY = 1_000_000
-# Free space, in bytes, that is so many times what is used.
+# Free space is reported above FREE bytes and above TIMES the used space.
 FREE, TIMES = 100 * 2**20, 4
-# The times of transactions are in the server's own zone, whatever the session's is.
+# Transaction times are in the server's own time zone, whatever the session's is.
 TRANSACTIONS = """
 SELECT trx_mysql_thread_id AS thread, trx_rows_modified AS modified,
     TIMESTAMPDIFF(SECOND, trx_started, CONVERT_TZ(NOW(), @@session.time_zone, 'SYSTEM')) AS seconds
@@ -80,7 +80,7 @@ def fragmentation(database: QueueDatabase) -> Iterator[Finding]:
 
 
 def privilege(database: QueueDatabase) -> str:
-    """What lets this role see the transactions of others."""
+    """Return the statement that lets this role see the transactions of others."""
     user, _, host = str(database.value("SELECT CURRENT_USER()")).rpartition("@")
     return f"GRANT PROCESS ON *.* TO `{user}`@`{host}`;"
 

@@ -1,4 +1,4 @@
-"""MariaDB and MySQL: the server's settings."""
+"""MariaDB and MySQL: server settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAMES = (
     *("tx_isolation", "transaction_isolation", "innodb_flush_log_at_trx_commit", "sync_binlog", "log_bin"),
     *("max_allowed_packet", "innodb_buffer_pool_size", "innodb_file_per_table", "character_set_connection"),
 )
-# Bytes that one statement should be able to have: it holds a job's arguments, or its result.
+# Minimum for the size of a statement, in bytes: it carries a job's arguments or its result.
 PACKET = 16 * 2**20
 OTHER_CHARSETS = """
 SELECT table_name AS name, table_collation AS collation FROM information_schema.tables
@@ -20,7 +20,7 @@ WHERE table_schema = DATABASE() AND table_name IN ({}) AND table_collation NOT L
 
 
 def variables(database: QueueDatabase) -> dict[str, str]:
-    """The server's variables as they are for this project's connections, as far as this server has them."""
+    """Return the server variables that this server has, as the project's connections see them."""
     names = ", ".join(["%s"] * len(NAMES))
     return {row[0].lower(): row[1] for row in database.ask(f"SHOW VARIABLES WHERE Variable_name IN ({names})", *NAMES)}
 

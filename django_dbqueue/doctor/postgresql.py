@@ -1,4 +1,4 @@
-"""PostgreSQL: the server's settings, and its connections."""
+"""PostgreSQL: server settings and connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .database import QueueDatabase
 from .finding import Finding, lasting
 from .vacuum import BUSY, tables
 
-# What is lost when a setting is off.
+# The loss when a setting is off.
 DURABLE = {
     "fsync": "A crash of the host may leave the whole database unreadable.",
     "full_page_writes": "A crash of the host may leave half-written pages, unless its file system writes whole ones.",
@@ -30,9 +30,9 @@ SELECT {timed} AS timed, {requested} AS requested, pg_size_bytes(current_setting
     EXTRACT(EPOCH FROM clock_timestamp() - stats_reset)::float AS seconds
 FROM {view}
 """
-# Of the connections, a share that is nearly all.
+# Share of taken connections from which nearly all are taken.
 TAKEN = 0.9
-# So many checkpoints, at least, that were not due make a pattern.
+# Minimum number of requested (not timed) checkpoints that makes a pattern.
 CHECKPOINTS_ASKED = 20
 
 
@@ -43,7 +43,7 @@ def durability(database: QueueDatabase) -> Iterator[Finding]:
 
 
 def idle_transactions(database: QueueDatabase) -> Iterator[Finding]:
-    """Asked for where there is something to lose: by default no database has it."""
+    """Recommend the timeout on a busy queue only: by default no database sets it."""
     name = "idle_in_transaction_session_timeout"
     is_busy = any(table.updated >= BUSY for table in tables(database))
     if is_busy and database.value("SELECT setting FROM pg_settings WHERE name = %s", name) == "0":
@@ -80,7 +80,7 @@ def checkpoints(database: QueueDatabase) -> Iterator[Finding]:
         else ("pg_stat_bgwriter", "checkpoints_timed", "checkpoints_req")
     )
     (found,) = database.ask(CHECKPOINTS.format(view=view, timed=timed, requested=requested))
-    # Those that were asked for by a statement are not for the want of room.
+    # A checkpoint requested by a statement does not show a lack of WAL space.
     if found.requested >= max(CHECKPOINTS_ASKED, 2 * found.timed) and found.written / found.requested > found.most / 4:
         every = lasting(found.seconds / (found.requested + found.timed)) if found.seconds else "so often"
         yield Finding(
@@ -101,19 +101,23 @@ def pooler(database: QueueDatabase) -> Iterator[Finding]:
 
 
 def _is_pooled(database: QueueDatabase) -> bool:
-    """A pooler tells its client a process id of its own making."""
+    """Detect a pooler: it gives its client a process id of its own making."""
     told = database.connection.connection.info.backend_pid
     return bool(told != database.value("SELECT pg_backend_pid()"))
 
 
 def _connections_needed(database: QueueDatabase) -> int:
-    """To claim, to settle, to beat, to listen, and one for each thread; supervisor and dispatcher have two each."""
+    """Return the number of connections that live processes may need.
+
+    A worker has four, to claim, to settle, to send heartbeats and to listen, and one for each
+    thread. Supervisor and dispatcher have two each.
+    """
     alive = Process.objects.using(database.alias).alive().values_list("kind", "details")
     return sum(4 + details.get("threads", 0) if kind == Process.Kind.WORKER else 2 for kind, details in alive)
 
 
 def _set(database: QueueDatabase, name: str, value: str) -> str:
-    """Where it was set, it is set back."""
+    """Return the remedy that resets a setting at the level where it was set."""
     (found,) = database.ask(SETTING, name)
     match found.source:
         case "database":

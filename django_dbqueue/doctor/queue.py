@@ -1,4 +1,7 @@
-"""The queue itself, on every database: who works on it, and whether they keep up. Looks into indexes only."""
+"""The queue itself, on every database: its processes, and whether they keep up.
+
+These checks do index lookups only.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from ..models.states import State
 from .database import QueueDatabase
 from .finding import Finding, lasting
 
-# How long a job may be ready, in seconds: with workers that serve its queue, and with none.
+# Seconds that a job may be ready: with workers that serve its queue, and with none.
 LAG, UNSERVED = 600, 60
-# After so many seconds somebody should have recovered a job, or deleted one.
+# Seconds from which the recovery of an orphaned job, or the deletion of a job, is late.
 LATE = {"orphaned": 300, "pruned": 3600}
-# So many queues are named.
+# Maximum number of queues to name.
 MOST = 5
 
 
@@ -94,7 +97,7 @@ def _alive(database: QueueDatabase) -> list[Process]:
 
 
 def _waits(database: QueueDatabase) -> dict[str, float]:
-    """For how long the oldest job of each queue has been ready, but for what is paused."""
+    """Return the seconds that each queue's oldest job has been ready, without paused jobs."""
     paused = set(Queue.objects.using(database.alias).paused().values_list("name", flat=True))
     tasks = list(KnownTask.objects.using(database.alias).paused().values_list("name", flat=True))
     lanes = [lane for lane in database.jobs.lanes() if lane.queue not in paused]

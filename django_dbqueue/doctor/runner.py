@@ -1,4 +1,4 @@
-"""All that is looked at, by vendor."""
+"""All checks, by database vendor."""
 
 from __future__ import annotations
 
@@ -31,12 +31,15 @@ OF_A_VENDOR: dict[str, tuple[Check, ...]] = {
 
 
 def names() -> list[str]:
-    """What can be ignored."""
+    """Return the names of the checks, each of which can be ignored."""
     return sorted({name_of(check) for checks in (OF_THE_QUEUE, *OF_A_VENDOR.values()) for check in checks})
 
 
 def examine(database: QueueDatabase, ignored: Collection[str] = ()) -> Iterator[tuple[str, Finding | NotChecked]]:
-    """What each check finds, with the check's name. A check that fails says so, and the others go on."""
+    """Run the checks and yield each result with the name of its check.
+
+    A check that fails yields a NotChecked, and the others go on.
+    """
     if missing := _missing(database):
         yield "tables", missing
         return
@@ -77,5 +80,5 @@ def _missing(database: QueueDatabase) -> Finding | None:
 
 
 def _first_line(error: Error) -> str:
-    # MySQL's driver gives a number first.
+    # MySQL's driver gives the error code first.
     return str(error.args[-1] if error.args else error).strip().partition("\n")[0]

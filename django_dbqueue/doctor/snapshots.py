@@ -1,4 +1,4 @@
-"""PostgreSQL: transactions that keep vacuum from clearing away what the queue has updated."""
+"""PostgreSQL: transactions that keep vacuum from removing the queue's dead rows."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Any
 from .database import QueueDatabase
 from .finding import Finding, NotChecked, lasting
 
-# A transaction is old after so many seconds; that of a standby or of a slot, whose time nobody knows, after so many others.
+# A transaction is old after OLD seconds. That of a standby or of a replication slot has no known
+# start time: it is old after BEHIND other transactions.
 OLD, BEHIND = 300, 100_000
-# So many of them are listed.
+# Maximum number of old transactions to list.
 MOST = 5
 WHY = (
     "While it lasts, no row can be cleared away that was updated or deleted since, in any table of this database. "
     "Each job leaves two such rows: tables and indexes grow, and looking through them takes longer each second."
 )
-# A transaction of another database that writes holds back too: it is the oldest in each snapshot that is taken here.
+# A writing transaction of another database holds back vacuum too: it is the oldest transaction in
+# each snapshot that is taken here.
 SESSIONS = """
 SELECT pid, usename, datname, application_name, state, EXTRACT(EPOCH FROM clock_timestamp() - xact_start)::float AS seconds
 FROM pg_stat_activity

@@ -1,4 +1,4 @@
-"""SQLite: how its file is opened, and whether it is kept tidy."""
+"""SQLite: connection settings, and maintenance of the database file."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from ..checks import NOT_IMMEDIATE, is_immediate, options_for_sqlite
 from .database import QueueDatabase
 from .finding import Finding, megabytes
 
-# Milliseconds that a writer should wait for another at least.
+# Minimum busy timeout in milliseconds: the wait of one writer for another.
 PATIENCE = 5000
-# Bytes of a write-ahead log that should have been written back; and of free pages, if they are more than half of the file.
+# Bytes above which a write-ahead log should have been checkpointed, and bytes of free pages that
+# matter if they are more than half of the file.
 LOG, FREE = 64 * 2**20, 100 * 2**20
-# SQLite's own words, by number.
+# Value of PRAGMA synchronous, which SQLite gives as a number.
 SYNCHRONOUS_OFF = 0
 
 
@@ -56,7 +57,10 @@ def durability(database: QueueDatabase) -> Iterator[Finding]:
 
 
 def log(database: QueueDatabase) -> Iterator[Finding]:
-    """With a reader that never ends, it can never be written back from its beginning."""
+    """Check the size of the write-ahead log.
+
+    With a reader that never ends, SQLite can never restart the log from its beginning.
+    """
     path = database.value("SELECT file FROM pragma_database_list WHERE name = 'main'")
     written = Path(f"{path}-wal")
     size = written.stat().st_size if path and written.exists() else 0

@@ -1,4 +1,4 @@
-"""PostgreSQL: whether dead rows of the queue's tables are cleared away, and soon enough."""
+"""PostgreSQL: whether vacuum removes dead rows of the queue's tables, and soon enough."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from .database import QueueDatabase
 from .finding import Finding, lasting
 
-# What is updated less often than this, since the statistics begin, is no busy table.
+# Number of updates since its statistics began from which a table is busy.
 BUSY = 1_000_000
-# So many dead rows may gather before autovacuum begins.
+# Maximum number of dead rows before autovacuum begins.
 LATE = 100_000
-# More dead rows than this matter, if nothing has cleared them away for so many seconds.
+# Dead rows matter above DEAD, if the table was not vacuumed for IDLE seconds.
 DEAD, IDLE = 100_000, 600
-# A table of so many bytes is worth statistics.
+# Table size in bytes from which statistics are worthwhile.
 LARGE = 16 * 2**20
 TABLES = """
 SELECT c.relname AS name, s.n_live_tup AS live, s.n_dead_tup AS dead, s.n_tup_upd AS updated,
@@ -51,7 +51,11 @@ def autovacuum(database: QueueDatabase) -> Iterator[Finding]:
 
 
 def late_autovacuum(database: QueueDatabase) -> Iterator[Finding]:
-    """Autovacuum waits for a share of the table: with a long history, that is far more than what is at work."""
+    """Check that autovacuum of busy tables begins early enough.
+
+    Autovacuum waits for a share of the table. With a long history, that share is far larger than
+    the rows of unfinished jobs.
+    """
     for table in tables(database):
         if table.updated >= BUSY and _threshold(table) > LATE:
             yield Finding(
@@ -91,7 +95,7 @@ def _options(table: Any) -> dict[str, str]:
 
 
 def _threshold(table: Any) -> float:
-    """Of how many dead rows on autovacuum begins."""
+    """Return the number of dead rows at which autovacuum begins."""
     own: dict[str, Any] = _options(table)
     least = float(own.get("autovacuum_vacuum_threshold", table.threshold))
     return least + float(own.get("autovacuum_vacuum_scale_factor", table.scale_factor)) * float(table.live)

@@ -1,4 +1,4 @@
-"""The nouns of the queue, one to a file, and every statement that changes a job's state."""
+"""Models of the queue, one per file, and every statement that changes a job's state."""
 
 from .batch import Batch
 from .batch_share import BatchShare

@@ -1,4 +1,4 @@
-"""New jobs of one call: many are made, and most are never looked at again."""
+"""New jobs of one enqueue call: many are created, and most are never read again."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ if TYPE_CHECKING:
 
 _DIFFERING = ["id", "args", "kwargs"]
 _COMMON = [name for name in OF_A_NEW_JOB if name not in _DIFFERING]
-# What is written of each.
+# The columns that are written for each job.
 COLUMNS = [*_DIFFERING, *_COMMON]
 
 
 class LazyJobs(Sequence["Job"]):
-    """New jobs that have all in common but their ids and arguments. Each is made when somebody looks at it: 10 µs less."""
+    """Lazy sequence of new jobs that differ only in their ids and arguments.
+
+    Each job is created on access, which saves 10 µs a job.
+    """
 
     def __init__(self, common: Job, differing: Sequence[tuple[UUID, list[Any], dict[str, Any]]]) -> None:
         self._common, self._differing = common, differing
@@ -28,7 +31,7 @@ class LazyJobs(Sequence["Job"]):
         return len(self._differing)
 
     def __getitem__(self, place: Any) -> Any:
-        """One of them: nobody needs a slice."""
+        """Return one job. Slices are not supported: no caller needs one."""
         pk, args, kwargs = self._differing[place]
         job = self._common.copy(pk)
         job.args, job.kwargs = args, kwargs
@@ -36,14 +39,14 @@ class LazyJobs(Sequence["Job"]):
         return job
 
     def rows_behind(self, first: Job) -> list[tuple[Any, ...]]:
-        """What is to be written of all but the first, which was written, and has the times of all."""
+        """Return the rows of all jobs but the first, which is written and has the times of all."""
         _learn(self._common, first)
         common = itemgetter(*_COMMON)(self._common.__dict__)
         return [(*each, *common) for each in self._differing[1:]]
 
 
 def rows_behind(first: Job, jobs: Sequence[Job]) -> list[tuple[Any, ...]]:
-    """The same of any jobs."""
+    """Return the rows of all jobs but the first, for any sequence of jobs."""
     if isinstance(jobs, LazyJobs):
         return jobs.rows_behind(first)
     for job in jobs[1:]:
@@ -53,6 +56,6 @@ def rows_behind(first: Job, jobs: Sequence[Job]) -> list[tuple[Any, ...]]:
 
 
 def _learn(job: Job, first: Job) -> None:
-    """It is written with the times of the first."""
+    """Copy the times of the first job, with which this job is written."""
     job.__dict__.update({name: first.__dict__[name] for name in TIMES})
     job._state.adding, job._state.db = False, first._state.db

@@ -1,4 +1,4 @@
-"""What people ask of attempts: which jobs a failure has failed, and how they ended last."""
+"""Execution queries for people: the jobs that a failure has failed, and how they ended last."""
 
 from __future__ import annotations
 
@@ -22,21 +22,27 @@ if TYPE_CHECKING:
 
 class AskedExecutions(PrimaryQuerySet["Execution"]):
     def failed_jobs(self, failures: Iterable[Any]) -> JobQuerySet:
-        """The jobs that are failed now, and were failed by one of these failures the last time."""
+        """Return the jobs that are failed now and were last failed by one of these failures."""
         last = self.filter(job=OuterRef("pk"), attempt=OuterRef("attempt"), failure__in=failures)
         return Job.objects.using(self._db).failed().filter(Exists(last))  # type: ignore[attr-defined]
 
     def count_failed_jobs(self, failures: Iterable[Any]) -> dict[int, int]:
-        """How many jobs are failed now by each of these failures; at least so many, where there are very many in all."""
+        """Count the jobs that each of these failures has failed now.
+
+        The counts are lower bounds if there are very many jobs in all.
+        """
         last = self.filter(failure__in=failures, job__state=State.FAILED, attempt=F("job__attempt"))
         found = Counter(last.values_list("failure_id", flat=True)[: LIMIT + 1])
         number = BoundedCount if found.total() > LIMIT else int
         return {failure: number(found[failure]) for failure in failures}
 
     def last_of_each(self) -> models.QuerySet[Execution]:
-        """For a subquery in a query of jobs: each one's last attempt."""
+        """Return each job's last attempt, for a subquery in a query of jobs."""
         return self.filter(job=OuterRef("pk")).order_by("-attempt")[:1]
 
     def newest_of(self, failure: Failure, limit: int) -> list[Execution]:
-        """The attempts that failed so most recently, with their jobs, those that were deleted left out."""
+        """Return the most recent attempts of this failure, with their jobs.
+
+        Attempts of deleted jobs are left out.
+        """
         return list(self.filter(failure=failure).select_related("job").defer("log").order_by("-pk")[:limit])

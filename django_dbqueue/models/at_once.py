@@ -1,4 +1,7 @@
-"""A claim in one statement, for a worker that has nothing to do: its jobs start milliseconds earlier. PostgreSQL only."""
+"""Claim in a single statement, for an idle worker: its jobs start milliseconds earlier.
+
+PostgreSQL only.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,9 @@ UP_TO = "LIMIT %s FOR UPDATE SKIP LOCKED)) RETURNING {columns}"
 
 
 class SingleStatementClaim:
-    """Makes jobs that are wanted and ready the process's own, up to a limit, oldest first.
+    """Claim wanted ready jobs for the process, up to a limit, oldest first.
 
-    Those with limits or large arguments are left to the claim that can do all.
+    Jobs with limits or large arguments are left to the claim that handles all jobs.
     """
 
     def __init__(self, wanted: JobQuerySet, process: Process) -> None:
@@ -39,7 +42,7 @@ class SingleStatementClaim:
         self._documents = [field.attname for field in fields if isinstance(field, DocumentField)]
         owner = Exists(Process.objects.using(wanted.db).filter(pk=process.pk))
         plain = wanted.ready().filter(owner, is_small("args"), is_small("kwargs"), limits__isnull=True)
-        # Not select_for_update(), which Django refuses outside of a transaction: this statement is one.
+        # Not select_for_update(): Django refuses it outside a transaction. This statement is one.
         sql, values = composed(plain.order_by("run_after", "id").values("pk"))
         columns = ", ".join(f'"{field.column}"' for field in fields)
         claim = CLAIM.format(table=f'"{wanted.model._meta.db_table}"', wanted=sql)
@@ -60,7 +63,10 @@ class SingleStatementClaim:
 
 
 def _quoted(database: str, sql: str, values: Sequence[Any]) -> str:
-    """With the values in it: of a prepared statement, the planner has to know which partial index holds the rows."""
+    """Return the statement with its values inlined.
+
+    The statement is prepared, and the planner must know which partial index holds the rows.
+    """
     from psycopg import ClientCursor
 
     connections[database].ensure_connection()
@@ -68,7 +74,10 @@ def _quoted(database: str, sql: str, values: Sequence[Any]) -> str:
 
 
 def _preparing_cursor(database: str) -> CursorWrapper:
-    """One whose statements the server plans once, where the connection allows that: 0.5 ms less of 2.2 after a pause."""
+    """Return a cursor whose statements the server plans once, if the connection allows that.
+
+    This saves 0.5 ms of 2.2 ms after a pause.
+    """
     from django.db.backends.postgresql import base
 
     connection: Any = connections[database]

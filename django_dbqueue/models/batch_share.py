@@ -1,4 +1,4 @@
-"""Runs of jobs that a batch waits for beside the rows of its own, and those of its failures that left the job's row."""
+"""Runs that a batch waits for beside its own rows, and its failures that left the job's row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .states import UNSUCCESSFUL
 class EndedRun(NamedTuple):
     """A run whose outcome the job's row is about to lose.
 
-    batch: the one that the row leaves, if any. attempt: shares of later attempts belong to the next run; None if all end.
+    batch: the batch that the row leaves, if any.
+    attempt: shares of later attempts belong to the next run; None if all shares end.
     """
 
     job: UUID
@@ -25,10 +26,14 @@ class EndedRun(NamedTuple):
 
 
 class BatchShareQuerySet(PrimaryQuerySet["BatchShare"]):
-    """Rows are only inserted, and changed under the lock of their job: no lock of a batch is needed, which enqueuers hold."""
+    """Queryset of batch shares.
+
+    Rows are only inserted, or changed under the lock of their job. They need no lock of a batch,
+    which enqueuers hold.
+    """
 
     def let_go(self, runs: Sequence[EndedRun]) -> None:
-        """Keep the failures of runs, and end what is shared of them."""
+        """Keep the failures of ended runs, and end the shares of these runs."""
         ended = {run.job: run for run in runs}
         pending = self.filter(job__in=list(ended), has_failed=False).values_list("pk", "job", "attempt")
         over = [(pk, ended[job]) for pk, job, attempt in pending if attempt <= (ended[job].attempt or attempt)]
@@ -41,12 +46,16 @@ class BatchShareQuerySet(PrimaryQuerySet["BatchShare"]):
 
 
 class BatchShare(models.Model):
-    """A batch waits for a job that belongs to another by now, or to none; or a job that belonged to it has failed."""
+    """A batch's share in the run of a job that has left the batch.
+
+    The batch waits for a job that now belongs to another batch or to none; or a job that belonged
+    to it has failed.
+    """
 
     batch = models.ForeignKey("dbqueue.Batch", on_delete=models.CASCADE, db_constraint=False, related_name="+")
-    # No foreign key: it outlives the job.
+    # No foreign key: the share outlives the job.
     job = models.UUIDField(db_index=True)
-    # The first attempt of the run that the batch waits for, or an earlier one of it.
+    # The attempt of the awaited run that was current or next when the share was written.
     attempt = models.PositiveIntegerField(default=0)
     has_failed = models.BooleanField(default=False)
 

@@ -1,4 +1,4 @@
-"""What there is to do beside the jobs, in one question: a queue that has nothing to do asks nothing else."""
+"""One query that reports all pending maintenance, so that an idle queue runs no other."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from .states import State
 
 
 class PendingMaintenance(NamedTuple):
-    """now: the database's time. due: when the next scheduled job is.
+    """The maintenance that a database needs now.
 
-    silent: processes have not beaten. orphaned: some are gone, and have left jobs. blocked: jobs wait for others.
-    batches: some are to be finished. recurring: tasks are due, or new.
+    now: the database's time. due: the time of the next scheduled job.
+    silent: processes have missed their heartbeat. orphaned: processes are gone and have left jobs.
+    blocked: jobs wait for others. batches: some batches are to be finished.
+    recurring: tasks are due, or new.
     """
 
     now: datetime
@@ -34,12 +36,15 @@ class PendingMaintenance(NamedTuple):
 
     @property
     def due_in(self) -> float | None:
-        """Seconds until the next scheduled job is due, none below 0; None if there is none."""
+        """Seconds until the next scheduled job is due, at least 0; None if there is none."""
         return None if self.due is None else max(0.0, (self.due - self.now).total_seconds())
 
 
 def look(database: str) -> PendingMaintenance | None:
-    """None if there is no process, not even the one that asks: others have declared it dead."""
+    """Fetch the pending maintenance; None if there is no process.
+
+    The calling process is then missing too: others have declared it dead.
+    """
     if connections[database].vendor != "postgresql":
         row = _facts(database).first()
     else:
@@ -51,7 +56,10 @@ def look(database: str) -> PendingMaintenance | None:
 
 @cache
 def _question(database: str) -> tuple[str, tuple[Any, ...]]:
-    """4 ms, which is two thirds of what an idle queue would cost. Elsewhere, the answer's times need the ORM."""
+    """Compose the query once: this takes 4 ms, two thirds of the cost of an idle queue.
+
+    On other databases, the times in the result need the ORM.
+    """
     return composed(_facts(database)[:1])
 
 

@@ -1,4 +1,4 @@
-"""How much a claim loads: a process is to hold jobs with large arguments only up to a number of bytes."""
+"""Byte budget of a claim: a process holds jobs with large arguments up to a number of bytes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from .document import DocumentField
 if TYPE_CHECKING:
     from .job import Job
 
-# Arguments that take no more bytes in their row are loaded with it, and not counted. (PostgreSQL may have compressed them, and
-# then they are some 90 times as large.) What is larger is loaded by its id, once it is known that there is room for it.
+# Arguments up to this many bytes in their row are loaded with it, and not counted. (PostgreSQL may
+# have compressed them; decompressed, they are some 90 times as large.) Larger arguments are loaded
+# by id, once the budget is known to have room for them.
 SMALL = 1000
 _LARGE = ("args", "kwargs")
 
 
 class StoredSize(models.Func):
-    """Bytes of a column in its row. On PostgreSQL it reads nothing of what is stored apart, and takes no time."""
+    """Size of a column in its row, in bytes.
+
+    On PostgreSQL it reads no out-of-line (TOAST) data, and takes no time.
+    """
 
     function, output_field = "LENGTH", models.IntegerField()
 
@@ -28,7 +32,7 @@ class StoredSize(models.Func):
 
 
 class TextSize(models.Func):
-    """Bytes of a column as text: about what it takes in Python, before it is decoded."""
+    """Size of a column as text, in bytes: about its size in Python before it is decoded."""
 
     function, output_field = "LENGTH", models.IntegerField()
 
@@ -37,7 +41,10 @@ class TextSize(models.Func):
 
 
 class IfSmall(models.Func):
-    """A document if its column is small, else NULL. One node: a claim builds its query anew each time."""
+    """A document if its column is small, else NULL.
+
+    One expression node, because a claim rebuilds its query each time.
+    """
 
     output_field = DocumentField()
     template = f"CASE WHEN LENGTH(%(expressions)s) <= {SMALL} THEN %(expressions)s END"
@@ -51,9 +58,10 @@ def is_small(name: str) -> lookups.LessThanOrEqual:
 
 
 class Budget:
-    """The bytes of large arguments that one claim may still take; ``of`` bytes, less those of the jobs that are held.
+    """Bytes of large arguments that one claim may still take: ``of``, less those of held jobs.
 
-    A process that holds none takes one job of any size. ``is_spent`` once a job was left for want of bytes.
+    A process that holds none takes one job of any size. ``is_spent`` is set once a job was left
+    for lack of bytes.
     """
 
     def __init__(self, of: int, held: int = 0) -> None:
@@ -61,7 +69,7 @@ class Budget:
         self.is_spent = False
 
     def take(self, rows: models.QuerySet[Job], jobs: models.QuerySet[Job]) -> list[Job]:
-        """The first of these rows, loaded, for which there is room. ``jobs`` finds large ones again."""
+        """Load the first of these rows that fit the budget. ``jobs`` finds large ones again."""
         small = {f"small_{name}": IfSmall(name) for name in _LARGE}
         found = list(rows.defer(*_LARGE).annotate(**small))
         large = []

@@ -1,4 +1,4 @@
-"""Calling off very many jobs, in statements of bounded size."""
+"""Bulk discard of very many jobs, in statements of bounded size."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ BATCH = 1000
 
 
 def clear(jobs: JobQuerySet) -> int:
-    """Call off those of the jobs that wait, and that were enqueued before. Returns how many."""
+    """Discard the waiting jobs that were enqueued before the call. Returns how many."""
     return sum(_clear(rows) for rows in _walks(jobs))
 
 
 def _walks(jobs: JobQuerySet) -> Iterator[JobQuerySet]:
-    """The jobs that wait, in parts that an index has in the order of ``run_after``."""
+    """Yield the waiting jobs, in parts that an index holds in the order of ``run_after``."""
     for lane in jobs.lanes():
         yield jobs.ready().filter(queue=lane.queue, priority=lane.priority)
     yield jobs.filter(state=State.SCHEDULED)
@@ -30,9 +30,10 @@ def _clear(rows: JobQuerySet) -> int:
     while found := list(rest.order_by("run_after").values_list("pk", "run_after", Now())[:BATCH]):
         cleared += rows.filter(pk__in=[pk for pk, after, now in found]).discard()
         if rest is rows:
-            # What is enqueued from here on is left alone: else there might be no end.
+            # Jobs enqueued from here on are left alone: otherwise the loop might not end.
             rows = rows.filter(enqueued_at__lte=found[0][2])
-        # Not from the beginning: it may be full of other queues' jobs, and on PostgreSQL of what this has left behind.
-        # SQLite compares times as text: one that it has written itself, to the millisecond, is less than the same time as given.
+        # Not from the beginning: it may be full of other queues' jobs, and on PostgreSQL of the
+        # dead rows of this loop. SQLite compares times as text: a time that it has written itself,
+        # to the millisecond, is less than the same time passed as a parameter.
         rest = rows.filter(run_after__gte=found[-1][1] - timedelta(milliseconds=1))
     return cleared

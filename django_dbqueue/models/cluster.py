@@ -1,4 +1,7 @@
-"""Galera, where each node has locks of its own: what two nodes have written at a time, the COMMIT of the later one finds."""
+"""Galera, where each node has its own locks.
+
+The later COMMIT detects a row that two nodes have written at the same time.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from django.db import connections, models
 
 
 def is_cluster(database: str) -> bool:
-    """Whether the calling thread's connection is to a node of a Galera cluster."""
+    """Return whether the calling thread's connection is to a node of a Galera cluster."""
     connection: Any = connections[database]
     if connection.vendor != "mysql":
         return False
@@ -20,9 +23,11 @@ def is_cluster(database: str) -> bool:
 
 
 def certify(rows: models.QuerySet[Any], there: dict[str, Any], back: dict[str, Any]) -> None:
-    """On a cluster, have the lock of these rows hold over all nodes: of two transactions that had it at a time, one fails.
+    """Extend the lock of these rows to all nodes of a cluster.
 
-    A row that is only locked is not compared, nor one that is set to what it was. So each is changed ``there`` and ``back``.
+    Of two transactions that hold the lock at the same time, one fails. A row that is only locked
+    is not compared, nor is a row that is set to its old value. So each row is changed ``there``
+    and ``back``.
     """
     if is_cluster(rows.db):
         rows.update(**there)

@@ -1,4 +1,4 @@
-"""Counts that cost the same however large a table grows."""
+"""Counts of constant cost, however large a table grows."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ LIMIT = 10_000
 
 
 class BoundedCount(int):
-    """The limit, where there are more rows than that. It says so wherever it is shown."""
+    """The limit, as the count of more rows than that. It says so wherever it is shown."""
 
     def __str__(self) -> str:
         return _("%(number)s+") % {"number": number_format(int(self), force_grouping=True)}
 
 
 def count(rows: models.QuerySet[Any], *along: str) -> int:
-    """How many rows there are, or Many: no more than the limit are looked at.
+    """Count rows, or return a BoundedCount: no more rows than the limit are read.
 
-    along: the order of the index that holds them. Without it PostgreSQL may walk the table instead, which it takes to have
-    such rows everywhere, through millions that are none.
+    along: the order of the index that holds the rows. Without it PostgreSQL may scan the table
+    instead, because it assumes that such rows are everywhere, and read millions of others.
     """
     number = rows.order_by(*along).values("pk")[: LIMIT + 1].count()
     return BoundedCount(LIMIT) if number > LIMIT else number

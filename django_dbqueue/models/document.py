@@ -1,4 +1,4 @@
-"""JSON columns that can be read whatever a row inserted by hand has in them."""
+"""JSON columns that stay readable, whatever a row inserted by hand contains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ else:
 
 
 class Unreadable:
-    """Takes the place of a document that cannot be decoded. To iterate over it raises ValueError with the reason."""
+    """Placeholder for a document that cannot be decoded.
+
+    Iterating over it raises ValueError with the reason.
+    """
 
     def __init__(self, error: Exception) -> None:
         self._why = f"It is JSON that Python cannot decode: {error}"
@@ -29,13 +32,14 @@ class Unreadable:
 
 
 class DocumentField(JSONField):
-    """A JSONField whose value is ``Unreadable`` if Python cannot decode it, such as a number of 5,000 digits.
+    """A JSONField whose value is ``Unreadable`` if Python cannot decode it.
 
-    Other jobs of the lane, and the admin page, are then read all the same.
+    An example is a number of 5,000 digits. Other jobs of the lane and the admin page are still
+    read.
     """
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
-        # Most are one of these, and a claim reads six of a job.
+        # Most values are one of these two, and a claim reads six documents a job.
         if value is None:
             return None
         if value == "{}":
@@ -47,7 +51,7 @@ class DocumentField(JSONField):
 
 
 def decoded(text: str) -> Any:
-    """Decode a document that a cursor has read, not a model."""
+    """Decode a document that a cursor has read, and not a model."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

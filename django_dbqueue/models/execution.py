@@ -19,26 +19,28 @@ from .settlement import AttemptResult, Settled
 from .states import Outcome, State
 from .writing import insert
 
-# Of the earlier runs of a key's job, so many attempts are kept at least, and twice as many at most.
+# Attempts kept of the earlier runs of a keyed job: at least this many, at most twice as many.
 KEPT = 100
 
 
 class ExecutionQuerySet(AskedExecutions):
     def settle(self, outcomes: Sequence[AttemptResult]) -> Settled:
-        """Record how attempts ended, in one transaction: their jobs move on, and each gets its execution.
+        """Record the outcomes of attempts and advance their jobs, in one transaction.
 
-        Only the owner of a job settles it: see Fence. A job that an operator has stopped ends here, however its attempt did.
+        Each attempt gets its execution. Only the owner of a job settles it: see Fence. A job that
+        an operator has stopped ends here, however its attempt ended.
         """
         with writing(self.db):
             jobs = Job.objects.using(self.db)
             ids = [outcome.fence[0] for outcome in outcomes]
-            # Found by key alone: with the state in the WHERE, PostgreSQL may walk the index of running jobs, and under a
-            # long transaction all its dead entries (60 s instead of 3 for 100,000 jobs).
+            # Found by primary key alone: with the state in the WHERE, PostgreSQL may scan the index
+            # of running jobs and, under a long transaction, all its dead entries (60 s instead of
+            # 3 s for 100,000 jobs).
             rows = jobs.filter(Among(ids)).order_by("pk")
             columns = "pk", "attempt", "process_id", "asked_again", "queue", "stop_asked_at"
             running = [row[:-1] for row in lock(rows).values_list(*columns, "state") if row[-1] == State.RUNNING]
             seen = {row[0]: row[:3] for row in running}
-            # With the queue that it was asked for in.
+            # Re-enqueued jobs, with the queue of that call.
             again = {pk: queue for pk, *_fence, again, queue, _stop in running if again}
             stopped = {row[0] for row in running if row[-1]}
             owned = [outcome for outcome in outcomes if seen.get(outcome.fence[0]) == outcome.fence]
@@ -59,15 +61,21 @@ class ExecutionQuerySet(AskedExecutions):
         return settled
 
     def of_this_run(self, job: Job) -> ExecutionQuerySet:
-        """A job's attempts since it was enqueued, or asked for again by its key; oldest first, without what they logged."""
+        """Return a job's attempts since it was enqueued, or re-enqueued by its key; oldest first.
+
+        Their logs are not loaded.
+        """
         return self.filter(job=job, attempt__gt=job.attempts_before).order_by("attempt").defer("log")
 
     def of_this_stage(self, job: Job) -> ExecutionQuerySet:
-        """Those of them at the stage that it is at; of a job without a pipeline, all."""
+        """Return this run's attempts at the current stage; all, for a job without a pipeline."""
         return self.of_this_run(job).filter(stage=job.stage) if job.pipeline else self.of_this_run(job)
 
     def _forget_runs(self, outcomes: Iterable[AttemptResult]) -> None:
-        """A key's job may run without end: of its earlier runs, only the newest attempts are kept."""
+        """Keep only the newest attempts of the earlier runs of a keyed job.
+
+        Such a job may run without end.
+        """
         for outcome in outcomes:
             job, attempt = outcome.job, outcome.fence[1]
             if job.key and attempt % KEPT == 0:
@@ -76,14 +84,18 @@ class ExecutionQuerySet(AskedExecutions):
     def _record(self, outcomes: Sequence[AttemptResult]) -> None:
         failures = Failure.objects.using(self.db)
         failed = [outcome.error for outcome in outcomes if outcome.error and outcome.is_failure]
-        # Of those that are alike, the first stands for its group.
+        # The first error of each fingerprint represents its group.
         groups = failures.identify({error.fingerprint: error for error in reversed(failed)}) if failed else {}
         insert(self, COLUMNS, [_row(outcome, groups) for outcome in outcomes])
         if failed:
             failures.record([groups[error.fingerprint] for error in failed])
 
     def _sort_out(self, rows: Any, outcomes: Iterable[AttemptResult], settled: Settled) -> None:
-        """What was not ours to lock is held by somebody and still ours, or written before by a COMMIT of unknown end, or lost."""
+        """Classify the outcomes whose rows were not locked here.
+
+        The row is locked elsewhere and still owned, or the outcome was written before by a COMMIT
+        of unknown result, or ownership is lost.
+        """
         current = {row[0]: row for row in rows.values_list("pk", "attempt", "process_id", "state")}
         known = {
             (job, attempt): (process, outcome)
@@ -98,18 +110,19 @@ class ExecutionQuerySet(AskedExecutions):
                 settled.written.append(outcome)
             else:
                 settled.lost.append(outcome)
-        # Attempts that run elsewhere under the same number, or whose number the next claim will give: a failover has lost theirs.
+        # Attempts whose number runs elsewhere, or will be assigned by the next claim: a failover
+        # has lost their own claim.
         given = {row[:2] for row in current.values() if row[-1] == State.RUNNING}
         given |= {o.fence[:2] for o in settled.lost if o.fence[0] in current and current[o.fence[0]][1] < o.fence[1]}
         settled.twice.extend(
             o for o in settled.lost if o.fence[:2] in given or known.get(o.fence[:2], (o.process,))[0] != o.process
         )
-        # One of that number gets its execution there.
+        # An attempt of such a number gets its execution there.
         unknown = [o for o in settled.lost if o.fence[0] in current and o.fence[:2] not in given | known.keys()]
         self.bulk_create([_dropped(outcome) for outcome in unknown], ignore_conflicts=True)
 
 
-# What is written of an attempt.
+# The columns that are written for an attempt.
 COLUMNS = [
     *["job", "attempt", "stage", "outcome", "process", "claimed_at", "started_at", "finished_at"],
     *["error_type", "message", "traceback", "log", "failure"],
@@ -125,7 +138,7 @@ def _row(outcome: AttemptResult, groups: Mapping[str, int]) -> tuple[Any, ...]:
 
 
 def _dropped(outcome: AttemptResult) -> Execution:
-    """What is recorded of an attempt that ended after its job had gone to somebody else."""
+    """Return the execution of an attempt that ended after its job had passed to another owner."""
     columns = dict(zip(COLUMNS, _row(outcome, {}), strict=True))
     message = f"It ended ({outcome.outcome.value}) when its job belonged to somebody else; that outcome was dropped."
     return Execution(job_id=columns.pop("job"), **{**columns, "outcome": Outcome.LOST, "message": message})

@@ -1,4 +1,4 @@
-"""What the ORM lacks for a queue on three databases: the database's time, partial indexes."""
+"""ORM extensions for a queue on three databases: the database's time, partial indexes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ QS = TypeVar("QS", bound=models.QuerySet[Any])
 
 
 class Now(functions.Now):
-    """The database's time. On MySQL and MariaDB in UTC, as Django stores times, whatever the server's time zone is."""
+    """The database's time.
+
+    On MySQL and MariaDB in UTC, as Django stores times, whatever the server's time zone is.
+    """
 
     def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
         return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)
 
 
 class Among(lookups.In):
-    """Whether an id is one of very many. On PostgreSQL they are one value: 1 µs for each in Python, with IN 6."""
+    """Membership of an id in a list of very many ids.
+
+    On PostgreSQL the list is one value: 1 µs for each id in Python, 6 µs with IN.
+    """
 
     def __init__(self, ids: Sequence[UUID]) -> None:
         super().__init__(models.F("pk"), ids)
@@ -33,8 +39,10 @@ class Among(lookups.In):
 
 
 class NotBefore(lookups.GreaterThanOrEqual):
-    """Whether a job stands at a place of its lane or behind it. On PostgreSQL that is one range of the lane's index.
-    MariaDB, which reads no range by two columns together, takes it as two.
+    """Test if a job is at a position of its lane or behind it.
+
+    On PostgreSQL that is one range of the lane's index. MariaDB reads no range by two columns
+    together, and gets two ranges.
     """
 
     def __init__(self, at: datetime, pk: UUID) -> None:
@@ -51,8 +59,10 @@ class NotBefore(lookups.GreaterThanOrEqual):
 
 
 def by_index(rows: QS, index: str) -> QS:
-    """The rows, and on MySQL and MariaDB found by no other index. Without partial indexes, those of other states serve as well
-    there by statistics, and may lead through many rows more.
+    """Return the rows, with this index forced on MySQL and MariaDB.
+
+    They have no partial indexes. By the statistics, the indexes of other states are as good
+    there, and these may read many more rows.
     """
     found = rows.all()
     if connections[rows.db].vendor == "mysql":
@@ -71,7 +81,7 @@ class _TableByIndex(BaseTable):
 
 
 def after(wait: timedelta | float | datetime) -> models.Expression:
-    """The database's time, and ``wait`` (seconds, or a timedelta) from it; of a time, that time."""
+    """Return the database's time plus ``wait`` (seconds or a timedelta); a time as it is."""
     if isinstance(wait, datetime):
         return models.Value(wait, output_field=models.DateTimeField())
     delay = wait if isinstance(wait, timedelta) else timedelta(seconds=wait)
@@ -79,7 +89,10 @@ def after(wait: timedelta | float | datetime) -> models.Expression:
 
 
 def after_start(start: timedelta | datetime | None, wait: timedelta) -> models.Expression:
-    """``wait`` from ``start``, which is a time, or a timedelta from now; from now, if that is later."""
+    """Return ``start`` plus ``wait``, or now plus ``wait`` if now is later.
+
+    ``start`` is a time, or a timedelta from now.
+    """
     if not isinstance(start, datetime):
         return after((start or timedelta()) + wait)
     later = functions.Greatest(Now(), after(start))
@@ -87,17 +100,18 @@ def after_start(start: timedelta | datetime | None, wait: timedelta) -> models.E
 
 
 def composed(rows: models.QuerySet[Any]) -> tuple[str, tuple[Any, ...]]:
-    """The statement for these rows, as their own database speaks, and its values: to compose it anew each time takes the ORM
-    longer than most take to run.
+    """Return the statement for these rows in the SQL of their database, and its values.
+
+    Composing a statement anew each time takes the ORM longer than most statements take to run.
     """
     return rows.query.get_compiler(rows.db).as_sql()  # type: ignore[no-any-return]
 
 
 class PartialIndex(models.Index):
-    """An index of the rows in which ``state`` has one of ``states`` and ``present`` is not null, as far as these are given.
+    """Index of the rows with ``state`` in ``states`` and ``present`` not null, if these are given.
 
-    A database without partial indexes gets a full one, with ``state`` in front. (Django itself would leave out there
-    what has a ``condition``, and warn.)
+    A database without partial indexes gets a full index, with ``state`` in front. (Django itself
+    would leave out an index with a ``condition`` there, and warn.)
     """
 
     def __init__(self, *, fields: list[str], name: str, states: Sequence[str] = (), present: str = "") -> None:
@@ -120,15 +134,16 @@ class PartialIndex(models.Index):
     def _rows(self) -> models.Q:
         present = models.Q(**{f"{self.present}__isnull": False}) if self.present else models.Q()
         if len(self.states) == 1:
-            # Compared with "=": the planner proves "state = x" from nothing else.
+            # Compared with "=": the planner proves "state = x" from no other form.
             return present & models.Q(state=self.states[0])
         return present & models.Q(state__in=self.states) if self.states else present
 
 
 class StrictOnSQLite(models.BaseConstraint):
-    """On SQLite, which stores any value in any column: each is of its column's type, in the form in which Django writes it.
+    """Constraint that each value has its column's type, in the form in which Django writes it.
 
-    What is not could not be read, or not be found again by its id.
+    Only for SQLite, which stores any value in any column. A row with another value could not be
+    read, or not be found again by its id.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -142,13 +157,13 @@ class StrictOnSQLite(models.BaseConstraint):
         return f"CONSTRAINT {schema_editor.quote_name(self.name)} CHECK ({checks})"
 
     def create_sql(self, model: Any, schema_editor: Any) -> Any:
-        """SQLite makes the table anew; elsewhere there is nothing to make."""
+        """Do nothing: SQLite recreates the table, and elsewhere there is nothing to create."""
 
     def remove_sql(self, model: Any, schema_editor: Any) -> Any:
-        """As create_sql()."""
+        """Do nothing, as in create_sql()."""
 
     def validate(self, *args: Any, **kwargs: Any) -> None:
-        """What Django writes is of the column's type."""
+        """Do nothing: a value that Django writes has the column's type."""
 
 
 def _strict(field: Any) -> str:
@@ -158,7 +173,8 @@ def _strict(field: Any) -> str:
             return "typeof({0}) = 'text' AND length({0}) = 32 AND {0} NOT GLOB '*[^0-9a-f]*'"
         case "DateTimeField":
             fraction = "length({0}) <= 26 AND {0} GLOB '*.[0-9]*' AND substr({0}, 21) NOT GLOB '*[^0-9]*'"
-            # Without its fraction: SQLite rounds to thousandths, and 59.9996 would be the next minute.
+            # Without the fraction: SQLite rounds to thousandths, and 59.9996 would be the next
+            # minute.
             second = "strftime('%Y-%m-%d %H:%M:%S', substr({0}, 1, 19), '+0 days') IS substr({0}, 1, 19)"
             return f"{second} AND (length({{0}}) = 19 OR ({fraction}))"
         case "CharField" | "TextField" | "JSONField":
@@ -168,9 +184,9 @@ def _strict(field: Any) -> str:
 
 
 class UniqueIfPresent(models.UniqueConstraint):
-    """No two rows have the same value in a field that may be null.
+    """Unique constraint on a nullable field.
 
-    Rows without a value are left out of its index, where the database has partial ones.
+    Its index leaves out rows without a value, if the database has partial indexes.
     """
 
     def __init__(self, *, field: str, name: str) -> None:

@@ -16,9 +16,10 @@ from .identifier import IdentifierField
 from .locking import lock_first
 from .primary import PrimaryQuerySet
 
-# How many are forgotten in one transaction.
+# The largest number of failures that are deleted in one transaction.
 MOST_PRUNED = 10_000
-# So many groups one exception has at one place; and the kind of message of those that come after them, which no message has.
+# The largest number of groups of one exception at one location; and the message pattern of all
+# further ones, which no message has.
 MOST_ALIKE = 20
 FURTHER = "\0"
 
@@ -37,19 +38,25 @@ class FailureQuerySet(PrimaryQuerySet["Failure"]):
         return self.filter(last_seen__gte=after(-seconds))
 
     def mute(self) -> int:
-        """It is known, and stays so however often it is seen again. Returns how many were open."""
+        """Mute open failures: they are known, and stay muted however often they are seen again.
+
+        Returns how many were open.
+        """
         return self.open().update(state=Failure.State.MUTED)
 
     def resolve(self) -> int:
-        """It was put right; if it is seen again, it is open again. Returns how many were not resolved before."""
+        """Resolve failures: they were fixed. A failure that is seen again is open again.
+
+        Returns how many were not resolved before.
+        """
         return self.unresolved().update(state=Failure.State.RESOLVED)
 
     def reopen(self) -> int:
-        """Returns how many were muted or resolved."""
+        """Reopen failures. Returns how many were muted or resolved."""
         return self.closed().update(state=Failure.State.OPEN)
 
     def prune(self, older_than: float) -> None:
-        """Forget those that were not seen for so many seconds."""
+        """Delete failures that were not seen for ``older_than`` seconds."""
         with writing(self.db):
             old = self.filter(last_seen__lt=after(-older_than))
             if ids := lock_first(old.values_list("pk", flat=True), MOST_PRUNED):
@@ -58,7 +65,7 @@ class FailureQuerySet(PrimaryQuerySet["Failure"]):
                 old.filter(pk__in=ids)._raw_delete(self.db)
 
     def identify(self, reports: Mapping[str, ErrorReport]) -> dict[str, int]:
-        """The group's id for each fingerprint; a group is made for one that was never seen."""
+        """Return the group's id for each fingerprint. A new fingerprint gets a new group."""
         known = self._ids(reports)
         if missing := {key: report for key, report in reports.items() if key not in known}:
             groups = self._grouped(missing)
@@ -76,7 +83,10 @@ class FailureQuerySet(PrimaryQuerySet["Failure"]):
         return known
 
     def _grouped(self, new: Mapping[str, ErrorReport]) -> dict[str, ErrorReport]:
-        """Where one place has many kinds of messages already, their words are values: all further ones are one kind."""
+        """Group all further messages of a location that already has many message patterns.
+
+        The words of such messages are values.
+        """
         rows = self.filter(location__in={report.location for report in new.values()}).order_by()
         counts = Counter({tuple(place): n for *place, n in rows.values_list("error_type", "location").annotate(Count("pk"))})
         groups = {}
@@ -87,9 +97,9 @@ class FailureQuerySet(PrimaryQuerySet["Failure"]):
         return groups
 
     def record(self, ids: list[int]) -> None:
-        """Count one more of each. A resolved group that fails again is open again."""
+        """Count one more execution for each id. A resolved group that fails again is open again."""
         reopened = Case(When(state=Failure.State.RESOLVED, then=Value(Failure.State.OPEN)), default=F("state"))
-        # In the order of their ids: two workers that count the same groups must not wait for each other in a circle.
+        # In the order of ids, so that two workers that count the same groups do not deadlock.
         for pk, times in sorted(Counter(ids).items()):
             self.filter(pk=pk).update(count=F("count") + times, last_seen=Now(), state=reopened)
 
@@ -98,7 +108,11 @@ class FailureQuerySet(PrimaryQuerySet["Failure"]):
 
 
 class Failure(models.Model):
-    """A group of executions that failed alike: same exception, same place in the project's code, same kind of message."""
+    """A group of executions that failed alike.
+
+    They have the same exception, the same location in the project's code, and the same message
+    pattern.
+    """
 
     class State(models.TextChoices):
         OPEN = "open", _("Open")

@@ -14,7 +14,11 @@ from .stack import Stack
 
 class HangedJobQuerySet(JobQuerySet):
     def hanged(self, *, after_seconds: float, by_queue: Mapping[str, float]) -> HangedJobQuerySet:
-        """Running for longer than jobs of their queue should, noticed by their worker, or of a process that does not beat."""
+        """Return the running jobs that hang.
+
+        They run longer than jobs of their queue should, were noticed by their worker, or belong
+        to a process without a heartbeat.
+        """
         long = Q(started_at__lt=after(-after_seconds)) & ~Q(queue__in=list(by_queue))
         for queue, seconds in by_queue.items():
             long |= Q(queue=queue, started_at__lt=after(-seconds))
@@ -24,7 +28,7 @@ class HangedJobQuerySet(JobQuerySet):
 
 
 class HangedJob(Job):
-    """A job as the page of hanged jobs lists it; who may view jobs may view it."""
+    """A job on the page of hanged jobs. The permission to view jobs covers it."""
 
     objects = HangedJobQuerySet.as_manager()  # type: ignore[misc]
 

@@ -1,4 +1,7 @@
-"""Text that identifies: a key, a queue, a task. Two values are the same only if Python takes them for the same."""
+"""Text that identifies a key, a queue or a task.
+
+Two values are equal only if they are equal in Python.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ else:
 class IdentifierField(CharField):
     """A CharField that every database compares byte for byte.
 
-    MySQL and MariaDB compare text without regard to case, accents and trailing spaces by default: there the column has a binary
-    collation without padding, whatever the default of the database is.
+    MySQL and MariaDB compare text without regard to case, accents and trailing spaces by default.
+    There the column has a binary collation without padding, whatever the database's default is.
     """
 
     def db_parameters(self, connection: Any) -> dict[str, Any]:
@@ -27,5 +30,9 @@ class IdentifierField(CharField):
         return parameters
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
-        """W003 is about the 767 bytes of old row formats: a unique index holds 3,072 bytes in all that are supported."""
+        """Check the field, without mysql.W003.
+
+        W003 is about the 767 bytes of old row formats. In all supported row formats, a unique
+        index holds 3,072 bytes.
+        """
         return [message for message in super().check(**kwargs) if message.id != "mysql.W003"]

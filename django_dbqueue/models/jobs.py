@@ -1,4 +1,4 @@
-"""What can be done to jobs, and how they are found: every verb filters by state first."""
+"""Queries and operations on jobs. Every operation filters by state first."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ if TYPE_CHECKING:
     from .settlement import AttemptResult
 
 
-# So often a claim goes on behind jobs that find no slot.
+# The number of times that a claim continues behind jobs that find no slot.
 ROUNDS = 50
 
 
-# And not enqueued again since.
+# Stopped, and not enqueued again since.
 _WAS_STOPPED = Q(stop_asked_at__isnull=False, asked_again=False)
-# What a release changes. MySQL sets one column after the other: each expression reads only columns that are set after it.
+# The changes of a release. MySQL sets one column after the other: each expression reads only
+# columns that are set after it.
 _RELEASED: dict[str, Any] = {
     "state": Case(
         When(_WAS_STOPPED, then=Value(State.DISCARDED)),
@@ -63,7 +64,7 @@ class JobQuerySet(OperatedJobs):
         return self.filter(state=State.READY)
 
     def of_lane(self, lane: Lane) -> JobQuerySet:
-        """Its ready jobs, in the order in which they are claimed."""
+        """Return the lane's ready jobs, in the order in which they are claimed."""
         rows = self.filter(state=State.READY, queue=lane.queue, priority=lane.priority).order_by("run_after", "id")
         return by_index(rows, "dbqueue_job_lane")
 
@@ -77,11 +78,11 @@ class JobQuerySet(OperatedJobs):
         return self.filter(state=State.SCHEDULED, run_after__lte=Now())
 
     def orphaned(self) -> JobQuerySet:
-        """Running, for a process that is gone."""
+        """Return the running jobs whose process is gone."""
         return self.running().filter(~Exists(Process.objects.using(self.db).filter(pk=OuterRef("process_id"))))
 
     def overdue(self, grace: float = 0.0) -> JobQuerySet:
-        """Running for longer than they may, by that many seconds at least."""
+        """Return the jobs that have run past their timeout by at least ``grace`` seconds."""
         end = models.ExpressionWrapper(F("started_at") + F("timeout"), output_field=models.DateTimeField())
         return self.running().filter(timeout__isnull=False).annotate(end=end).filter(end__lt=after(-grace))  # type: ignore[no-any-return]
 
@@ -89,22 +90,29 @@ class JobQuerySet(OperatedJobs):
         return self.running().filter(stop_asked_at__isnull=False)
 
     def owned(self, job: Job) -> JobQuerySet:
-        """The job, if it still belongs to the process that claimed it: see Fence."""
+        """Return the job, if it still belongs to the process that claimed it: see Fence."""
         return self.running().filter(pk=job.pk, attempt=job.attempt, process=job.process_id)
 
     def begin(self, job: Job) -> bool:
-        """Note that a claimed job begins, for one that must not run twice. False if it is another process's now."""
+        """Record that a claimed job starts, for a job that must not run twice.
+
+        Returns False if the job belongs to another process now.
+        """
         return bool(self.owned(job).update(has_begun=True))
 
     def save_policy(self, job: Job) -> None:
-        """Store the policy of a job from SQL. A row that was asked for again meanwhile has the policy of that call."""
+        """Store the policy of a job that was enqueued by SQL.
+
+        A row that was re-enqueued meanwhile has the policy of that call.
+        """
         rows = self.owned(job).filter(max_attempts=0, asked_again=False)
         rows.update(max_attempts=job.max_attempts, on_lost=job.on_lost, timeout=job.timeout)
 
     def save_metadata(self, job: Job) -> bool:
-        """Store what its attempt has noted with it. False if the job is another process's now.
+        """Store the metadata that the job's attempt has set.
 
-        What one notes that was asked for again meanwhile is dropped: its row is the next run's already.
+        Returns False if the job belongs to another process now. The metadata of a job that was
+        re-enqueued meanwhile is dropped: its row already belongs to the next run.
         """
         noted = models.Case(
             models.When(asked_again=True, then=F("metadata")), default=models.Value(job.metadata, models.JSONField())
@@ -112,7 +120,10 @@ class JobQuerySet(OperatedJobs):
         return bool(self.owned(job).update(metadata=noted))
 
     def write(self, jobs: Sequence[Job]) -> None:
-        """Write new jobs that have no keys, all or none. They have the times of the first, which the database may give."""
+        """Write new jobs without keys, all or none.
+
+        They have the times of the first job, which the database may set.
+        """
         limited = [] if isinstance(jobs, LazyJobs) else [job for job in jobs if job.limits]
         if limited:
             Semaphore.objects.using(self.db).block_surplus(limited)
@@ -122,11 +133,17 @@ class JobQuerySet(OperatedJobs):
             insert(self, COLUMNS, rows_behind(first, jobs))
 
     def merge(self, jobs: Sequence[Job], how: keyed.UniquePolicy) -> list[tuple[Job, EnqueueStatus]]:
-        """Write jobs that have keys, each into the one row of its key. Returns that row, and what the call did to it."""
+        """Upsert jobs with keys, each into the one row of its key.
+
+        Returns that row, and the effect of the call on it.
+        """
         return keyed.merge(self, jobs, how)
 
     def lanes(self, queues: Iterable[str] | None = None) -> list[Lane]:
-        """The lanes that have ready jobs, of these queues or of all. Each step is one look into the lane index."""
+        """Return the lanes that have ready jobs, of these queues or of all.
+
+        Each step is one lookup in the lane index.
+        """
         if connections[self.db].vendor == "postgresql" and not self.query.where:
             return lanes(self.db, self.model._meta.db_table, queues)
         found = []
@@ -155,23 +172,26 @@ class JobQuerySet(OperatedJobs):
         budget: Budget | None = None,
         room: Callable[[], int] | None = None,
     ) -> list[Job]:
-        """Make up to ``limit`` of the lane's jobs the process's own, oldest first. Those that find no slot are BLOCKED.
+        """Claim up to ``limit`` of the lane's jobs for the process, oldest first.
 
-        ``since`` is where in the lane to begin; ``budget`` are the bytes of arguments that may be loaded, None any number.
-        ``room`` says in each of the claim's transactions how many more may run.
+        Jobs that find no slot become BLOCKED. ``since`` is the position in the lane to start from.
+        ``budget`` is the number of bytes of arguments that may be loaded; None is any number.
+        ``room`` returns in each of the claim's transactions how many more jobs may run.
 
-        Behind a limited one follow those that are next in line: of one series, the process runs one at a time.
+        A limited job is followed by the next waiters for its slot: the process runs one job of a
+        series at a time.
         """
         claimed: list[Job] = []
         for _ in range(ROUNDS):
             wanted = limit - len(claimed)
-            # Each in a transaction of its own: it locks semaphores in the order of their keys, and only once.
+            # Each round has its own transaction: it locks semaphores in the order of their keys,
+            # and only once.
             try:
                 more, jobs = self._claim(lane, process, wanted, in_a_row, since, budget, room)
             except Pruned:
                 continue
             except OperationalError as error:
-                # Others have claimed some of these before, and nothing has happened here.
+                # Others have claimed some of these jobs first, and nothing has changed here.
                 if connections[self.db].in_atomic_block or not is_conflict(error):
                     raise
                 continue
@@ -190,12 +210,13 @@ class JobQuerySet(OperatedJobs):
         budget: Budget | None,
         room: Callable[[], int] | None,
     ) -> tuple[bool, list[Job]]:
-        """Returns whether there may be more, and those that are the process's own now."""
+        """Run one round of a claim. Returns whether more jobs may be left, and the claimed jobs."""
         with writing(self.db, savepoint=False):
             if room and (limit := min(limit, room())) <= 0:
                 return False, []
             waiting = self.of_lane(lane).filter(NotBefore(*since)) if since else self.of_lane(lane)
-            # Whoever was declared dead claims nothing, even if it does not know it: its clock may have stood still.
+            # A process that was declared dead claims nothing, even if it has not noticed: its clock
+            # may have stood still.
             owner = Process.objects.using(self.db).filter(pk=process.pk)
             found: list[Any] = []
             for part in locked_parts(waiting.filter(Exists(owner)).annotate(db_now=Now()), limit):
@@ -210,7 +231,8 @@ class JobQuerySet(OperatedJobs):
                 jobs = Semaphore.objects.using(self.db).acquire(found, limit, in_a_row)
             if jobs:
                 now = jobs[0].db_now
-                # They are locked. By key alone: MariaDB might find them by their state, and lock others.
+                # The rows are locked. Found by primary key alone: MariaDB might find them by their
+                # state, and lock others.
                 self.filter(Among([job.id for job in jobs])).update(
                     state=State.RUNNING,
                     process=process,
@@ -225,32 +247,39 @@ class JobQuerySet(OperatedJobs):
         return len(found) == limit, jobs
 
     def _call_off(self, unreadable: Sequence[Job]) -> None:
-        """Have jobs whose limits are none be called off when they begin: they must not stop their lane."""
+        """Mark jobs with unreadable limits, to be discarded when they start.
+
+        They must not stop their lane.
+        """
         self.filter(pk__in=[job.pk for job in unreadable]).update(limits=None)
         for job in unreadable:
             job.limits, job.called_off = None, "Its limits cannot be read."
 
     def release(self, jobs: Sequence[Job]) -> set[UUID]:
-        """Give back claimed jobs that were not started: they count no attempt, and nothing is recorded of them.
+        """Release claimed jobs that were not started, without spending an attempt.
 
-        A job that an operator has stopped meanwhile is DISCARDED. One that was enqueued again meanwhile waits for the time of
-        that call. One whose row another transaction has locked is left unchanged. Returns the ids of all others.
+        Nothing is recorded of them. A job that an operator has stopped meanwhile is DISCARDED. A
+        job that was enqueued again meanwhile waits for the time of that call. A job whose row
+        another transaction has locked is left unchanged. Returns the ids of all others.
         """
         if not jobs:
             return set()
         fences = {job.fence for job in jobs}
         with writing(self.db, savepoint=False):
-            # In the order in which a settlement locks them, and found by key alone.
+            # In the order in which a settlement locks them, and found by primary key alone.
             rows = lock(self.filter(Among([job.id for job in jobs])).order_by("pk"))
             seen = list(rows.values_list("pk", "attempt", "process_id"))
-            # Who has a process runs.
+            # A job that has a process is running.
             if owned := [row[0] for row in seen if row in fences]:
                 self.filter(Among(owned)).update(**_RELEASED)
         notify_queues(self.db, (job.queue for job in jobs))
         return {row[0] for row in seen}
 
     def apply_outcomes(self, outcomes: Sequence[AttemptResult], again: set[Any]) -> None:
-        """Settled jobs leave RUNNING. Those of ``again`` were asked for once more while they ran."""
+        """Move settled jobs out of RUNNING, by the outcomes of their attempts.
+
+        The jobs of ``again`` were re-enqueued while they ran.
+        """
         anew = defaultdict(list)
         for outcome in outcomes:
             if outcome.fence[0] in again:
@@ -277,19 +306,22 @@ class JobQuerySet(OperatedJobs):
         set_json(self, "result", results)
 
     def dispatch(self, limit: int = 1000) -> list[str]:
-        """Make jobs ready whose time has come. Returns the queue of each."""
+        """Make scheduled jobs ready that are due. Returns the queue of each."""
         with writing(self.db):
             due = dict(lock_first(self.due().order_by("run_after").values_list("pk", "queue"), limit))
             self.filter(pk__in=list(due), state=State.SCHEDULED).update(state=State.READY)
         return list(due.values())
 
     def scheduled_in(self, limit: int = 1) -> list[float]:
-        """Seconds until the first scheduled jobs whose time has not come yet."""
+        """Return the seconds until the first scheduled jobs that are not yet due."""
         later = self.filter(state=State.SCHEDULED, run_after__gt=Now()).order_by("run_after").values_list("run_after", Now())
         return [(run_after - now).total_seconds() for run_after, now in later[:limit]]
 
     def waits(self, lanes: Iterable[Lane]) -> dict[Lane, float]:
-        """Seconds since the oldest job of each lane could have run. One look into the lane index for each."""
+        """Return the seconds since the oldest job of each lane could have run.
+
+        One lookup in the lane index for each lane.
+        """
         found = {}
         for lane in lanes:
             if times := self.of_lane(lane).values_list("run_after", Now()).first():
@@ -297,27 +329,30 @@ class JobQuerySet(OperatedJobs):
         return found
 
     def ahead_of(self, job: Job) -> JobQuerySet:
-        """The ready jobs of a job's queue that are claimed before it."""
+        """Return the ready jobs of a job's queue that are claimed before it."""
         sooner = Q(run_after__lt=job.run_after) | Q(run_after=job.run_after, pk__lt=job.pk)
         ahead = Q(priority__gt=job.priority) | Q(sooner, priority=job.priority)
         return self.ready().filter(ahead, queue=job.queue).exclude(pk=job.pk)
 
     def blocked_by_others(self) -> JobQuerySet:
-        """Waiting for others to end, and not for a time that a rate gives them."""
+        """Return the jobs that wait for others to end, and not for a time assigned by a rate."""
         timed = Semaphore.objects.using(self.db).filter(pk=OuterRef("blocked_by"), every__isnull=False)
         return self.filter(state=State.BLOCKED).exclude(Exists(timed))
 
     def in_line_before(self, job: Job) -> JobQuerySet:
-        """The blocked jobs that have the next slot of a job's semaphore before it."""
+        """Return the blocked jobs that get the next slot of a job's semaphore before it."""
         sooner = Q(priority__gt=job.priority) | Q(priority=job.priority, pk__lt=job.pk)
         return self.filter(sooner, state=State.BLOCKED, blocked_by=job.blocked_by)
 
     def waiting_for(self, semaphore: Any) -> JobQuerySet:
-        """The blocked jobs of a semaphore, the one that has the next slot first."""
+        """Return the blocked jobs of a semaphore, in the order in which they get its slots."""
         return self.filter(state=State.BLOCKED, blocked_by=semaphore).order_by("-priority", "id")
 
     def prune(self, states: Sequence[str], older_than: float, limit: int) -> int:
-        """Delete finished jobs that ended so many seconds ago, with all that is kept of them. Returns how many."""
+        """Delete jobs finished over ``older_than`` seconds ago, with all rows that refer to them.
+
+        Returns how many.
+        """
         with writing(self.db):
             old = self.filter(state__in=states, finished_at__lt=after(-older_than)).order_by("finished_at")
             found = lock_first(old.values_list("pk", "state", "batch"), limit)
@@ -326,7 +361,10 @@ class JobQuerySet(OperatedJobs):
             return self.erase([row[0] for row in found])
 
     def erase(self, ids: list[Any]) -> int:
-        """Delete jobs with their attempts. One statement for each table: nothing is loaded to be deleted."""
+        """Delete jobs with their attempts.
+
+        One statement for each table: nothing is loaded to be deleted.
+        """
         if not ids:
             return 0
         for each in self.model._meta.related_objects:
@@ -336,13 +374,16 @@ class JobQuerySet(OperatedJobs):
         return delete(self.filter(pk__in=ids))
 
     def count_running(self) -> dict[int, int]:
-        """How many jobs each process runs, or holds to run next."""
+        """Count the jobs that each process runs, or holds to run next."""
         return dict(self.running().values_list("process").annotate(number=models.Count("pk")))
 
     def recent_keyed_tasks(self, sample: int = 2000) -> set[str]:
-        """The tasks whose keys the newest jobs have."""
+        """Return the tasks whose keys the newest jobs have."""
         return {key.partition(" ")[0] for key in self.order_by("-pk").values_list("key", flat=True)[:sample] if key}
 
     def recent_tasks(self, sample: int = 2000) -> list[str]:
-        """The tasks of the newest jobs: all that is cheap to know of a large table, whose ids are in order of time."""
+        """Return the tasks of the newest jobs.
+
+        Only these are cheap to find in a large table, whose ids are in order of time.
+        """
         return sorted(set(self.order_by("-pk").values_list("task", flat=True)[:sample]))

@@ -1,4 +1,4 @@
-"""Keyed jobs: of all that are enqueued with one key there is one row."""
+"""Unique jobs: all jobs that are enqueued with one key share one row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 CHUNK = 500
 TRIES = 5
-# What a job has from the call that asked for it last.
+# Columns overwritten by the latest enqueue of the same key.
 OF_THE_CALL = [
     *("task", "queue", "priority", "args", "kwargs", "metadata", "max_attempts", "on_lost", "timeout", "limits"),
     *("pipeline", "stage"),
@@ -38,10 +38,11 @@ _WRITTEN = [*OF_THE_CALL, "batch_id", *_OF_A_RUN, *_OF_A_NEW_RUN, "version"]
 
 @dataclass(frozen=True, kw_only=True)
 class UniquePolicy:
-    """How a call meets the job that its key has already.
+    """How an enqueue call treats the existing job of its key.
 
-    run_after: when the call wants it to run; None at once. expires: until when, or how long after that.
-    max_wait: the longest that it can be put off, from when it was asked for first.
+    run_after: the time at which the call wants the job to run; None is at once.
+    expires: the time of expiry, or a timedelta after ``run_after``.
+    max_wait: the longest time that the job can be postponed, from its first enqueue.
     """
 
     on_conflict: Conflict = Conflict.RERUN
@@ -51,24 +52,26 @@ class UniquePolicy:
 
 
 def merge(rows: models.QuerySet[Job], jobs: Sequence[Job], how: UniquePolicy) -> list[tuple[Job, EnqueueStatus]]:
-    """Write jobs that have keys. Returns the row of each, and what the call did to it."""
+    """Upsert jobs with keys. Returns the row of each, and the effect of the call on it."""
     connection: Any = connections[rows.db]
     for _ in range(TRIES):
         try:
             return _merge(rows, jobs, how)
         except OperationalError:
-            # Where a key is new, MySQL may find a deadlock between two who bring it. It has rolled back all of it.
+            # MySQL may detect a deadlock between two calls that insert the same new key. It has
+            # rolled back the whole transaction.
             if connection.in_atomic_block or not connection.is_usable():
                 raise
     return _merge(rows, jobs, how)
 
 
 def restart_run(rows: models.QuerySet[Job], wait: float | datetime) -> None:
-    """Running jobs that were asked for again run once more; their rows have what they were asked for last already.
+    """Restart running jobs that were re-enqueued. Their rows have the values of that call already.
 
-    Each waits for the time of that call, and at least until ``wait`` (seconds from now, or a time), as its retry would have.
+    Each waits for the time of that call, and at least until ``wait`` (seconds from now, or a
+    time), as its retry would have.
     """
-    # MySQL sets one column after the other: the state is decided by the time that the call gave.
+    # MySQL sets one column after the other: the state depends on the time that the call set.
     changes: dict[str, Any] = {
         "state": Case(When(run_after__gt=after(wait), then=Value(State.SCHEDULED)), default=Value(State.READY))
     }
@@ -100,8 +103,10 @@ def _merge(rows: models.QuerySet[Job], jobs: Sequence[Job], how: UniquePolicy) -
 
 
 def _read_committed(connection: Any) -> None:
-    """Have this transaction see what others have committed up to each statement: a stricter one of PostgreSQL refuses to lock a
-    row that was changed since it began.
+    """Set the isolation level of this transaction to READ COMMITTED.
+
+    Each statement then sees all earlier commits. A stricter transaction of PostgreSQL refuses to
+    lock a row that was changed since it began.
     """
     if connection.vendor == "postgresql" and connection.isolation_level > 2:
         with connection.cursor() as cursor:
@@ -109,14 +114,16 @@ def _read_committed(connection: Any) -> None:
 
 
 def _stand(rows: models.QuerySet[Job], jobs: Iterable[Job]) -> dict[str, Job]:
-    """The row of each key, locked; made, where there was none."""
+    """Return the row of each key, locked. A missing row is inserted."""
     first: dict[str, Job] = {}
-    # In the order of the keys, first all inserts and then all locks: two that have keys in common do not wait in a circle.
+    # In the order of the keys, first all inserts and then all locks: two calls that have keys in
+    # common do not deadlock.
     for job in sorted(jobs, key=lambda job: job.key or ""):
         first.setdefault(job.key or "", job)
-    # On MySQL, an insert that meets a key locks what lies beside it: there, only what is missing is inserted.
+    # On MySQL, an insert that meets an existing key locks the index range beside it: there, only
+    # missing rows are inserted.
     found = _lock(rows, list(first)) if connections[rows.db].vendor == "mysql" else {}
-    # Once more for one that was deleted in between.
+    # Repeated for a row that was deleted in between.
     while missing := [key for key in first if key not in found]:
         for chunk in _chunks(missing):
             rows.bulk_create([first[key] for key in chunk], ignore_conflicts=True)
@@ -134,8 +141,11 @@ def _lock(rows: models.QuerySet[Job], keys: list[str]) -> dict[str, Job]:
 
 
 def _write(rows: models.QuerySet[Job], changed: list[Job]) -> None:
-    """All in one statement, found by their ids. They are locked, so nothing else has changed them."""
-    # MySQL has no such clause: there, any unique index tells which row is meant.
+    """Write all rows in one statement, found by their ids.
+
+    They are locked, so nothing else has changed them.
+    """
+    # MySQL has no conflict target: there, any unique index identifies the row.
     unique = None if connections[rows.db].vendor == "mysql" else ["id"]
     for chunk in _chunks(changed):
         rows.bulk_create(chunk, update_conflicts=True, update_fields=_WRITTEN, unique_fields=unique)
@@ -147,7 +157,7 @@ def _chunks(items: list[T]) -> Iterator[list[T]]:
 
 
 def _meet(row: Any, job: Job, how: UniquePolicy) -> EnqueueStatus:
-    """Change the row, in memory, to what the call wants of it."""
+    """Apply the call to the row, in memory."""
     if row.pk == job.pk:
         return EnqueueStatus.CREATED
     if row.version is not None and job.version is not None and job.version < row.version:
@@ -171,7 +181,10 @@ def _meet(row: Any, job: Job, how: UniquePolicy) -> EnqueueStatus:
 
 
 def _pass_on(row: Any, batch: Any) -> None:
-    """Have the run that the call asks for belong to the call's batch. The one that it belonged to waits for it too."""
+    """Assign the requested run to the call's batch.
+
+    The batch that it belonged to waits for it too.
+    """
     if row.state in FINISHED:
         row.ended_run = EndedRun(row.pk, row.state, row.batch_id if row.batch_id != batch else None)
         row.batch_id = batch
@@ -200,7 +213,10 @@ def _set_out(row: Any, state: State) -> None:
 
 
 def _time(row: Any, how: UniquePolicy) -> Any:
-    """When it is to run. To be asked for again never puts it off, unless the call is to replace what waits."""
+    """Return the time at which the job is to run.
+
+    A re-enqueue never postpones it, unless the call replaces the waiting job.
+    """
     asked = row.db_now + how.run_after if isinstance(how.run_after, timedelta) else how.run_after or row.db_now
     if row.state in FINISHED or row.state == State.RUNNING:
         return asked

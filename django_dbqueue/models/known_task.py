@@ -10,7 +10,7 @@ from .pausing import Pausable, PausableQuerySet
 
 class KnownTaskQuerySet(PausableQuerySet["KnownTask"]):
     def names_of_paused(self) -> list[str]:
-        """The tasks whose jobs may not be claimed now."""
+        """Return the tasks whose jobs may not be claimed now."""
         return list(self.paused().values_list("name", flat=True))
 
 
@@ -24,7 +24,7 @@ class KnownTask(Pausable):
     class Meta:
         verbose_name = _("task")
         verbose_name_plural = _("tasks")
-        # Who may view jobs may view it.
+        # The permission to view jobs covers it.
         default_permissions = ()
 
     def __str__(self) -> str:

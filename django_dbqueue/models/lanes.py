@@ -1,6 +1,6 @@
-"""The lanes that have ready jobs, found by one statement however many they are. PostgreSQL only.
+"""Find the lanes that have ready jobs with one statement, whatever their number. PostgreSQL only.
 
-Of 200, 3 ms; asked for one by one, 100.
+200 lanes take 3 ms; with one query for each lane, 100 ms.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from django.db import connections
 
 from .states import Lane
 
-# Each step is one look into the lane index: the next queue, or the next priority of a queue.
+# Each step is one probe of the lane index: the next queue, or the next priority of a queue.
 LANES = """
 WITH RECURSIVE queues (queue) AS ({queues}),
 lanes (queue, priority) AS (
@@ -37,7 +37,7 @@ THESE = "SELECT * FROM unnest(%s::text[])"
 
 
 def lanes(database: str, table: str, queues: Iterable[str] | None) -> list[Lane]:
-    """Of these queues, or of all."""
+    """Return the lanes of these queues, or of all queues for None."""
     quoted = f'"{table}"'
     these = ALL.format(table=quoted) if queues is None else THESE
     with connections[database].cursor() as cursor:

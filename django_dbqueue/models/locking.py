@@ -1,7 +1,9 @@
-"""Locks that step over rows which others hold, and on MySQL and MariaDB take no lock but those of primary keys.
+"""SKIP LOCKED row locks; on MySQL and MariaDB, only primary keys are locked.
 
-InnoDB locks the index entry by which it finds a row, then the row; who changes that row locks them the other way round. Where it
-steps over a row, it keeps the lock of the entry. So rows are found without locks there, and locked or deleted by primary key.
+InnoDB locks the index entry that leads to a row, then the row. A transaction that changes the row
+locks both in the opposite order. When InnoDB skips a locked row, it keeps the lock of the index
+entry. On MySQL and MariaDB, rows are therefore found without locks, and locked or deleted by
+primary key.
 """
 
 from __future__ import annotations
@@ -14,15 +16,15 @@ from django.db.models.sql.datastructures import BaseTable
 
 QS = TypeVar("QS", bound=models.QuerySet[Any])
 
-# So often rows that others hold are passed by, and so many at a time.
+# Limits on skipping rows that other transactions hold: number of parts, and rows in one part.
 PARTS = 50
 MOST_IN_A_PART = 1000
 
 
 def lock(rows: QS) -> QS:
-    """Lock the rows, stepping over those that somebody else holds. SQLite locks as a whole and needs nothing said.
+    """SELECT … FOR UPDATE SKIP LOCKED; no-op on SQLite, which locks the whole database.
 
-    For rows that are found by their primary key, or that are few.
+    For rows that are found by primary key, or that are few.
     """
     features = connections[rows.db].features
     if not features.has_select_for_update:
@@ -31,7 +33,7 @@ def lock(rows: QS) -> QS:
 
 
 def lock_first(rows: QS, limit: int) -> list[Any]:
-    """Lock the first rows that no other transaction has locked. Returns them."""
+    """Lock and return the first rows that no other transaction has locked."""
     found: list[Any] = []
     for part in locked_parts(rows, limit):
         found += part[: limit - len(found)]
@@ -41,14 +43,18 @@ def lock_first(rows: QS, limit: int) -> list[Any]:
 
 
 def locked_parts(rows: QS, limit: int) -> Iterator[QS]:
-    """Yield locked rows in parts. The caller reads each part before the next, and stops when it has enough rows."""
+    """Yield locked rows in parts.
+
+    The caller reads each part before the next, and stops when it has enough rows.
+    """
     if not _is_mysql(rows):
         yield lock(rows)[:limit]
         return
     passed: set[Any] = set()
     size = limit
     for _ in range(PARTS):
-        # Most of those that were passed are gone: others have claimed them. To exclude them all would take longer.
+        # Most of the rows passed by are gone: other transactions have claimed them. Excluding all
+        # of them in SQL would take longer.
         found = list(_stored_keys(rows)[: size + len(passed)])
         if keys := [key for key in found if key not in passed]:
             yield lock(_by_key(rows, keys))
@@ -59,7 +65,10 @@ def locked_parts(rows: QS, limit: int) -> Iterator[QS]:
 
 
 def lock_keys(rows: QS, keys: Sequence[Any]) -> list[Any]:
-    """Lock the rows with these keys, without those that other transactions have locked. Returns the keys of the locked rows."""
+    """Lock the rows with these keys, except rows that other transactions have locked.
+
+    Return the keys of the locked rows.
+    """
     if _is_mysql(rows):
         field: Any = rows.model._meta.pk
         wanted = _by_key(rows, [field.get_db_prep_value(key, connections[rows.db]) for key in keys])
@@ -69,7 +78,7 @@ def lock_keys(rows: QS, keys: Sequence[Any]) -> list[Any]:
 
 
 def delete(rows: models.QuerySet[Any]) -> int:
-    """Delete rows that nothing refers to. Returns how many."""
+    """Delete rows that nothing refers to. Return their number."""
     if not _is_mysql(rows):
         return rows._raw_delete(rows.db)
     if not (keys := list(_stored_keys(rows.order_by()))):
@@ -83,7 +92,7 @@ def delete(rows: models.QuerySet[Any]) -> int:
 
 
 def _stored_keys(rows: models.QuerySet[Any]) -> Any:
-    """As the database has them: to make UUIDs of them and back takes 10 µs for each."""
+    """Primary keys in the database's form. The conversion to UUID and back takes 10 µs a key."""
     key = models.Func(models.F("pk"), template="%(expressions)s", output_field=models.TextField())
     return rows.values_list(key, flat=True)
 
@@ -95,9 +104,10 @@ def _by_key(rows: QS, keys: Sequence[Any]) -> QS:
 
 
 class _JoinedToKeys(BaseTable):
-    """A table in a FROM, joined with some of its keys as the database has them, these first.
+    """A table in a FROM clause, joined after a list of its primary keys in the database's form.
 
-    With the keys in a WHERE, the optimizer may read, and lock, all rows of a small table, or entries of another index.
+    With the keys in a WHERE clause, the optimizer may read, and lock, all rows of a small table,
+    or entries of another index.
     """
 
     def __init__(self, model: type[models.Model], keys: Sequence[Any]) -> None:

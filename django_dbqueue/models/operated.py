@@ -1,4 +1,4 @@
-"""What operators do to jobs, one or very many: each verb leaves what is in another state as it is."""
+"""Operator actions on one job or very many. Jobs in another state are left unchanged."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class OperatedJobs(PrimaryQuerySet["Job"]):
         return self.filter(state__in=UNSUCCESSFUL)
 
     def retry(self) -> int:
-        """Make failed and discarded jobs ready again, with all their attempts before them, and wake workers. Returns how many.
+        """Make failed and discarded jobs ready again, with all their attempts, and wake workers.
 
-        They expire no more: whoever retries them wants them to run.
+        Return the number of jobs. They no longer expire: a retry means that they are to run.
         """
         changes = {"failures": 0, "expires_at": None, "started_at": None, "finished_at": None, "stop_asked_at": None}
         queues = list(self.retriable().order_by().values_list("queue", flat=True).distinct())
@@ -39,13 +39,13 @@ class OperatedJobs(PrimaryQuerySet["Job"]):
         return self.filter(state__in=[*WAITING, State.FAILED])
 
     def discard(self) -> int:
-        """Call off jobs that wait or have failed; what runs or has ended stays as it is. Returns how many."""
+        """Discard waiting and failed jobs; running and finished ones stay. Return their number."""
         return self.discardable().update_in_parts(state=State.DISCARDED, blocked_by=None, finished_at=Now())
 
     def move(self, queue: str) -> int:
-        """Have jobs that wait wait in another queue, and wake its workers. Returns how many were in others before.
+        """Move waiting jobs to another queue, and wake its workers.
 
-        Raises ValueError for what is no name of a queue.
+        Return the number of jobs that were in another queue. Raises ValueError for an invalid name.
         """
         check_name(queue)
         if moved := self.waiting().exclude(queue=queue).update_in_parts(queue=queue):
@@ -53,9 +53,10 @@ class OperatedJobs(PrimaryQuerySet["Job"]):
         return moved
 
     def reprioritise(self, priority: int) -> int:
-        """Give jobs that wait another priority; what runs or has ended keeps its own. Returns how many are changed.
+        """Change the priority of waiting jobs; running and finished jobs keep theirs.
 
-        Raises ValueError for what is no whole number from -100 to 100.
+        Return the number of changed jobs. Raises ValueError unless ``priority`` is a whole number
+        from -100 to 100.
         """
         if type(priority) is not int or abs(priority) > HIGHEST_PRIORITY:
             raise ValueError(f"priority={priority!r} is not a whole number from -100 to 100. Change it.")
@@ -65,10 +66,11 @@ class OperatedJobs(PrimaryQuerySet["Job"]):
         return self.filter(state=State.RUNNING, stop_asked_at__isnull=True)
 
     def stop(self) -> int:
-        """Ask the processes that run them to stop them. Returns how many are asked for now.
+        """Request that running jobs stop. Return the number of new requests.
 
-        They are DISCARDED then, even if the attempt ends by itself before, is given back or would be tried again. A run that a
-        key was asked for before the stop is discarded with it; one that is asked for after the stop runs.
+        The jobs become DISCARDED, even if the attempt ends by itself first, is released or would
+        be retried. A rerun of a key that was enqueued before the stop is discarded with the job;
+        a rerun enqueued after the stop runs.
         """
         return self.stoppable().update_in_parts(stop_asked_at=Now(), asked_again=False)
 

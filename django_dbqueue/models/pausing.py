@@ -1,4 +1,4 @@
-"""What can be paused, for a while or until it is resumed: a queue, a task."""
+"""Pause queues and tasks, until a given time or until they are resumed."""
 
 from __future__ import annotations
 
@@ -18,53 +18,54 @@ from .primary import PrimaryQuerySet
 
 M = TypeVar("M", bound="Pausable")
 
-# By the database's time: nothing has to run for a pause to end.
+# In the database's time, so that a pause ends without any process running.
 PAUSED = Q(paused_at__isnull=False) & (Q(resume_at__isnull=True) | Q(resume_at__gt=Now()))
 ENDLESS = Q(paused_at__isnull=False) & Q(resume_at__isnull=True)
 
 
 class PausableQuerySet(PrimaryQuerySet[M]):
     def named(self, *names: str) -> Any:
-        """Those with these names, whether or not anything was seen of them before. Raises ValueError for what is no name."""
+        """Filter by name, and insert missing rows first. Raises ValueError for an invalid name."""
         for name in names:
             self.model.check_name(name)
         self.know(names)
         return self.filter(name__in=names)
 
     def know(self, names: Iterable[str]) -> None:
-        """Have a row for each of the names, so that operators see it and can pause it."""
+        """Insert missing rows for these names, so that operators can see and pause them."""
         new = set(names) - set(self.filter(name__in=list(names)).values_list("name", flat=True))
         self.bulk_create([self.model(name=name) for name in sorted(new)], ignore_conflicts=True)
 
     def seen(self) -> Any:
-        """With the database's time in ``seen_at``, to tell who is paused."""
+        """Annotate with the database's time as ``seen_at``, for is_paused()."""
         return self.annotate(seen_at=Now())
 
     def paused(self) -> Any:
         return self.filter(PAUSED)
 
     def pausable(self) -> Any:
-        """All but those that are paused until they are resumed."""
+        """Exclude rows that are paused until they are resumed."""
         return self.exclude(ENDLESS)
 
     def pause(self, until: datetime | timedelta | None = None) -> int:
-        """No worker claims from them until that time (aware, or a timedelta from now), or until they are resumed.
+        """Stop claims until a time (aware, or a timedelta from now), or until resume().
 
-        For those that are paused already, the new end counts. Returns for how many this makes a difference: none, if that
-        time is over. Raises ValueError for a time that is none.
+        For rows that are already paused, the new end replaces the old one. Return the number of
+        rows affected: 0 if the time has passed. Raises ValueError for an invalid time.
         """
         ends = _end(until)
         rows: Any = self.annotate(ends=ends).filter(ends__gt=Now()) if until else self.pausable()
-        # In this order: MySQL sets one column after the other, and the first depends on the second.
+        # In this order: MySQL sets one column after the other, and ``paused_at`` depends on
+        # ``resume_at``.
         return rows.update(paused_at=Case(When(PAUSED, then=F("paused_at")), default=Now()), resume_at=ends)  # type: ignore[no-any-return]
 
     def resume(self) -> int:
-        """Workers claim from them again, within a second. Returns how many were paused."""
+        """Let workers claim again, within a second. Return the number of rows that were paused."""
         return self.paused().update(paused_at=None, resume_at=None)  # type: ignore[no-any-return]
 
 
 class Pausable(models.Model):
-    """A name, and whether jobs may be claimed that have it."""
+    """A name, and whether its jobs may be claimed."""
 
     paused_at = models.DateTimeField(_("paused at"), null=True, blank=True)
     resume_at = models.DateTimeField(_("resumes at"), null=True, blank=True)
@@ -73,12 +74,12 @@ class Pausable(models.Model):
         abstract = True
 
     def is_paused(self, now: datetime) -> bool:
-        """Whether it is paused at that moment of the database's time."""
+        """Return True if paused at this moment of the database's time."""
         return self.paused_at is not None and (self.resume_at is None or self.resume_at > now)
 
     @classmethod
     def check_name(cls, name: Any) -> None:
-        """Raises ValueError for what cannot be its name."""
+        """Raise ValueError for an invalid name."""
         raise NotImplementedError
 
 

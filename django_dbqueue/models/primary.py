@@ -1,4 +1,4 @@
-"""The base of this package's querysets, whatever replicas the project's database routers read from."""
+"""Base of this package's querysets: reads go to the primary, even if routers use replicas."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from .locking import lock_keys
 
 M = TypeVar("M", bound=models.Model)
 
-# The number of rows that are changed in one transaction.
+# Maximum number of rows changed in one transaction.
 PART = 1000
 
 
 class PrimaryQuerySet(models.QuerySet[M]):
-    """Reads where it writes: a replica lags behind, and has no locks."""
+    """Read from the database that writes go to: a replica lags behind, and has no locks."""
 
     @property
     def db(self) -> str:
         return self._db or router.db_for_write(self.model, **self._hints)  # type: ignore[attr-defined]
 
     def update_in_parts(self, **changes: Any) -> int:
-        """Change the rows that are found now, as ``update()`` does, in transactions of up to a thousand rows.
+        """Update the rows that match now, in transactions of up to a thousand rows.
 
-        None of them waits for a row while it holds another, so none is part of a deadlock; and no row is held for long.
+        Like ``update()``, but no transaction waits for a row while it holds another one. So none
+        is part of a deadlock, and no row is locked for long.
         """
         ids = sorted(self.order_by().values_list("pk", flat=True))
         changed = 0

@@ -14,40 +14,48 @@ from .expressions import Now, after
 from .identifier import IdentifierField
 from .primary import PrimaryQuerySet
 
-# A heartbeat may be so many seconds later than the time of who reads it: statements wait for locks.
+# Seconds that a heartbeat may be later than the reader's time: statements wait for locks.
 AHEAD = 60.0
 
 
 def _random_id() -> int:
-    # Up to 53 bits: JavaScript and JSON hold such a number as it is.
+    # Up to 53 bits: JavaScript and JSON store such a number exactly.
     return 1 + secrets.randbelow(2**53 - 1)
 
 
 class ProcessQuerySet(PrimaryQuerySet["Process"]):
     def register(self, process: Process) -> None:
-        """Write the row of a process that begins. Not by save(), so that no receiver of the project's can prevent it."""
+        """Insert the row of a starting process.
+
+        Not with save(), so that no receiver in the project can prevent it.
+        """
         self.bulk_create([process])
 
     def erase(self) -> int:
-        """Delete those that the conditions hold for as they are deleted. Returns how many.
+        """Delete rows that match the filters at the time of the DELETE. Return their number.
 
-        delete() would read them first and then delete by id, if the project has a receiver of pre_delete or post_delete.
+        delete() would read them first and then delete by id, if the project has a receiver of
+        pre_delete or post_delete.
         """
         return self._raw_delete(self.db)
 
     def beat(self, dead_after: float) -> bool:
-        """Say that they are alive, for that many seconds. False if somebody has declared them dead: they own nothing then."""
+        """Send a heartbeat that is valid for ``dead_after`` seconds.
+
+        Return False if the processes have been declared dead: they own nothing then.
+        """
         return bool(self.update(heartbeat_at=Now(), expires_at=after(dead_after)))
 
     def silent(self) -> ProcessQuerySet:
-        """Those that have not said for too long, by their own measure, that they are alive.
+        """Filter processes whose heartbeat is too old, by their own ``dead_after``.
 
-        And those whose last heartbeat is in the future: the database's clock was ahead, and who lives has beaten since.
+        Includes heartbeats in the future: the database's clock was ahead, and a live process has
+        sent another heartbeat since.
         """
         return self.filter(Q(expires_at__lt=Now()) | Q(heartbeat_at__gt=after(AHEAD)))
 
     def seen(self) -> ProcessQuerySet:
-        """With the database's time in ``seen_at``, to tell how long ago they beat."""
+        """Annotate with the database's time as ``seen_at``, for the age of heartbeats."""
         return self.annotate(seen_at=Now())
 
     def alive(self) -> ProcessQuerySet:
@@ -55,14 +63,18 @@ class ProcessQuerySet(PrimaryQuerySet["Process"]):
 
 
 class Process(models.Model):
-    """A running role: it beats as long as it lives, and the jobs that it runs are its own for that long."""
+    """A running worker, dispatcher or supervisor.
+
+    While it lives, it sends heartbeats and owns the jobs that it runs.
+    """
 
     class Kind(models.TextChoices):
         SUPERVISOR = "supervisor", _("Supervisor")
         WORKER = "worker", _("Worker")
         DISPATCHER = "dispatcher", _("Dispatcher")
 
-    # Random: it is part of the fencing token of an attempt (see Fence), and a failover may lose the rows of a sequence's numbers.
+    # Random: the id is part of an attempt's fencing token (see Fence), and a failover may lose
+    # rows whose numbers a sequence has given out.
     id = models.BigIntegerField(primary_key=True, default=_random_id, editable=False)
     name = IdentifierField(_("name"), max_length=200, unique=True)
     kind = models.CharField(_("kind"), max_length=20, choices=Kind.choices)
@@ -97,14 +109,14 @@ class Process(models.Model):
 
     @property
     def log_fields(self) -> dict[str, Any]:
-        """What a line of the log about it says to machines."""
+        """Structured fields of log records about the process."""
         return {"process_name": self.name}
 
     def serves(self, queue: str) -> bool:
-        """Of a worker: whether it claims from a queue."""
+        """Return True if this worker claims from a queue."""
         patterns = tuple(name.strip() for name in str(self.details.get("queues", "*")).split(","))
         return QueueSelector(patterns).rank(queue) is not None
 
     def is_alive(self, now: datetime) -> bool:
-        """Whether it is taken for alive at that moment of the database's time."""
+        """Return True if the process counts as alive at this moment of the database's time."""
         return now <= self.expires_at

@@ -16,7 +16,7 @@ from .states import Fence, State
 
 
 class Recorded(NamedTuple):
-    """The attempts whose notes were written, and those whose job was lost."""
+    """Attempts whose progress was written, and attempts whose job was lost."""
 
     written: set[Fence]
     lost: set[Fence]
@@ -24,9 +24,9 @@ class Recorded(NamedTuple):
 
 class ProgressQuerySet(PrimaryQuerySet["Progress"]):
     def record(self, notes: Sequence[tuple[Job, ProgressValue]]) -> Recorded:
-        """Keep what running jobs have noted, if they still belong to the process that claimed them: see Fence.
+        """Write the progress of running jobs that their process still owns (see Fence).
 
-        A job that somebody holds is left out, and is neither written nor lost.
+        A job that another transaction has locked is skipped: neither written nor lost.
         """
         with writing(self.db):
             rows = Job.objects.using(self.db).filter(pk__in=[job.pk for job, _ in notes]).order_by("pk")
@@ -36,7 +36,10 @@ class ProgressQuerySet(PrimaryQuerySet["Progress"]):
         return Recorded(wanted & free, lost)
 
     def write(self, notes: Iterable[tuple[Job, ProgressValue]]) -> None:
-        """Keep the newest for each job, for whoever holds the rows of these jobs, which are its own."""
+        """Upsert the latest progress of each job.
+
+        The caller owns the jobs and has locked their rows.
+        """
         rows = [
             Progress(job=job, attempt=job.attempt, done=noted.done, total=noted.total, note=noted.note, noted_at=Now())
             for job, noted in notes
@@ -53,7 +56,7 @@ def _running(rows: models.QuerySet[Job]) -> set[Fence]:
 
 
 class Progress(models.Model):
-    """How far the last attempt of a job has said that it is. A row of its own: the job's is not written again for it."""
+    """Progress of a job's last attempt. A separate row, so that the job's row is not rewritten."""
 
     job = models.OneToOneField(
         Job, verbose_name=_("job"), on_delete=models.CASCADE, db_constraint=False, primary_key=True, related_name="progress"
@@ -80,6 +83,6 @@ class Progress(models.Model):
 
 
 def progress_of(job: Job) -> Progress | None:
-    """What the job's last attempt has noted; of a job that was loaded with it, without a query."""
+    """Return the progress of the job's last attempt; no query if it was loaded with the job."""
     found: Progress | None = getattr(job, "progress", None)
     return found if found and found.attempt == job.attempt else None

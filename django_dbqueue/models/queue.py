@@ -23,15 +23,17 @@ from .jobs import JobQuerySet
 from .pausing import Pausable, PausableQuerySet
 from .states import WAITING, Lane, State
 
-# So many queues are woken at once; workers find the jobs of the others by themselves, within their poll interval.
+# Maximum number of queues notified at once. Workers find the jobs of other queues by polling,
+# within their poll interval.
 WOKEN = 1000
 
 
 @dataclass
 class Load:
-    """What a queue holds, as far as it can be counted cheaply, and since when its oldest ready job could have run.
+    """Number of jobs by state, as far as they can be counted cheaply.
 
-    age: how long ago that was, by the database's time; nothing if no job is ready.
+    oldest: the time since which the oldest ready job could have run.
+    age: the time since then, by the database's clock; zero if no job is ready.
     """
 
     ready: int = 0
@@ -44,34 +46,39 @@ class Load:
 
 class QueueQuerySet(PausableQuerySet["Queue"]):
     def clear(self) -> int:
-        """Call off all jobs that wait in them, a thousand at a time; what runs goes on. Returns how many."""
+        """Discard waiting jobs, a thousand at a time; running jobs go on. Return their number."""
         return clear(self.waiting())
 
     def resume(self) -> int:
-        """Workers claim from them again: those that wait are woken. Returns how many were paused."""
+        """Let workers claim again, and wake idle ones. Return how many queues were paused."""
         names = list(self.paused().values_list("name", flat=True)[:WOKEN])
         resumed = super().resume()
         notify_queues(router.db_for_write(self.model) if self._db is None else self._db, names)  # type: ignore[attr-defined]
         return resumed
 
     def waiting(self) -> JobQuerySet:
-        """The jobs that wait in them."""
+        """Return the waiting jobs of these queues."""
         names = list(self.values_list("name", flat=True))
-        # State by state: each has an index of its own, of which PostgreSQL would use none for a list of states.
+        # One condition per state: each state has its own index, and PostgreSQL would use none of
+        # them for a list of states.
         states = [Q(state=state, queue__in=names) for state in WAITING]
         return Job.objects.using(self._db).filter(states[0] | states[1] | states[2])  # type: ignore[attr-defined]
 
     def room(self, queue: str, limit: int) -> int:
-        """How many more jobs of a queue may run, for whoever holds its lock until the end of their transaction."""
+        """Lock a queue and return how many more of its jobs may run.
+
+        The caller keeps the lock until the end of its transaction.
+        """
         row = self.filter(name=queue)
         list(row.select_for_update() if connections[self.db].features.has_select_for_update else row)
         certify(row, {"limit": Coalesce(F("limit"), 0) + 1}, {"limit": NullIf(F("limit") - 1, Value(0))})
         return limit - Job.objects.using(self.db).running().filter(queue=queue).count()
 
     def restrict(self, limit: int | None) -> int:
-        """Let so many of each one's jobs run at a time, over all hosts; None as the settings say. Returns how many changed.
+        """Set the number of jobs that may run at a time in each queue, over all hosts.
 
-        Raises ValueError for what is no number of at least 1.
+        None restores the limit from the settings. Return the number of changed queues. Raises
+        ValueError unless ``limit`` is a whole number of at least 1.
         """
         if limit is not None and (type(limit) is not int or not 1 <= limit < 10**6):
             raise ValueError(f"limit={limit!r} is not a whole number of at least 1. Pause the queue if none is to run.")
@@ -79,12 +86,15 @@ class QueueQuerySet(PausableQuerySet["Queue"]):
         return others.update(limit=limit)
 
     def load(self, queue: str) -> Load:
-        """What one queue holds: it costs the same however many jobs there are."""
+        """Return the load of one queue. The cost does not depend on the number of jobs."""
         lanes = Job.objects.using(self._db).lanes([queue])  # type: ignore[attr-defined]
         return self.loads(lanes).get(queue, Load())
 
     def loads(self, lanes: Iterable[Lane]) -> dict[str, Load]:
-        """What the queues hold that have these lanes, or jobs that are not ready: a few looks into indexes for each lane."""
+        """Return the load of queues that have these lanes, or jobs in other states than READY.
+
+        Takes a few index probes for each lane.
+        """
         found: defaultdict[str, Load] = defaultdict(Load)
         jobs = Job.objects.using(self._db)  # type: ignore[attr-defined]
         for lane in lanes:
@@ -93,7 +103,7 @@ class QueueQuerySet(PausableQuerySet["Queue"]):
             first = waiting.order_by("run_after").values_list("run_after", Now()).first()
             if first and (load.oldest is None or first[0] < load.oldest):
                 load.oldest, load.age = first[0], max(first[1] - first[0], timedelta())
-        # Each in the order of its index: see count().
+        # Each state in the order of its index: see count().
         for state, along in ((State.SCHEDULED, "run_after"), (State.BLOCKED, "blocked_by"), (State.RUNNING, "process_id")):
             for queue, number in _by_queue(jobs.filter(state=state).order_by(along)).items():
                 setattr(found[queue], state.value, number)

@@ -17,10 +17,10 @@ from .recurring_tasks import RecurringTaskQuerySet
 
 
 class RecurringTask(models.Model):
-    """A task, or a management command, that is enqueued again and again."""
+    """A task, or a management command, that is enqueued on a schedule."""
 
     class Missed(models.TextChoices):
-        """What becomes of times at which no dispatcher ran."""
+        """Policy for times at which no dispatcher ran."""
 
         SKIP = "skip", _("Skip them")
         ONE = "one", _("Run once for all of them")
@@ -59,14 +59,14 @@ class RecurringTask(models.Model):
     ends_at = models.DateTimeField(_("ends at"), null=True, blank=True)
     is_enabled = models.BooleanField(_("enabled"), default=True, editable=False)
     is_from_code = models.BooleanField(_("from code"), default=False, editable=False)
-    # Of what the code declares, and when a dispatcher with that code was last there.
+    # Fingerprint of the declaration in code, and when a dispatcher with that code last ran.
     definition = IdentifierField(max_length=64, blank=True, editable=False)
     declared_at = models.DateTimeField(null=True, editable=False)
     next_run_at = models.DateTimeField(_("next run"), null=True, editable=False)
     last_run_at = models.DateTimeField(_("last run"), null=True, editable=False)
-    # The job from whose end its next time counts.
+    # The job whose end the next interval starts from.
     waits_for = models.UUIDField(null=True, editable=False)
-    # There is no time left before ends_at.
+    # True if no time is left before ``ends_at``.
     is_over = models.BooleanField(default=False, editable=False)
     problem = models.TextField(_("problem"), blank=True, editable=False)
 
@@ -96,38 +96,44 @@ class RecurringTask(models.Model):
         return str(self.name)
 
     def save(self, *args: Any, update_fields: Iterable[str] | None = None, **kwargs: Any) -> None:
-        """Raises InvalidSchedule for a schedule that cannot be."""
+        """Validate the schedule, then save. Raises InvalidSchedule."""
         if update_fields is None or {each.name for each in fields(Recurrence)} & set(update_fields):
             self.recurrence  # noqa: B018
         super().save(*args, update_fields=update_fields, **kwargs)
 
     @property
     def recurrence(self) -> Recurrence:
-        """Raises InvalidSchedule."""
+        """The schedule of this row. Raises InvalidSchedule."""
         values: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(Recurrence)}
         for name in ("starts_at", "ends_at"):
             values[name] = values[name] and aware(values[name])
         return Recurrence(**values)
 
     def next_times(self, number: int = 5, after: datetime | None = None) -> list[datetime]:
-        """The next of its times, in UTC, whether it is enabled or not. Raises InvalidSchedule."""
+        """Return the next times in UTC, also while disabled. Raises InvalidSchedule."""
         return self.recurrence.next_times(number, aware(after or timezone.now()), self._planned)
 
     def time_after(self, moment: datetime) -> datetime | None:
-        """The first of its times after a moment; None if there is none before it ends. Raises InvalidSchedule."""
+        """Return the first time after a moment; None if none is left before ``ends_at``.
+
+        Raises InvalidSchedule.
+        """
         return self.recurrence.time_after(aware(moment))
 
     def time_from(self, end: datetime) -> datetime | None:
-        """For one that drifts: its next time, if its last run ended then. Raises InvalidSchedule."""
+        """With drift: return the time that follows a run's ``end``. Raises InvalidSchedule."""
         return self.recurrence.time_from(aware(end))
 
     def time_if_ahead(self, now: datetime) -> datetime | None:
-        """Its next time, if the one that is planned is later than it can be; else None. Raises InvalidSchedule."""
+        """Return the latest valid next time if the planned one is later, else None.
+
+        Raises InvalidSchedule.
+        """
         latest, planned = self.recurrence.latest_time(aware(now), self._planned), self._planned
         return latest if latest and planned and latest < planned else None
 
     def plan(self, now: datetime) -> Plan:
-        """What its due time leads to, by the database's time. Raises InvalidSchedule."""
+        """Return the plan for the due time. ``now`` is the database's. Raises InvalidSchedule."""
         return self.recurrence.plan(self._planned or aware(now), aware(now))
 
     @property
@@ -136,5 +142,5 @@ class RecurringTask(models.Model):
 
 
 def aware(time: datetime) -> datetime:
-    """With a time zone, which times from the database lack under ``USE_TZ = False``."""
+    """Add the time zone, which times from the database lack under ``USE_TZ = False``."""
     return timezone.make_aware(time) if timezone.is_naive(time) else time

@@ -11,7 +11,7 @@ from .primary import PrimaryQuerySet
 
 class RecurringExecutionQuerySet(PrimaryQuerySet["RecurringExecution"]):
     def prune(self, older_than: float, limit: int) -> int:
-        """Forget those whose time was so many seconds ago. Returns how many."""
+        """Delete executions from over ``older_than`` seconds ago. Return their number."""
         with writing(self.db):
             old = self.filter(run_at__lt=after(-older_than)).order_by("run_at")
             ids = lock_first(old.values_list("pk", flat=True), limit)
@@ -19,9 +19,10 @@ class RecurringExecutionQuerySet(PrimaryQuerySet["RecurringExecution"]):
 
 
 class RecurringExecution(models.Model):
-    """That a recurring task was enqueued for one of its times: there can be no other, however many dispatchers run.
+    """One time of a recurring task, with the job that was enqueued for it.
 
-    It outlives its job, which may be deleted as soon as it has succeeded.
+    Unique, however many dispatchers run. It outlives its job, which may be deleted as soon as the
+    job has succeeded.
     """
 
     task = models.ForeignKey(

@@ -1,4 +1,4 @@
-"""What can be done to recurring tasks, and how those are found whose time has come."""
+"""Operations on recurring tasks, and the search for due ones."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from .states import FINISHED
 if TYPE_CHECKING:
     from .recurring import RecurringTask
 
-# Writes a job of a recurring task, which is to wait so long, and returns its id.
+# Writes a job of a recurring task, with a delay, and returns the job's id.
 Enqueue = Callable[["RecurringTask", timedelta], UUID]
-# So long after a dispatcher last declared it, a definition is taken for one that no code has any more.
+# Seconds after its last declaration by a dispatcher until a definition counts as removed from all
+# code.
 UNDECLARED = 120.0
-# What a change of makes the next time another.
+# Fields whose change invalidates ``next_run_at``.
 SCHEDULE = ("cron", "timezone", "every", "drift", "starts_at", "ends_at")
 TO_BE_PLANNED = {"next_run_at": None, "waits_for": None, "is_over": False}
 
@@ -39,19 +40,22 @@ class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
         return self.filter(is_enabled=False)
 
     def enable(self) -> int:
-        """They run again, from their next time on. Returns how many were disabled."""
+        """Resume runs from the next time on. Return the number of rows that were disabled."""
         return self.disabled().update(is_enabled=True, **TO_BE_PLANNED)
 
     def disable(self) -> int:
-        """They run no more until they are enabled. Returns how many were enabled."""
+        """Stop runs until enable(). Return the number of rows that were enabled."""
         return self.enabled().update(is_enabled=False, **TO_BE_PLANNED)
 
     def replan(self) -> int:
-        """Have their next time found anew, as after a change of their schedule."""
+        """Compute the next time again, as after a change of the schedule."""
         return self.update(**TO_BE_PLANNED)
 
     def replan_ahead(self) -> None:
-        """Plan those anew whose next time is later than it can be: they were planned while the database's clock was ahead."""
+        """Correct next times that are later than the schedule allows.
+
+        They were planned while the database's clock was ahead.
+        """
         self.filter(is_over=True, ends_at__gt=Now()).update(is_over=False)
         rows: Any = self.enabled().filter(next_run_at__gt=Now()).annotate(seen_at=Now())
         for row in rows:
@@ -60,34 +64,36 @@ class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
                     self._at(row).filter(next_run_at=row.next_run_at).update(next_run_at=earlier)
 
     def undeclared(self) -> RecurringTaskQuerySet:
-        """From code that no dispatcher has any more."""
+        """Filter rows whose code no running dispatcher has."""
         return self.filter(is_from_code=True, declared_at__lt=after(-UNDECLARED))
 
     def of(self, definitions: Iterable[str]) -> RecurringTaskQuerySet:
-        """Those made in the admin, and those that the code declares just so."""
+        """Filter rows made in the admin, and rows with exactly these definitions in code."""
         return self.filter(Q(is_from_code=False) | Q(definition__in=list(definitions)))
 
     def upcoming(self) -> RecurringTaskQuerySet:
-        """Enabled, with the database's time in ``seen_at``: those to be planned first, then by when they are due.
+        """Filter enabled rows, annotated with the database's time as ``seen_at``.
 
-        Those that drift are left out while the job runs from whose end their next time counts.
+        Unplanned rows come first, then the others in the order of their next time. Rows with drift
+        are left out until their last job has ended: their next interval starts then.
         """
         unfinished = Job.objects.using(self.db).filter(pk=OuterRef("waits_for")).exclude(state__in=FINISHED)
         rows = self.enabled().filter(is_over=False).filter(~Exists(unfinished)).annotate(seen_at=Now())
         return rows.order_by(F("next_run_at").asc(nulls_first=True), "pk")
 
     def waiting(self) -> RecurringTaskQuerySet:
-        """To be planned, or due."""
+        """Filter unplanned and due rows."""
         return self.upcoming().filter(Q(next_run_at=None) | Q(next_run_at__lte=Now()))
 
     def due(self) -> RecurringTaskQuerySet:
         return self.upcoming().filter(next_run_at__lte=Now())
 
     def enqueue_due(self, row: RecurringTask, enqueue: Enqueue) -> list[datetime] | None:
-        """Enqueue a task for its due times, or plan its first, in one transaction. Returns the times; None if nothing was to do.
+        """Enqueue a task for its due times, or plan its first time, in one transaction.
 
-        Each time has one execution, written with its job. A row that another dispatcher holds is left to it. Raises what
-        ``enqueue`` raises, and InvalidSchedule: then nothing has changed.
+        Return the times; None if there was nothing to do. Each time has one execution, written
+        with its job. A row that another dispatcher has locked is skipped. Raises InvalidSchedule
+        and any exception of ``enqueue``; nothing has changed then.
         """
         with writing(self.db):
             found: Any = lock(self.enabled().filter(pk=row.pk)).annotate(seen_at=Now()).first()
@@ -98,7 +104,10 @@ class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
             return self._enqueue(found, enqueue) if found.next_run_at <= found.seen_at else None
 
     def run_now(self, enqueue: Enqueue) -> int:
-        """Enqueue them once more, at once, whether they are enabled or not. Returns how many. Raises what ``enqueue`` raises."""
+        """Enqueue an additional run at once, also of disabled tasks. Return the number of tasks.
+
+        Raises any exception of ``enqueue``.
+        """
         with writing(self.db):
             rows: list[Any] = list(lock(self.annotate(seen_at=Now())))
             for row in rows:
@@ -108,15 +117,18 @@ class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
         return len(rows)
 
     def note(self, row: RecurringTask, problem: str) -> None:
-        """Why it cannot be enqueued, for operators to see."""
+        """Store why a task cannot be enqueued, for operators."""
         if row.problem != problem:
             self._at(row).update(problem=problem)
 
     def synchronise(self, declared: Mapping[str, Mapping[str, Any]], *, takes_over: bool) -> list[str]:
-        """Have a row for each task that the code declares, by name. Returns the names that the admin's rows have already.
+        """Insert or update the rows of tasks declared in code.
 
-        Old and new code may run beside each other: a row follows who starts (``takes_over``). Others leave it as it is while
-        anybody is there who declares it so, and take it back after that.
+        Return the names that are already taken by rows made in the admin.
+
+        Old and new code may run side by side. A starting dispatcher (``takes_over``) updates a row
+        to its own definition. Other dispatchers leave the row unchanged while any dispatcher
+        declares the row's definition, and take it back after that.
         """
         rows = {row.name: row for row in self.filter(name__in=list(declared)).annotate(seen_at=Now())}
         missing = [self.model(**values, is_from_code=True) for name, values in declared.items() if name not in rows]
@@ -129,7 +141,10 @@ class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
         return sorted(name for name, row in rows.items() if not row.is_from_code)
 
     def forget(self, older_than: float) -> None:
-        """Delete those from code that nobody has declared for so many seconds, with their executions."""
+        """Delete rows from code that were not declared for ``older_than`` seconds.
+
+        Their executions are deleted too.
+        """
         with writing(self.db):
             gone = self.filter(is_from_code=True, declared_at__lt=after(-older_than))
             if ids := list(lock(gone).values_list("pk", flat=True)):
@@ -144,7 +159,7 @@ class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
         (rows if takes_over else rows.undeclared()).update(**changes)
 
     def _plan(self, row: Any) -> bool:
-        """Its first time; for one that drifts, so long after its last job ended, or was deleted."""
+        """Plan the first time; with drift, one interval after the last job ended or was deleted."""
         if row.waits_for is None:
             following = row.time_after(row.seen_at)
         else:
@@ -169,12 +184,12 @@ class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
         return plan.times  # type: ignore[no-any-return]
 
     def _once(self, row: RecurringTask, time: datetime, enqueue: Enqueue, wait: timedelta) -> UUID | None:
-        """The job for a time, unless there has been one."""
+        """Enqueue a job for a time, unless the time already has an execution."""
         executions = RecurringExecution.objects.using(self.db)
         if executions.filter(task=row, run_at=time).exists():
             return None
         job = enqueue(row, wait)
-        # Of two at a time, the constraint refuses one, and its job with it.
+        # Of two concurrent inserts, the constraint rejects one; its job is rolled back with it.
         executions.bulk_create([RecurringExecution(task=row, run_at=time, job=job)])
         return job
 

@@ -10,15 +10,18 @@ from ..limits import LONGEST_KEY, RATE
 from .identifier import IdentifierField
 from .semaphores import AHEAD, SemaphoreQuerySet
 
-# A job may start so much before its time, in seconds: what finds and claims due jobs is not more precise.
+# Seconds that a job may start before its time: finding and claiming due jobs is no more precise.
 EARLY = 0.1
 
 
 class Semaphore(models.Model):
-    """What limits jobs that share a key: how many run at a time (``most``), or how often one starts (``every``).
+    """Limit on jobs that share a key: running at a time (``most``), or one start per ``every``.
 
-    Each job carries its own numbers. ``most`` is that of the job claimed last, ``every`` and ``burst`` of the one started last.
-    earliest: when the next one may start, by the rate. booked: from when on times are still free.
+    Each job carries its own numbers. ``most`` comes from the job claimed last, ``every`` and
+    ``burst`` from the job started last.
+
+    earliest: when the rate allows the next start.
+    booked: start times from here on are still free.
     """
 
     key = IdentifierField(_("key"), max_length=LONGEST_KEY, primary_key=True)
@@ -30,14 +33,14 @@ class Semaphore(models.Model):
 
     objects = SemaphoreQuerySet.as_manager()
 
-    # Of a locked row: how many slots are taken, and the smallest ``most`` of the jobs that have them.
+    # Of a locked row: the number of taken slots, and the smallest ``most`` of the jobs in them.
     taken = 0
     smallest: int | None = None
-    # Whether it is to be stored.
+    # True if the row has to be saved.
     is_changed = False
 
     class Meta:
-        # What operators call it: of each key, how many at a time, or in a time.
+        # The operators' word: for each key, a number of jobs at a time, or in a time.
         verbose_name = _("limit")
         verbose_name_plural = _("limits")
         default_permissions = ("view",)
@@ -46,22 +49,22 @@ class Semaphore(models.Model):
         return str(self.key).removeprefix(RATE)
 
     def adopt(self, limit: dict[str, Any]) -> None:
-        """What a job that is claimed says of it holds: of a rate, once one has started."""
+        """Adopt the limit of a claimed job. The numbers of a rate change only when a job starts."""
         if "most" in limit and self.most != limit["most"]:
             self.most, self.is_changed = limit["most"], True
 
     @property
     def free(self) -> int:
-        """How many more jobs may run that allow as many as the one claimed last."""
+        """Number of further jobs that may run, with the limit of the job claimed last."""
         return self.free_for({"most": self.most or 0})
 
     def free_for(self, limit: dict[str, Any]) -> int:
-        """How many more jobs with this limit may run."""
+        """Return the number of further jobs with this limit that may run."""
         most: int = limit["most"]
         return min(most, self.smallest or most) - self.taken
 
     def is_free(self, limit: dict[str, Any]) -> bool:
-        """Whether a job with this limit may start: by its own numbers, and by those of the jobs before it."""
+        """Return True if its own limit and those of earlier jobs allow a job to start."""
         if "most" in limit:
             return self.free_for(limit) > 0
         if self.earliest is None or self.every is None:
@@ -85,14 +88,17 @@ class Semaphore(models.Model):
 
     @property
     def is_ahead(self) -> bool:
-        """Whether a rate's times are later than its last start, and the times given out since, can have put them."""
+        """True if times are later than the last start and the reservations since can explain."""
         if not self.every or not self.earliest or not self.booked:
             return False
         latest_booked = self.db_now + timedelta(seconds=AHEAD + EARLY) + 2 * self.every  # type: ignore[attr-defined]
         return bool(self.earliest > self._latest or self.booked > latest_booked)
 
     def come_back(self) -> bool:
-        """Have a rate's times be as after a start now at most, if they are ahead. Returns whether they were."""
+        """Reset times that are ahead to those after a start now, at most.
+
+        Return True if they were ahead.
+        """
         if is_ahead := self.is_ahead:
             assert self.earliest
             self.earliest = min(self.earliest, self._latest)
@@ -105,12 +111,12 @@ class Semaphore(models.Model):
         return now + (self.every or timedelta()) * self.burst + timedelta(seconds=EARLY)
 
     def free_times(self) -> list[datetime]:
-        """The next times at which a job may start, as far as they are given out now."""
+        """Return the next free start times that may be reserved now."""
         now = self.db_now  # type: ignore[attr-defined]
         assert self.every and self.earliest and self.booked
         start = max(self.booked, self.earliest - self._slack, now)
         number = max(0, int((timedelta(seconds=AHEAD) - (start - now)) / self.every) + 1)
-        # A dispatcher is not asked to be quicker than it can be.
+        # Several jobs share a start time where the rate is faster than a dispatcher can be.
         together = max(1, int(timedelta(seconds=EARLY / 2) / self.every))
         return [start + self.every * (n - n % together) for n in range(min(number, 10_000))]
 

@@ -1,4 +1,4 @@
-"""Who may run: what can be done to the rows that limit jobs."""
+"""Operations on semaphores: decide which limited jobs may run."""
 
 from __future__ import annotations
 
@@ -26,35 +26,39 @@ from .states import State
 if TYPE_CHECKING:
     from .semaphore import Semaphore
 
-# Of so many keys a call that enqueues looks whether there is a line.
+# Above this many keys, enqueue does not check for existing waiters.
 FEW = 20
-# So far ahead, in seconds, jobs get their times. Until then, priority decides who is next.
+# Seconds ahead that start times are reserved. Until then, priority decides which job is next.
 AHEAD = 5.0
-# The number of blocked jobs that are read at a time, and how often for one line.
+# Number of blocked jobs in one read, and maximum number of reads for one semaphore.
 LOOK = 1000
 ROUNDS = 20
-# The number of semaphores that a sweep locks together.
+# Number of semaphores that a sweep locks together.
 AT_ONCE = 50
 
 
 class Pruned(Exception):
-    """A semaphore was deleted before it was locked. To make it anew now would break the order of locks: begin again."""
+    """A semaphore was deleted before it was locked.
+
+    Inserting it again now would break the lock order, so the caller starts over.
+    """
 
 
 class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
-    """Whoever decides who runs holds the locks of the semaphores in question, taken in the order of their keys.
+    """Admission decisions, made under the locks of all semaphores involved, taken in key order.
 
-    The lock is taken by one statement and the slots are counted by the next: in one statement both would see the same
-    moment, and six claimers ran 4 to 12 jobs with a limit of 2.
+    One statement takes the lock, the next one counts the slots. In a single statement, both would
+    use the same snapshot: six claimers then ran 4 to 12 jobs with a limit of 2.
     """
 
     def acquire(self, jobs: Sequence[Any], limit: int, in_a_row: InARow = alone) -> list[Any]:
-        """Of locked ready jobs that are to be claimed, those that may run now. The others are BLOCKED, or ``called_off``.
+        """Return the locked ready jobs that may be claimed now.
 
-        Up to the limit, those follow that are next in line, and run one after the other with one of them.
+        The others become BLOCKED, or get a reason in ``called_off``. Up to ``limit``, the next
+        waiting jobs follow; each runs in the series of one of the returned jobs.
         """
         limited = [job for job in jobs if job.limits]
-        # Of two numbers for one key, the smaller.
+        # Of two numbers for one key, the smaller one wins.
         wanted = sorted((limit for job in limited for limit in job.limits), key=_breadth, reverse=True)
         semaphores = self._hold({limit["key"]: limit for limit in wanted})
         Slot.objects.using(self.db).look(semaphores)
@@ -77,9 +81,9 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
         return [*(job for job in jobs if not job.blocked_by), *behind]
 
     def block_surplus(self, jobs: Sequence[Any]) -> None:
-        """Of jobs about to be written, those that are sure to find no slot wait from the beginning: nobody claims them in vain.
+        """Block new jobs that are certain to find no slot, so that no worker claims them in vain.
 
-        What is seen here may be over by the time that they are committed; the sweep finds those.
+        Slots may have become free by the time of the commit; the sweep finds such jobs.
         """
         waiting = [job for job in jobs if job.limits and job.state == State.READY]
         keys = {limit["key"] for job in waiting for limit in job.limits}
@@ -94,17 +98,17 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
                     break
 
     def waiting(self) -> SemaphoreQuerySet:
-        """Those that jobs wait for."""
-        # Not Exists(), which PostgreSQL may make a join with all of a long line.
+        """Filter semaphores that jobs wait for."""
+        # Not Exists(): PostgreSQL may turn it into a join with all waiting jobs of a semaphore.
         first = self._blocked().filter(blocked_by=OuterRef("pk")).order_by("-priority", "id").values("pk")[:1]
         return self.alias(first=Subquery(first)).filter(first__isnull=False)
 
     def signal(self, keys: Iterable[str], of_each_kind: bool = False, left_by: Sequence[Any] = ()) -> list[str]:
-        """Have as many of the jobs that wait for them become ready as there are free slots. Returns the queue of each.
+        """Unblock as many waiting jobs as there are free slots. Return the queue of each.
 
-        of_each_kind: as many of each queue, task and set of limits, in the order of the line. The workers of one queue may
-            have no room, and those of another some.
-        left_by: the jobs that give back their slots before.
+        of_each_kind: as many for each queue, task and set of limits, in waiting order. The workers
+            of one queue may be full while those of another are not.
+        left_by: jobs whose slots are released first.
         """
         with writing(self.db, savepoint=False):
             held = {row.pk: row for row in self._locked(keys) if row.most}
@@ -117,17 +121,18 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
             return [queue for key in lines for queue in self._unblock(key, lines[key].free, lines, of_each_kind)]
 
     def sweep(self, limit: int) -> list[str]:
-        """As signal, for all that have free slots and jobs that wait, and for jobs of each kind."""
-        # In no order: where there are more than the limit, each has its turn.
+        """Call signal() for semaphores with free slots and waiting jobs, for each kind of job."""
+        # In random order: if there are more than ``limit``, each semaphore has its turn.
         found = self.waiting().alias(slots_taken=_slots_taken()).filter(most__gt=F("slots_taken")).order_by("?")
         keys = list(found.values_list("pk", flat=True)[:limit])
         parts = [keys[start : start + AT_ONCE] for start in range(0, len(keys), AT_ONCE)]
         return [queue for part in parts for queue in self.signal(part, of_each_kind=True)]
 
     def unblock_orphans(self, limit: int) -> list[str]:
-        """Begin lines anew that have no semaphore: whoever was to be claimed first, and to make it, was called off before.
+        """Unblock jobs whose semaphore row is missing. Return the queue of each, as signal().
 
-        As signal. It reads all jobs that wait, so it is not for every sweep where they are very many.
+        The job whose claim would have inserted the row was discarded before that claim. This reads
+        all waiting jobs; with very many, it is not for every sweep.
         """
         lost = self._blocked().exclude(Exists(self.filter(pk=OuterRef("blocked_by")))).order_by("blocked_by")
         keys = list(lost.values_list("blocked_by", flat=True).distinct()[:limit])
@@ -135,7 +140,7 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
             return [queue for key in keys for queue in self._unblock(key, 1, {}, of_each_kind=True)]
 
     def reserve_times(self, keys: Iterable[str] | None = None) -> None:
-        """Give those that wait for a rate the times of the next seconds."""
+        """Reserve start times of the next seconds for jobs that wait for a rate."""
         rows: Any = self.filter(booked__lt=after(AHEAD)) if keys is None else self.filter(pk__in=list(keys), booked__isnull=False)
         if waiting := list(rows.waiting().values_list("pk", flat=True)):
             with writing(self.db, savepoint=False):
@@ -143,7 +148,10 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
                     self._give_times(row)
 
     def replan(self) -> None:
-        """Correct rates whose times are later than they can be: they were given out while the database's clock was ahead."""
+        """Correct rates whose times are later than the rate allows.
+
+        They were reserved while the database's clock was ahead.
+        """
         rows: Any = self.filter(Q(earliest__gt=Now()) | Q(booked__gt=after(AHEAD))).annotate(db_now=Now())
         ahead = [row.pk for row in rows if row.is_ahead]
         for start in range(0, len(ahead), AT_ONCE):
@@ -160,17 +168,17 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
         self._store([row])
 
     def leave(self, jobs: Sequence[Any]) -> list[str]:
-        """Jobs that were settled give back their slots. Returns the queue of each job that is ready for that."""
+        """Release the slots of settled jobs. Return the queue of each job that becomes ready."""
         if not (keys := {limit["key"] for job in jobs for limit in job.limits or () if "most" in limit}):
             return []
         return self.signal(keys, left_by=[job for job in jobs if job.limits])
 
     def prune(self, limit: int) -> int:
-        """Forget those that nobody holds or waits for. Returns how many."""
+        """Delete semaphores that no job holds or waits for. Return their number."""
         found = list(self._unused().values_list("pk", flat=True)[:limit])
         with writing(self.db):
             held = [row.pk for row in lock(self.filter(pk__in=found).order_by("pk"))]
-            # Once more, under the lock: a claim may have come before it, and its slots must stay.
+            # Check again under the lock: a claim may have been faster, and its slots must stay.
             unused = list(self._unused().filter(pk__in=held).values_list("pk", flat=True))
             delete(Slot.objects.using(self.db).filter(semaphore__in=unused))
             return delete(self.filter(pk__in=unused))
@@ -181,12 +189,15 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
         return self.exclude(Exists(taken)).exclude(Exists(waited_for)).filter(Q(earliest=None) | Q(earliest__lt=Now()))
 
     def _hold(self, limits: dict[str, dict[str, Any]]) -> dict[str, Semaphore]:
-        """The locked rows of the keys; made where there is none, before any is locked: so two do not wait in a circle."""
+        """Lock and return the rows of the keys.
+
+        Missing rows are inserted before any row is locked, which avoids deadlocks.
+        """
         mysql = connections[self.db].vendor == "mysql"
         how: Any = {"update_conflicts": True, "update_fields": ["most"]} if mysql else {"ignore_conflicts": True}
         if missing := limits.keys() - set(self.filter(pk__in=list(limits)).values_list("pk", flat=True)):
-            # On MySQL, others wait for a new row that is not committed, so the rows that exist are locked in the same pass.
-            # This takes their numbers away, and adopt() gives them back.
+            # On MySQL, other transactions wait for a new row that is not committed, so the same
+            # statement locks the existing rows. This clears their numbers; adopt() restores them.
             self.bulk_create([self.model(pk=key) for key in sorted(limits if mysql else missing)], **how)
         held = {row.pk: row for row in self._locked(limits)}
         if len(held) < len(limits):
@@ -205,10 +216,12 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
         return [job.queue for job in found]
 
     def _first(self, key: str, number: int, known: dict[str, Semaphore], of_each_kind: bool = False) -> list[Any]:
-        """The first in a line that can run, locked. Those before them that cannot leave it, a thousand at a time.
+        """Lock and return the first waiting jobs of a semaphore that can run.
 
-        They are ready where no worker takes them: they hold nothing, and have their turn once one does. Or they wait for
-        the narrower limit that has no slot either. ``known`` are counted semaphores, of which these jobs take slots in memory.
+        Earlier jobs that cannot run stop waiting for it, a thousand at a time. A job that no worker
+        would take becomes ready: it holds nothing, and runs once a worker takes it. A job whose
+        narrower limit has no free slot either waits for that one. ``known`` are counted semaphores;
+        the returned jobs take slots of them in memory.
         """
         known = dict(known)
         served, found, passed = Served(self.db), list[Any](), set[Any]()
@@ -224,7 +237,7 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
                 others = [each for each in own.values() if "most" in each and each["key"] != key]
                 full = [each for each in others if not known[each["key"]].is_free(each)]
                 narrower = [each for each in full if _breadth(each) < _breadth(own.get(key, {}))]
-                # Of one kind, no more than each of its limits has slots for.
+                # At most as many jobs of one kind as each of their limits has free slots.
                 so_many = min([number, *(known[each["key"]].free_for(each) for each in others)]) if of_each_kind else number
                 if not served.takes(job):
                     fate[job.pk] = None
@@ -235,8 +248,9 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
                     kinds[kind] += 1
                     for each in () if of_each_kind else others:
                         known[each["key"]].use(each)
-            # Found by key alone, and read once more: what has changed meanwhile is another's. With a column that is in no
-            # index: else MySQL finds them by the index of lines, and locks its entries (see locking).
+            # Found by primary key alone, and read again: a row that has changed belongs to another
+            # transaction. Reads one column that is in no index: otherwise MySQL finds the rows by
+            # the index on ``blocked_by``, and locks its entries (see locking).
             locked = lock(self._jobs().filter(pk__in=list(fate)).order_by("pk")).values_list("pk", "blocked_by", "version")
             held = {pk for pk, blocked_by, _version in locked if blocked_by == key}
             found += [job for job in line if job.pk in held and fate[job.pk] == key]
@@ -248,7 +262,7 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
         return found
 
     def _leave(self, fate: dict[Any, str | None]) -> int:
-        """Jobs leave a line: for that of another semaphore, or to be ready."""
+        """Make jobs wait for another semaphore, or make them ready. Return their number."""
         by_key = defaultdict(list)
         for pk, to in fate.items():
             by_key[to].append(pk)
@@ -257,7 +271,10 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
         return len(fate)
 
     def _look(self, known: dict[str, Semaphore], jobs: Sequence[Any]) -> None:
-        """Count the slots of these jobs' other limits, without a lock: one that this errs about is found by a sweep."""
+        """Count the slots of these jobs' other limits, without a lock.
+
+        A sweep finds jobs for which the count was wrong.
+        """
         keys = {each["key"] for job in jobs if len(job.limits or ()) > 1 for each in job.limits if "most" in each}
         if rows := {key: self.model(pk=key) for key in keys - known.keys()}:
             Slot.objects.using(self.db).look(rows)
@@ -285,7 +302,10 @@ def _slots_taken() -> Any:
 
 
 def _breadth(limit: dict[str, Any]) -> float:
-    """A job waits for its narrowest limit that has no slot: those of a busy account, and not of all accounts' bank."""
+    """Sort key: a job waits for its narrowest limit that has no free slot.
+
+    Jobs of a busy account wait for the account's limit, not for that of the bank of all accounts.
+    """
     return float(limit.get("most", inf))
 
 
@@ -294,7 +314,7 @@ def _kind(job: Any) -> Any:
 
 
 def _not_used(job: Any) -> list[str]:
-    """Of a job that was refused: the semaphores behind the one that refused it, whose slots others may have."""
+    """Return the semaphores after the one that refused a job. Other jobs may have their slots."""
     if not (job.blocked_by or job.called_off):
         return []
     keys = [limit["key"] for limit in sorted(job.limits, key=_breadth) if "most" in limit]
@@ -302,7 +322,7 @@ def _not_used(job: Any) -> list[str]:
 
 
 def _try_acquire(job: Any, semaphores: dict[str, Semaphore]) -> bool:
-    """Whether the job may run now. It takes from all of its semaphores, or from none."""
+    """Acquire all semaphores of a job, or none. Return True if the job may run now."""
     for limit in sorted(job.limits, key=_breadth):
         row = semaphores[limit["key"]]
         if row.is_free(limit):

@@ -1,4 +1,4 @@
-"""Jobs that have one slot together, as one process runs them one after the other."""
+"""Series: jobs that share one slot, because one process runs them one after the other."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from .states import State
 if TYPE_CHECKING:
     from .jobs import JobQuerySet
 
-# How many jobs like this one a thread of a worker is through with soon.
+# Number of jobs like the given one that a worker thread finishes soon.
 InARow = Callable[[Any], int]
 
 
 def alone(job: Any) -> int:
-    """What to ask for where nobody runs jobs in a series."""
+    """Return 1, for callers that run no series."""
     return 1
 
 
 def next_in_line(jobs: JobQuerySet, leaders: Sequence[Any], limit: int, in_a_row: InARow) -> list[Any]:
-    """Up to so many jobs that wait for what the leaders have just got, ready now, and each of the series of one of them.
+    """Make up to ``limit`` waiting jobs ready, each in the series of one leader, and return them.
 
-    They are the first in line, as long as these are as the leader is: nobody is passed over.
+    They wait for semaphores that the leaders have just acquired. They are the first waiting jobs,
+    up to the first that differs from the leader, so no job is overtaken.
     """
     alike = defaultdict(list)
     for job in leaders:
-        # How often something starts is counted for each of them.
+        # A rate counts the start of each job, so jobs with a rate form no series.
         if in_a_row(job) > 1 and all("most" in each for each in job.limits):
             alike[job.task, job.queue, tuple(each["key"] for each in job.limits)].append(job)
     found: list[Any] = []

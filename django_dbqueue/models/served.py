@@ -1,4 +1,4 @@
-"""Which jobs some worker would take, if it had room."""
+"""Decide which jobs at least one worker would take, if it had room."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .process import Process
 
 
 class Served:
-    """As the database says now: what is paused, and which queues the workers serve that are alive."""
+    """Paused queues and tasks, and the queues of live workers, as the database has them now."""
 
     def __init__(self, database: str) -> None:
         self._database = database
         self._queues: dict[str, bool] = {}
 
     def takes(self, job: Any) -> bool:
-        """Whether the job's queue is served, and neither it nor the job's task is paused."""
+        """Return True if the job's queue is served, and neither queue nor task is paused."""
         if job.queue not in self._queues:
-            # Without any worker, none is known not to serve it.
+            # Without any live worker, all queues count as served.
             is_served = not self._workers or any(worker.serves(job.queue) for worker in self._workers)
             self._queues[job.queue] = is_served and job.queue not in self._paused("Queue")
         return self._queues[job.queue] and job.task not in self._paused_tasks

@@ -1,4 +1,7 @@
-"""The end of an attempt, from the moment that its task returns until it is written. No rows: very many of them are made."""
+"""Attempt results, from the return of the task until they are written.
+
+Not model instances: very many of them are created.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,15 @@ from .states import FAILURES, FINISHED, Fence, Outcome, State
 
 @dataclass(kw_only=True, slots=True)
 class AttemptResult:
-    """How an attempt ended, and what becomes of its job: the next state, and after which wait in seconds, or at which time.
+    """How an attempt ended, and the next state of its job.
 
-    process: the name of the one that made the attempt.
-    erase: nothing of the job is kept.
-    recorded: whether the attempt is written to the history. One that ended before it began, again and again, is not.
-    then: how the job is at the next stage of its pipeline. children: the new jobs that it has become.
+    wait: the delay before the next state in seconds, or the time when it begins.
+    process: the name of the process that made the attempt.
+    erase: keep nothing of the job.
+    recorded: whether the attempt is written to the history. Repeated attempts that ended before
+        they began are not.
+    then: the job at the next stage of its pipeline.
+    children: the new jobs that the job has become.
     """
 
     job: Job
@@ -51,7 +57,7 @@ class AttemptResult:
         finished_at: datetime | None = None,
         **rest: Any,
     ) -> AttemptResult:
-        """The end, by default now, of the attempt that a claimed job is in."""
+        """Return the result of a claimed job's current attempt. It ends now by default."""
         return cls(
             job=job,
             fence=job.fence,
@@ -65,29 +71,33 @@ class AttemptResult:
 
     @property
     def new(self) -> list[Job]:
-        """What is to run after it: the job at its next stage, or the new jobs that it has become."""
+        """The jobs that run after this attempt: the job at its next stage, or its child jobs."""
         return [self.then, *self.children] if self.then else list(self.children)
 
     @property
     def continues(self) -> bool:
-        """Whether anything runs after this attempt: a retry, the next stage or child jobs."""
+        """True if anything runs after this attempt: a retry, the next stage or child jobs."""
         return self.state not in FINISHED or bool(self.new)
 
     def stopped(self) -> AttemptResult:
-        """The same end of the attempt, for a job that an operator has stopped: nothing runs after it."""
+        """Return the same result for a job that an operator has stopped: nothing runs after it."""
         return replace(self, state=State.DISCARDED, then=None, children=(), wait=0.0, erase=False)
 
     @property
     def is_failure(self) -> bool:
-        """Whether it counts as a failed attempt, and belongs to a group of failures."""
+        """True if the attempt counts as failed, and belongs to a group of failures."""
         return self.outcome in FAILURES
 
 
 class Settled(NamedTuple):
-    """The outcomes that were written, those whose job somebody else held, and those whose job was lost meanwhile.
+    """Results of a settlement.
 
-    unblocked: the queues of jobs that had waited for a slot, or were asked for again while they ran, and are ready.
-    twice: of the lost ones, those whose attempt is made once more under the same number.
+    written: outcomes that were written.
+    held: outcomes whose job is locked by another transaction.
+    lost: outcomes whose job was lost meanwhile.
+    unblocked: the queues of jobs that are ready now: they waited for a slot, or were enqueued again
+        while they ran.
+    twice: lost outcomes whose attempt is made again under the same number.
     """
 
     written: list[AttemptResult]

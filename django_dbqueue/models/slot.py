@@ -15,14 +15,14 @@ from .states import State
 
 class SlotQuerySet(PrimaryQuerySet["Slot"]):
     def taken(self) -> SlotQuerySet:
-        """Those whose job runs. What is left of others counts for nothing, so no slot can leak."""
+        """Filter slots whose attempt runs. Left-over rows count for nothing, so no slot leaks."""
         return self.filter(job__state=State.RUNNING, job__attempt=F("attempt"))
 
     def count_by_key(self, keys: Iterable[str]) -> Counter[str]:
         return Counter({key: number for key, number, _smallest in self._by_key(keys)})
 
     def look(self, semaphores: Mapping[str, Any]) -> None:
-        """Have the semaphores of these keys know their ``taken`` and ``smallest``."""
+        """Set ``taken`` and ``smallest`` of these semaphores, by key."""
         for key, number, smallest in self._by_key(semaphores):
             semaphores[key].taken, semaphores[key].smallest = number, smallest
 
@@ -31,7 +31,7 @@ class SlotQuerySet(PrimaryQuerySet["Slot"]):
         return rows.annotate(number=Count("series", distinct=True), smallest=Min("most"))  # type: ignore[no-any-return]
 
     def take(self, jobs: Iterable[Any]) -> None:
-        """One slot of each of its semaphores for each job, for the attempt that begins now."""
+        """Take one slot of each semaphore of each job, for the attempt that begins now."""
         wanted = [(job, limit) for job in jobs for limit in job.limits if "most" in limit]
         rows = [
             Slot(semaphore_id=limit["key"], job=job, attempt=job.attempt + 1, series=job.series, most=limit["most"])
@@ -42,9 +42,9 @@ class SlotQuerySet(PrimaryQuerySet["Slot"]):
 
 
 class Slot(models.Model):
-    """A running attempt's place at a semaphore. It counts as long as that attempt runs, and not a moment longer.
+    """The place of a running attempt at a semaphore. It counts only while the attempt runs.
 
-    Jobs of one series, which one process runs one after the other, have one place together.
+    Jobs of one series, which one process runs one after the other, share one place.
     """
 
     semaphore = models.ForeignKey(

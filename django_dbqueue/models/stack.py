@@ -13,21 +13,21 @@ from .primary import PrimaryQuerySet
 
 class StackQuerySet(PrimaryQuerySet["Stack"]):
     def record(self, job: Job, text: str) -> None:
-        """Keep the newest of a job's attempt."""
+        """Upsert the latest stack trace of a job's attempt."""
         unique = None if connections[self.db].vendor == "mysql" else ["job"]
         changed = ["attempt", "text", "taken_at"]
         row = self.model(job=job, attempt=job.attempt, text=text, taken_at=Now())
         self.bulk_create([row], update_conflicts=True, update_fields=changed, unique_fields=unique)
 
     def of(self, jobs: Iterable[Job]) -> dict[Any, str]:
-        """The stacks of the attempts that jobs are in, by job."""
+        """Return the stack traces of the jobs' current attempts, by job."""
         attempts = {job.pk: job.attempt for job in jobs}
         rows = self.filter(job__in=list(attempts)).values_list("job", "attempt", "text") if attempts else ()
         return {pk: text for pk, attempt, text in rows if attempts[pk] == attempt}
 
 
 class Stack(models.Model):
-    """Where the code of a hanged job was when its worker last looked."""
+    """Stack trace of a hanged job, taken when its worker last checked."""
 
     job = models.OneToOneField(
         Job, verbose_name=_("job"), on_delete=models.CASCADE, db_constraint=False, primary_key=True, related_name="stack"

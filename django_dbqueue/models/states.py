@@ -1,4 +1,4 @@
-"""The words that the rows of jobs and executions may have, and what they have in common."""
+"""Enumerations of jobs and executions, and groups of their values."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from uuid import UUID
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-# Of a ready job in its lane: its ``run_after`` and its id.
+# Position of a ready job in its lane: its ``run_after`` and its id.
 Place = tuple[datetime, UUID]
-# The fencing token of one attempt: the job's id, the attempt's number, and the id of the process that claimed it. Two claims of
-# one attempt are possible where a failover has lost the first; ids of processes are random, so the tokens still differ.
+# Fencing token of one attempt: the job's id, the attempt's number, and the id of the process that
+# claimed it. An attempt can be claimed twice if a failover has lost the first claim; process ids
+# are random, so the tokens still differ.
 Fence = tuple[UUID, int, "int | None"]
 
 
 class Lane(NamedTuple):
-    """The ready jobs of one queue and one priority: what one claim reads, in the order of one index."""
+    """The ready jobs of one queue and one priority. A claim reads one lane, in index order."""
 
     queue: str
     priority: int
 
 
 class State(models.TextChoices):
-    # Waits for its time.
+    # Waits for its ``run_after``.
     SCHEDULED = "scheduled", _("Scheduled")
-    # Waits for a slot of its concurrency key.
+    # Waits for a slot of a limit.
     BLOCKED = "blocked", _("Blocked")
     # May be claimed.
     READY = "ready", _("Ready")
-    # Is owned by a process.
+    # Owned by a process.
     RUNNING = "running", _("Running")
-    # Came to its end.
+    # Finished without an error.
     SUCCESSFUL = "successful", _("Successful")
-    # Will not be tried again by itself.
+    # Not retried automatically.
     FAILED = "failed", _("Failed")
-    # Was called off.
+    # Cancelled.
     DISCARDED = "discarded", _("Discarded")
 
 
@@ -45,44 +46,44 @@ class Outcome(models.TextChoices):
 
     SUCCESSFUL = "successful", _("Successful")
     FAILED = "failed", _("Failed")
-    # It ran longer than it may.
+    # Ran longer than its timeout.
     TIMED_OUT = "timed_out", _("Timed out")
-    # Its process died.
+    # The process died.
     LOST = "lost", _("Lost")
-    # Its process was told to stop, and gave it back.
+    # The process was shutting down, and released the job.
     INTERRUPTED = "interrupted", _("Interrupted")
-    # It asked to be run again later.
+    # The task requested to run again later.
     SNOOZED = "snoozed", _("Snoozed")
-    # It raised what its task is called off for, an operator stopped it, or it had expired.
+    # Raised an exception of ``discard_on``, was stopped by an operator, or had expired.
     DISCARDED = "discarded", _("Discarded")
 
 
 class OnLost(models.TextChoices):
-    """What becomes of a job whose process died while it ran."""
+    """Policy for a job whose process died while it ran."""
 
     RETRY = "retry", _("Try again")
     FAIL = "fail", _("Fail")
 
 
 class Conflict(models.TextChoices):
-    """What a call does whose key has a job already."""
+    """Policy for an enqueue call whose key already has a job."""
 
-    # The one that waits gets the call's arguments; one that runs is run once more after it.
+    # A waiting job gets the call's arguments; a running job runs once more afterwards.
     RERUN = "rerun", _("Run again")
-    # The one that waits or runs stands.
+    # A waiting or running job stays unchanged.
     SKIP = "skip", _("Skip")
-    # As rerun, and the time of the one that waits is the call's.
+    # As RERUN, and a waiting job also gets the call's time.
     REPLACE = "replace", _("Replace")
 
 
 class EnqueueStatus(models.TextChoices):
-    """What became of a call."""
+    """Result of an enqueue call."""
 
-    # A run of its own: a new job, or one that had ended and runs again.
+    # A separate run: a new job, or a finished one that runs again.
     CREATED = "created", _("Created")
-    # A job that waits or runs took it over.
+    # Merged into a waiting or running job.
     MERGED = "merged", _("Merged")
-    # The job that there is stands as it was.
+    # The existing job is unchanged.
     IGNORED = "ignored", _("Ignored")
 
 
@@ -91,5 +92,5 @@ WAITING = [State.SCHEDULED, State.BLOCKED, State.READY]
 UNFINISHED = [*WAITING, State.RUNNING]
 FINISHED = [State.SUCCESSFUL, State.FAILED, State.DISCARDED]
 UNSUCCESSFUL = [State.FAILED, State.DISCARDED]
-# The attempts that count as failed.
+# Outcomes that count as failed.
 FAILURES = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.LOST)

@@ -1,4 +1,4 @@
-"""Jobs of pipelines, from one stage to the next."""
+"""Advance jobs of pipelines to their next stage."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .states import State
 if TYPE_CHECKING:
     from .job import Job
 
-# What is of the stage, and the same for all jobs that enter it; the arguments are each one's own.
+# Columns of the stage, equal for all jobs that enter it; each job has its own arguments.
 _OF_A_STAGE = ["stage", "task", "queue", "priority", "max_attempts", "on_lost", "timeout"]
 _OF_EACH = ["args", "kwargs", "limits"]
 
 
 def walk(jobs: models.QuerySet[Job], moves: Iterable[tuple[Any, Job]]) -> None:
-    """Have running jobs enter their next stages: each is a job, and how it is there."""
+    """Advance running jobs. Each move is a job's id, and the job as it is at its next stage."""
     alike = defaultdict(list)
     for pk, there in moves:
         alike[tuple(getattr(there, name) for name in _OF_A_STAGE)].append((pk, there))

@@ -1,6 +1,6 @@
-"""Writing rows as the ORM does, but much faster: this is what a busy queue does most.
+"""Write rows like the ORM, but much faster: a busy queue does this more than anything else.
 
-The figures are for each row, on two cores that the database has too.
+Figures are per row, on two cores shared with the database.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from django.db.models.expressions import DatabaseDefault
 
 
 def create(rows: models.QuerySet[Any], new: Any, given: Sequence[str]) -> None:
-    """Write a new row. It learns these fields, which the database may give.
+    """Insert a new row and read back the ``given`` fields, which the database may set.
 
-    On PostgreSQL 310 µs, of which Python has 70; with save() 700 and 370.
+    On PostgreSQL 310 µs, of which Python takes 70; with save() 700 and 370.
     """
     connection, meta = connections[rows.db], rows.model._meta
     if connection.vendor != "postgresql":
-        # Not save(), which calls the project's receivers of pre_save and post_save.
+        # Not save(): it calls the project's receivers of pre_save and post_save.
         rows.bulk_create([new])
         if not connection.features.can_return_columns_from_insert or any(
             hasattr(getattr(new, name), "resolve_expression") for name in given
@@ -38,7 +38,7 @@ def create(rows: models.QuerySet[Any], new: Any, given: Sequence[str]) -> None:
             places.append("%s")
             values.append(_to_text(value))
         elif type(value) in (int, bool):
-            # To quote a value takes the driver 5 µs, and these need none.
+            # Quoting takes the driver 5 µs a value, and these need none.
             places.append(str(value))
         elif hasattr(value, "resolve_expression"):
             place, more = rows.query.get_compiler(rows.db).compile(value.resolve_expression(rows.query))
@@ -57,9 +57,9 @@ def create(rows: models.QuerySet[Any], new: Any, given: Sequence[str]) -> None:
 
 
 def insert(rows: models.QuerySet[Any], names: Sequence[str], values: Sequence[Sequence[Any]]) -> None:
-    """Write new rows that have these fields, and the database's defaults in all others. Nothing is read back.
+    """Insert rows with these fields; other columns get database defaults. Nothing is read back.
 
-    Of an execution 9 µs on PostgreSQL, by COPY; with unnest() 25, with bulk_create() 50.
+    For an execution 9 µs on PostgreSQL, with COPY; with unnest() 25, with bulk_create() 50.
     """
     if not values:
         return
@@ -67,10 +67,10 @@ def insert(rows: models.QuerySet[Any], names: Sequence[str], values: Sequence[Se
     fields = [meta.get_field(name) for name in names]
     table, *columns = map(connection.ops.quote_name, (meta.db_table, *(field.column for field in fields)))
     with connection.cursor() as cursor:
-        # With psycopg 3, whose values are those of PostgreSQL already, but for JSON.
+        # psycopg 3: values need no conversion for PostgreSQL, except JSON.
         if hasattr(cursor, "copy"):
             documents = [place for place, field in enumerate(fields) if isinstance(field, models.JSONField)]
-            # Django passes COPY on as it is, with the driver's errors.
+            # Django does not wrap copy(): it raises the driver's errors.
             with connection.wrap_database_errors, cursor.copy(f"COPY {table} ({', '.join(columns)}) FROM STDIN") as copy:
                 for each in values:
                     copy.write_row(_with_text(each, documents) if documents else each)
@@ -83,9 +83,9 @@ def insert(rows: models.QuerySet[Any], names: Sequence[str], values: Sequence[Se
 
 
 def set_json(rows: models.QuerySet[Any], name: str, values: Mapping[Any, Any]) -> None:
-    """Give a JSON field of each of these rows its own value, by primary key.
+    """Set a JSON field of each row to its own value, by primary key.
 
-    On PostgreSQL 6 µs, on SQLite 4, on MariaDB 40; with bulk_update(), and its CASE, 130 on all.
+    On PostgreSQL 6 µs, on SQLite 4, on MariaDB 40; with bulk_update() and its CASE, 130 on all.
     """
     if not values:
         return
@@ -108,15 +108,15 @@ _to_text = json.JSONEncoder().encode
 
 
 def _with_text(values: Sequence[Any], documents: Sequence[int]) -> list[Any]:
-    """The same row, with its JSON as text."""
+    """Return the row with its JSON values as text."""
     row = list(values)
     for place in documents:
-        # Most have no keyword arguments, and none of them metadata.
+        # Most jobs have no keyword arguments, and none has metadata.
         row[place] = None if (value := row[place]) is None else "{}" if value == {} else _to_text(value)
     return row
 
 
 @cache
 def _columns(meta: models.options.Options[Any]) -> list[tuple[str, str, bool]]:
-    """Of each field its name, its column, and whether it holds JSON."""
+    """Return name, column and whether it holds JSON, for each field."""
     return [(field.attname, f'"{field.column}"', isinstance(field, models.JSONField)) for field in meta.concrete_fields]

@@ -1,7 +1,7 @@
-"""When something happens again and again. The only place that knows croniter.
+"""Schedules: cron expressions and intervals. The only module that uses croniter.
 
-croniter reads expressions and finds what they mean on a calendar; it is never told of time zones. Which moment a wall
-clock's time is, or whether it is two or none, is decided here, as Debian's cron does.
+croniter parses expressions and finds their times on a calendar; it gets no time zones. This module
+maps a wall-clock time to its moment, or to two or none, as Debian's cron does.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 DAY = timedelta(days=1)
 LONGEST = timedelta(days=3650)
-# What has no match within so many years is taken for what never has one.
+# An expression without a match within this many years is taken to have none at all.
 YEARS = 5
-# So many of its times tell how close to each other they are.
+# Number of a schedule's times that determine its shortest gap.
 SAMPLE = 20
 
 
@@ -34,8 +34,9 @@ SAMPLE = 20
 class Cron:
     """The times of a cron expression on the wall clock of a time zone.
 
-    Five fields (minute, hour, day of month, month, day of week), or six with the seconds first. ``H`` stands for a value that
-    is chosen by ``name``. Raises InvalidSchedule for what has no time, or more than one meaning.
+    An expression has five fields (minute, hour, day of month, month, day of week), or six with the
+    seconds first. ``H`` stands for a value that is derived from ``name``. Raises InvalidSchedule
+    for an expression that has no time, or more than one meaning.
     """
 
     expression: str
@@ -53,11 +54,12 @@ class Cron:
             raise InvalidSchedule(f"{self.expression!r} never comes: there is no such day. Change its day or its month.")
 
     def next_after(self, moment: datetime) -> datetime | None:
-        """The first time after a moment, both in UTC; None if there is none within five years.
+        """Return the first time after a moment, both in UTC; None if none within five years.
 
-        A fixed time of the day comes once on each day: where clocks are put forward over it, when they are; where they are
-        put back, the first of the two. What steps (its seconds, minutes or hours begin with ``*``) goes by the time that
-        has passed: it is left out of the hour that there is not, and comes in both of those that there are two of.
+        A fixed time of day occurs once a day: where clocks are put forward over it, at the change;
+        where they are put back, at the first of the two. An expression that steps (its seconds,
+        minutes or hours begin with ``*``) follows elapsed time: it has no times in the hour that is
+        skipped, and has times in both copies of the hour that is repeated.
         """
         if follows_elapsed_time(checked(self.expression)):
             return self._next_by_elapsed_time(moment.astimezone(UTC))
@@ -70,7 +72,8 @@ class Cron:
         zone = _zone(self.timezone)
         for wall in self._walls_after(moment.astimezone(zone).replace(tzinfo=None, fold=0)):
             first, second = (wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
-            # Where the clock leaps over it, the offset of before (fold 0) leads to a later moment than that of after.
+            # In a gap of the clock, the offset from before the change (fold 0) gives a later moment
+            # than the offset from after it.
             at = _change(zone, second, first) if second < first else first
             if at and at > moment:
                 return at
@@ -85,7 +88,7 @@ class Cron:
             change = _change(zone, moment, at)
             if change is None:
                 return at
-            # The clock is changed before it comes to that: look again from there, by the new one.
+            # The offset changes before that time: search again from the change, by the new offset.
             moment, local = change, change.astimezone(zone)
             start, offset = local.replace(tzinfo=None, fold=0) - SECOND, local.utcoffset()
         return None
@@ -99,9 +102,10 @@ class Cron:
 
 @dataclass(frozen=True)
 class Every:
-    """Every so often: from the planned time, so that it does not drift; with ``drift`` from the end of the last run.
+    """Interval, counted from the planned time, so that it does not drift.
 
-    Raises InvalidSchedule for an interval of less than a second or of more than ten years.
+    With ``drift``, it counts from the end of the last run. Raises InvalidSchedule for an interval
+    of less than a second or of more than ten years.
     """
 
     interval: timedelta
@@ -115,7 +119,10 @@ class Every:
             raise InvalidSchedule(f"every must be from one second to {LONGEST.days:,} days, not {self.interval}.")
 
     def next_after(self, moment: datetime) -> datetime | None:
-        """The first time after a moment, in UTC, that is a whole number of intervals away from the anchor."""
+        """Return the first time after a moment, in UTC.
+
+        It is a whole number of intervals away from the anchor.
+        """
         steps = max(0, (moment - self.anchor) // self.interval + 1)
         return (self.anchor + steps * self.interval).astimezone(UTC)
 
@@ -130,7 +137,10 @@ Schedule = Cron | Every
 
 
 def last_times(schedule: Schedule, after: datetime, until: datetime, number: int) -> list[datetime]:
-    """The last of the times after a moment and up to another, oldest first. However long that is, few are looked at."""
+    """Return the last times after a moment and up to another, oldest first.
+
+    However long that span is, few times are computed.
+    """
     span = timedelta(minutes=1)
     while True:
         start = max(after, until - span)
@@ -145,7 +155,7 @@ def last_times(schedule: Schedule, after: datetime, until: datetime, number: int
 
 
 def shortest_gap(schedule: Schedule) -> timedelta | None:
-    """How close two of its times come, as far as the next of them tell; None if there is but one."""
+    """Return the shortest gap between its next times; None if there is only one time."""
     if isinstance(schedule, Every):
         return schedule.interval
     times = schedule.next_times(SAMPLE, EPOCH)
@@ -159,7 +169,7 @@ def _each(schedule: Schedule, after: datetime) -> Iterator[datetime]:
 
 
 def _walls(expression: str, name: str, start: datetime) -> Iterator[datetime]:
-    """What an expression means on a calendar without time zones, after ``start``."""
+    """Yield the times of an expression after ``start``, on a calendar without time zones."""
     times: Iterator[datetime] = croniter(
         expression,
         start,
@@ -173,7 +183,10 @@ def _walls(expression: str, name: str, start: datetime) -> Iterator[datetime]:
 
 
 def _change(zone: ZoneInfo, start: datetime, end: datetime) -> datetime | None:
-    """When the zone's offset changes first, after ``start`` and up to ``end``; None if it does not."""
+    """Return the first change of the zone's offset after ``start`` and up to ``end``.
+
+    None means that the offset does not change.
+    """
     offset = start.astimezone(zone).utcoffset()
     while start < end:
         there = min(start + DAY, end)

@@ -1,4 +1,4 @@
-"""Which cron expressions are taken: those that every reader, and every cron, understands alike."""
+"""Accepted cron expressions: those that every reader, and every cron, understands alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = {
     **dict(zip(["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"], range(1, 13), strict=True)),
     **dict(zip(["sun", "mon", "tue", "wed", "thu", "fri", "sat"], range(7), strict=True)),
 }
-# croniter would choose other times for these, by the name, as for H.
+# croniter would choose other times for these, from the name, as it does for H.
 ALIASES = {
     "@hourly": "0 * * * *",
     "@daily": "0 0 * * *",
@@ -24,14 +24,17 @@ ALIASES = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
-# An H, alone or of a range, is not taken apart.
+# An H, alone or with a range, is not parsed further.
 HASHED = re.compile(r"h(\(\d+-\d+\))?")
-# As some crons have it in front of an expression, or behind it.
+# A time zone before or after the expression, as some crons accept it.
 TIME_ZONE = re.compile(r"(?:^\s*(?:cron_)?tz=|(?=\b[a-z]+/[a-z]))(\S+)", re.I)
 
 
 def checked(expression: str) -> str:
-    """The expression in small letters, without aliases. Raises InvalidSchedule, with the reason, for what is ambiguous."""
+    """Return the expression in lower case, without aliases.
+
+    Raises InvalidSchedule, with the reason, for an ambiguous expression.
+    """
     if not isinstance(expression, str):
         raise InvalidSchedule(f"A cron expression is text such as '0 9 * * mon-fri', not {expression!r}.")
     return _checked(expression)
@@ -55,7 +58,10 @@ def _checked(expression: str) -> str:
 
 
 def follows_elapsed_time(expression: str) -> bool:
-    """Whether a checked expression steps through the day, instead of naming times of the day."""
+    """Return True if a checked expression steps through the day.
+
+    Other expressions name times of the day.
+    """
     return any(field.startswith("*") or re.match(r"h.*/", field) for field in expression.split()[:-3])
 
 

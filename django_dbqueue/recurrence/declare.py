@@ -1,4 +1,4 @@
-"""How the code says that a task, or a management command, is enqueued again and again."""
+"""Declarations in code of recurring tasks and recurring management commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """What the code says of one recurring task. ``func`` is what the decorator stands on; a command has none."""
+    """Declaration of one recurring task.
+
+    ``func`` is the decorated function; a command has none.
+    """
 
     recurrence: Recurrence
     call: RecurringCall
@@ -39,14 +42,17 @@ class Declared:
         return self.call.task or f"command {self.call.command}"
 
     def resolved(self) -> Any:
-        """The task as its jobs are enqueued through it. Raises InvalidSchedule for what cannot be."""
+        """Return the task through which its jobs are enqueued.
+
+        Raises InvalidSchedule for an invalid declaration.
+        """
         try:
             return self.call.resolved(self.backend)
         except (InvalidSchedule, InvalidTaskPath) as error:
             raise InvalidSchedule(f"{self.name!r}: {error}") from None
 
     def values(self) -> dict[str, Any]:
-        """The fields of its row, with a fingerprint of them all."""
+        """Return the fields of its row, with a fingerprint of them all."""
         values: dict[str, Any] = {}
         for part in (self.recurrence, self.call):
             values |= {each.name: getattr(part, each.name) for each in fields(part)}
@@ -55,7 +61,10 @@ class Declared:
         return {**values, "definition": hashlib.sha256(text.encode()).hexdigest()}
 
     def is_another(self, other: Declared) -> bool:
-        """Whether both cannot be meant to be one: a module that is imported again declares its own again."""
+        """Return True if the two declarations cannot mean the same recurring task.
+
+        A module that is imported again repeats its declarations.
+        """
         if self.func and other.func and self.what == other.what:
             return self.func is other.func
         return self.values() != other.values()
@@ -65,7 +74,7 @@ _by_name: dict[str, Declared] = {}
 
 
 def declared() -> dict[str, Declared]:
-    """All that the modules imported so far declare, by name."""
+    """Return all declarations of the modules imported so far, by name."""
     return dict(_by_name)
 
 
@@ -86,17 +95,23 @@ def recurring(
     starts_at: datetime | None = None,
     ends_at: datetime | None = None,
 ) -> Callable[[T], T]:
-    """Have a task enqueued again and again. It stands above ``@task``, or below it, as often as there are schedules.
+    """Enqueue a task on a schedule, again and again.
 
-    cron: an expression of five fields, or six with the seconds first, on the wall clock of ``timezone`` (``TIME_ZONE``).
-    every: an interval from one planned time to the next; with ``drift`` from the end of a run to the next.
-    name: by which it is known; the task's path, so a second schedule of a task needs one of its own.
-    args, kwargs, queue_name, priority: of its jobs.
-    missed: what becomes of times at which no dispatcher ran: "skip" them, "one" run for all, or "all" (of ``most_missed``).
-    jitter: each job waits for a part of it, by chance.
-    starts_at, ends_at: there is no time before, or after.
+    The decorator stands above ``@task`` or below it, once for each schedule.
 
-    Raises InvalidSchedule for what cannot be.
+    cron: an expression of five fields, or six with the seconds first, on the wall clock of
+        ``timezone`` (default: ``TIME_ZONE``).
+    every: an interval from one planned time to the next; with ``drift``, from the end of a run to
+        the next.
+    name: the name of the recurring task. The default is the task's path, so a second schedule of a
+        task needs a name of its own.
+    args, kwargs, queue_name, priority: values for its jobs.
+    missed: the treatment of times at which no dispatcher ran: "skip" them, "one" run for all, or
+        "all" (up to ``most_missed``).
+    jitter: each job waits for a random part of it.
+    starts_at, ends_at: the schedule has no times before, or after.
+
+    Raises InvalidSchedule for an invalid schedule.
     """
     when: dict[str, Any] = {"drift": drift, "timezone": timezone, "missed": missed, "most_missed": most_missed}
     when |= {"jitter": jitter, "starts_at": starts_at, "ends_at": ends_at}
@@ -130,10 +145,14 @@ def recurring_command(
     backend: str = DEFAULT_TASK_BACKEND_ALIAS,
     **when: Any,
 ) -> None:
-    """Have a management command run again and again, each time as a job. Say it in a module ``tasks``.
+    """Run a management command on a schedule, again and again, each time as a job.
 
-    args, options: as Django's ``call_command`` takes them. All others are as for ``@recurring``; the name is the command's.
-    Raises InvalidSchedule for what cannot be.
+    Call this function in a module ``tasks``.
+
+    args, options: as for Django's ``call_command``. All other arguments are as for ``@recurring``;
+        the default name is the command's.
+
+    Raises InvalidSchedule for an invalid schedule.
     """
     if unknown := sorted(when.keys() - WHEN):
         known = ", ".join(sorted(WHEN))

@@ -1,4 +1,4 @@
-"""What is said of something that recurs, checked as a whole, and the times that follow from it."""
+"""Recurrence rules, validated as a whole, and the times that follow from them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .cron import EPOCH, Cron, Every, Schedule, last_times, shortest_gap
 
 MISSED = ("skip", "one", "all")
 MOST_MISSED = 1000
-# A time that is no later than this has not been missed, even if the next one has come too.
+# A time that is no later than this is not missed, even if the next time has come too.
 LATE = timedelta(minutes=1)
 INSTANT = timedelta(microseconds=1)
 
 
 class Plan(NamedTuple):
-    """For which of its times something runs now, and which is the next one."""
+    """The times for which jobs run now, and the next time."""
 
     times: list[datetime]
     following: datetime | None
@@ -29,14 +29,16 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrence:
-    """When something recurs. Raises InvalidSchedule, with the value, for what cannot be.
+    """Rule of a recurring task. Raises InvalidSchedule, with the value, for an invalid rule.
 
-    name: by which ``H`` in a cron expression is chosen.
-    cron, timezone: an expression, on the wall clock of a time zone (``TIME_ZONE``).
-    every, drift: an interval from one planned time to the next, or from the end of a run to the next.
-    missed, most_missed: what becomes of times at which no dispatcher ran, and how many are made up for at most.
-    jitter: each run waits for a part of it, by chance.
-    starts_at, ends_at: there is no time before, or after.
+    name: the text from which ``H`` in a cron expression is derived.
+    cron, timezone: an expression, on the wall clock of a time zone (default: ``TIME_ZONE``).
+    every, drift: an interval from one planned time to the next, or from the end of a run to the
+        next.
+    missed, most_missed: the treatment of times at which no dispatcher ran, and the largest number
+        of them that runs make up for.
+    jitter: each run waits for a random part of it.
+    starts_at, ends_at: the rule has no times before, or after.
     """
 
     name: str
@@ -51,7 +53,7 @@ class Recurrence:
     ends_at: datetime | None = None
 
     def __post_init__(self) -> None:
-        # In this order: each takes the one before for granted.
+        # In this order: each check relies on the one before.
         for check in (self._check_what_is_given, self._check_span, self._check_runs):
             try:
                 check()
@@ -65,25 +67,28 @@ class Recurrence:
         return Every(self.every, self.drift, self.starts_at or EPOCH)
 
     def time_after(self, moment: datetime, planned: datetime | None = None) -> datetime | None:
-        """The first of its times after a moment; None if there is none before it ends.
+        """Return the first of its times after a moment; None if there is none before its end.
 
-        An interval goes on from the time that is ``planned``, if there is one.
+        An interval continues from the ``planned`` time, if there is one.
         """
         if self.starts_at and self.starts_at > moment:
             moment = self.starts_at - INSTANT
         return self._before_the_end(self._from(planned).next_after(moment))
 
     def time_from(self, end: datetime) -> datetime | None:
-        """For what drifts: its next time, if its last run ended then."""
+        """Return the next time of a rule that drifts, from the end of its last run."""
         return self._before_the_end(end + (self.every or timedelta()))
 
     def latest_time(self, now: datetime, planned: datetime | None) -> datetime | None:
-        """The latest that its next time can be; None if there is none before it ends."""
+        """Return the latest possible next time; None if there is none before its end."""
         following = self.time_after(now, planned)
         return max(following, now + self.every) if following and self.drift and self.every else following
 
     def next_times(self, number: int, after: datetime, planned: datetime | None = None) -> list[datetime]:
-        """The next of its times, without jitter. Of what drifts: those that it would have if it took no time."""
+        """Return the next of its times, without jitter.
+
+        A rule that drifts has the times that it would have if its runs took no time.
+        """
         found: list[datetime] = []
         following = planned if planned and planned > after else self.time_after(after, planned)
         while following and len(found) < number:
@@ -92,7 +97,7 @@ class Recurrence:
         return found
 
     def plan(self, planned: datetime, now: datetime) -> Plan:
-        """What a time that has come leads to."""
+        """Return the plan for a time that has come."""
         if self.drift:
             return Plan([planned], None)
         schedule, following = self._from(planned), self.time_after(now, planned)

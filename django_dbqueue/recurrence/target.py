@@ -1,4 +1,4 @@
-"""What a recurring task calls: found among the modules that are imported, checked, and enqueued."""
+"""Target of a recurring task: found in the imported modules, validated, and enqueued."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ CALL_COMMAND = "django_dbqueue.contrib.tasks.call_command"
 
 @dataclass(frozen=True, kw_only=True)
 class RecurringCall:
-    """A task by its path, or a management command, and what its jobs get. What is empty is as the task has it."""
+    """A task by its path, or a management command, with the values for its jobs.
+
+    An empty value is as the task has it.
+    """
 
     task: str = ""
     command: str = ""
@@ -37,9 +40,10 @@ class RecurringCall:
         return cls(**{each.name: getattr(row, each.name) for each in fields(cls)})
 
     def resolved(self, backend: str | None = None) -> Any:
-        """The task as its jobs are enqueued through it, checked.
+        """Return the validated task through which the jobs are enqueued.
 
-        Raises InvalidTaskPath if it is not known here, InvalidSchedule if it cannot be called so.
+        Raises InvalidTaskPath if the task is not known here, InvalidSchedule if it cannot be called
+        with these values.
         """
         if not self.task and not self.command:
             raise InvalidSchedule("neither a task nor a command is given. Give one.")
@@ -48,7 +52,7 @@ class RecurringCall:
         return self.through(load(self.task or CALL_COMMAND), backend)
 
     def through(self, task: Any, backend: str | None = None) -> Any:
-        """The same for a task that is at hand."""
+        """Return the same as ``resolved()``, for a task that is already found."""
         self.check()
         changes = {"queue_name": self.queue or None, "priority": self.priority, "backend": backend}
         try:
@@ -61,7 +65,7 @@ class RecurringCall:
             raise InvalidSchedule(str(error)) from None
 
     def check(self) -> None:
-        """Raises InvalidSchedule for what can be told without the task."""
+        """Raise InvalidSchedule for errors that are detectable without the task."""
         if isinstance(self.args, str) or not isinstance(self.args, Sequence) or not isinstance(self.kwargs, Mapping):
             raise InvalidSchedule(f"the arguments must be a list and a dict, not {self.args!r} and {self.kwargs!r}.")
         if self.command and self.command not in get_commands():
@@ -77,7 +81,10 @@ class RecurringCall:
 
 
 def enqueue(row: RecurringTask, wait: timedelta, backend: str | None = None) -> UUID:
-    """Write one job of a recurring task, and return its id. Raises what ``RecurringCall.resolved`` raises."""
+    """Write one job of a recurring task, and return its id.
+
+    Raises the exceptions of ``RecurringCall.resolved``.
+    """
     call, database = RecurringCall.of(row), row._state.db
     task = call.resolved(backend)
     if getattr(task.get_backend(), "database", None) != database:

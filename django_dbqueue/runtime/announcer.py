@@ -1,7 +1,7 @@
-"""Send ``task_finished`` for lost jobs that will not be tried again.
+"""Send ``task_finished`` for lost jobs that are not retried.
 
-Its receivers are the project's code: they run on a thread of their own, in a process that has imported the tasks, and never in
-the supervisor. A receiver that hangs holds up no recovery.
+Receivers are project code. They run on a separate thread, in a process that has imported the tasks,
+and never in the supervisor. A receiver that hangs does not delay recovery.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _ID = 16
 
 
 class Announcements:
-    """A pipe from a supervisor to all its members. The first one that is there takes an id and sends the signal.
+    """Pipe from a supervisor to all its children. The first child to read an id sends the signal.
 
-    So no id is lost with a member that dies before it reads. Writes and reads of 16 bytes are atomic on a pipe.
+    A child that dies before it reads therefore loses no id. Writes and reads of 16 bytes are atomic
+    on a pipe.
     """
 
     def __init__(self) -> None:
@@ -35,20 +36,20 @@ class Announcements:
         os.set_blocking(self._writer.fileno(), False)
 
     def put(self, jobs: Iterable[UUID]) -> None:
-        """Hand over finished jobs. Does not block."""
+        """Write the ids of finished jobs to the pipe. Does not block."""
         for job in jobs:
             try:
                 os.write(self._writer.fileno(), job.bytes)
             except OSError as error:
-                logger.error("task_finished is not sent for job %s: its receivers do not keep up (%s).", job, error)
+                logger.error("announcer: task_finished not sent for job %s: its receivers do not keep up (%s).", job, error)
 
     def close(self) -> None:
-        """End the readers once they have read what is there."""
+        """Close the write end. Readers end once they have read the remaining ids."""
         self._writer.close()
 
 
 def announce_from(reader: Connection, backend: DatabaseBackend) -> None:
-    """Announce on a thread what a supervisor hands over, until it closes its end."""
+    """Announce, on a thread, the jobs that a supervisor writes, until it closes its end."""
 
     def run() -> None:
         while job := os.read(reader.fileno(), _ID):
@@ -59,7 +60,7 @@ def announce_from(reader: Connection, backend: DatabaseBackend) -> None:
 
 
 def announce_beside(backend: DatabaseBackend, jobs: list[UUID]) -> None:
-    """Announce finished jobs on a thread."""
+    """Announce finished jobs on a separate thread."""
 
     def run() -> None:
         announce(backend, jobs)
@@ -70,16 +71,19 @@ def announce_beside(backend: DatabaseBackend, jobs: list[UUID]) -> None:
 
 
 def announce(backend: DatabaseBackend, jobs: Iterable[UUID]) -> None:
-    """Send ``task_finished`` for finished jobs, but those that were asked for again. What its receivers raise is logged."""
+    """Send ``task_finished`` for finished jobs, except re-enqueued ones.
+
+    Exceptions of its receivers are logged.
+    """
     for job in jobs:
         try:
             result = backend.get_result(str(job))
             if result.is_finished:
                 signals.task_finished.send_robust(type(backend), task_result=result)
         except TaskResultDoesNotExist:
-            logger.warning("task_finished is not sent for job %s: it has been deleted.", job)
+            logger.warning("announcer: task_finished not sent for job %s: it has been deleted.", job)
         except Exception:
-            logger.exception("task_finished is not sent for job %s.", job)
+            logger.exception("announcer: task_finished not sent for job %s.", job)
 
 
 def _start(run: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""The database connections of a running role: kept open, looked after, and never left in a task's state."""
+"""Database connections of a running role: persistent, checked, and reset after each task."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django.db.backends.signals import connection_created
 from ..models.cluster import is_cluster
 from .socket_watchdog import unwatch_socket, watch_socket
 
-# A connection that was idle for so many seconds is checked before it is used again.
+# A connection that was idle for more than this many seconds is checked before its next use.
 IDLE = 1.0
 _SET = {
     "postgresql": [
@@ -34,18 +34,20 @@ _SET = {
 }
 
 _thread = threading.local()
-# The number of times that this process's heartbeat was back after an outage.
+# Number of outages after which this process's heartbeat has resumed.
 _outages = 0
-# Whether any coroutine has used a database, on the one thread on which all of a loop do; set, until that is known.
+# Set if any coroutine has used a database. All coroutines of a loop do so on one thread.
+# Also set until this is known.
 of_coroutines = threading.Event()
 of_coroutines.set()
 
 
 def keep_connections() -> None:
-    """Keep this process's connections whatever ``CONN_MAX_AGE`` says: a new one for each job costs more than the job.
+    """Keep this process's connections open, whatever ``CONN_MAX_AGE`` is.
 
-    Each thread keeps its own, so there is nothing to pool, and Django's pool refuses connections that are kept. A server
-    that has gone without a word is noticed within seconds, not hours.
+    A new connection for each job costs more than the job. Each thread keeps its own connections, so
+    there is nothing to pool, and Django's pool rejects persistent connections. A server that
+    disappears without closing its connections is detected within seconds, not hours.
     """
     for alias in connections:
         connections.settings[alias]["CONN_MAX_AGE"] = None
@@ -56,7 +58,7 @@ def keep_connections() -> None:
 
 
 def _patience(seconds: float) -> dict[str, int]:
-    """For libpq: how long an end of a connection is waited for that does not answer any more."""
+    """Return the libpq options that limit the wait for an unresponsive peer."""
     third = max(1, int(seconds / 3))
     return {
         "connect_timeout": max(2, int(seconds)),
@@ -68,10 +70,10 @@ def _patience(seconds: float) -> dict[str, int]:
 
 
 def prepare(database: str, limit: float) -> None:
-    """Make the calling thread's connections to a database fit for the queue's own statements.
+    """Prepare the calling thread's connections to a database for the queue's own statements.
 
-    None of them may take longer than ``limit`` seconds, and whatever the project's isolation level is, theirs is READ
-    COMMITTED.
+    Each statement may take at most ``limit`` seconds. The isolation level is READ COMMITTED,
+    whatever the project's is.
     """
     _thread.prepared = database, limit
     discard(database)
@@ -81,7 +83,7 @@ def _prepare_unconnected(connection: Any, limit: float) -> None:
     options = {key: value for key, value in connection.settings_dict["OPTIONS"].items() if key != "isolation_level"}
     if connection.vendor == "postgresql":
         options |= _patience(limit)
-        # Before it is made: Django asks something on each new connection.
+        # Watch before connecting: Django runs a query on each new connection.
         watch_socket(connection)
     if connection.vendor == "mysql":
         options |= {"connect_timeout": int(limit) + 1, "read_timeout": int(limit) + 1, "write_timeout": int(limit) + 1}
@@ -89,11 +91,11 @@ def _prepare_unconnected(connection: Any, limit: float) -> None:
 
 
 def _prepare_connected(connection: Any, **kwargs: Any) -> None:
-    """Told by Django of each new connection."""
+    """Configure a new connection. Receiver of Django's ``connection_created``."""
     if getattr(_thread, "is_of_coroutines", False):
         of_coroutines.set()
     database, limit = getattr(_thread, "prepared", (None, 0.0))
-    # Behind a pool by transactions, what is set here would stay with a connection that others are given.
+    # With transaction pooling, these settings would stay on a connection that other clients get.
     if connection.alias == database and not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
         if connection.vendor == "postgresql":
             connection.connection.prepare_threshold = 1
@@ -101,7 +103,7 @@ def _prepare_connected(connection: Any, **kwargs: Any) -> None:
             for statement in _SET.get(_kind(connection), ()):
                 cursor.execute(statement.format(milliseconds=int(limit * 1000), seconds=int(limit) + 1))
         if is_cluster(database):
-            # What this process has written by other connections may have gone to other nodes: it is seen here, too.
+            # This process's other connections may write to other nodes: make those writes visible.
             with connection.cursor() as cursor:
                 cursor.execute("SET SESSION wsrep_sync_wait = 7")
 
@@ -115,7 +117,7 @@ connection_created.connect(_prepare_connected, dispatch_uid="dbqueue")
 
 @contextmanager
 def snapshot(database: str) -> Iterator[None]:
-    """All queries inside see one moment of the database."""
+    """Run all queries inside on one snapshot of the database."""
     with transaction.atomic(using=database):
         if connections[database].vendor != "sqlite":
             with connections[database].cursor() as cursor:
@@ -124,21 +126,28 @@ def snapshot(database: str) -> Iterator[None]:
 
 
 def watch_coroutines() -> None:
-    """Called once, on the thread on which coroutines use databases, before any has."""
+    """Start to observe whether coroutines use databases.
+
+    Called once, on the thread on which coroutines use databases, before their first use.
+    """
     _thread.is_of_coroutines = True
     of_coroutines.clear()
 
 
 def note_end_of_outage() -> None:
-    """A beat was written after one that was not: each thread is to leave the connections that it has had until now."""
+    """Record a heartbeat that succeeded after a failed one.
+
+    Each thread then closes the connections that it has had until now.
+    """
     global _outages
     _outages += 1
 
 
 def leave_old_connections() -> bool:
-    """Close the calling thread's connections if there was an outage since they were looked at last. Returns whether there was.
+    """Close the calling thread's connections if there was an outage since the last check.
 
-    Those that are still open may lead to a server that is the primary no more, where whoever only reads sees no error.
+    Returns whether there was one. Connections that are still open may lead to a former primary,
+    where reads raise no error.
     """
     before, _thread.outages = getattr(_thread, "outages", _outages), _outages
     if before == _outages:
@@ -148,7 +157,7 @@ def leave_old_connections() -> bool:
 
 
 def ready_connections() -> None:
-    """Before a job: after a pause, have each connection checked if the job uses it, and only then."""
+    """Prepare connections for a job: after a pause, check each one only if the job uses it."""
     leave_old_connections()
     if time.monotonic() - getattr(_thread, "used_at", 0.0) > IDLE:
         connection: Any
@@ -157,7 +166,10 @@ def ready_connections() -> None:
 
 
 def look_after_connections() -> None:
-    """After a job: drop connections that it broke, or left inside a transaction; and what DEBUG notes of all queries."""
+    """Clean up connections after a job.
+
+    Discard those that it broke or left inside a transaction, and clear the query log of DEBUG.
+    """
     _thread.used_at = time.monotonic()
     for connection in connections.all(initialized_only=True):
         connection.queries_log.clear()
@@ -166,25 +178,30 @@ def look_after_connections() -> None:
         if _is_closed(connection) or _is_in_transaction(connection):
             discard(connection.alias)
         elif connection.errors_occurred and connection.vendor == "mysql":
-            # A node of Galera that has lost the majority still answers, but serves nothing: another one may.
+            # A Galera node without quorum still answers but serves nothing: another node may.
             discard(connection.alias)
         elif connection.errors_occurred:
             connection.close_if_unusable_or_obsolete()
 
 
 def close_interrupted() -> None:
-    """After an exception that was raised in the calling thread from outside: it may have come in the middle of an answer, and
-    MySQL's driver has no more than *Commands out of sync* to say to whoever uses the connection next.
+    """Close connections after an exception that was raised in the calling thread from outside.
+
+    It may have interrupted the read of a result. MySQL's driver then only reports
+    *Commands out of sync* on the next use of the connection.
     """
     for connection in connections.all(initialized_only=True):
-        # In a worker, none is. In a test's transaction, drain() goes on.
+        # A worker's connections are in no atomic block. In a test's transaction, drain() goes on.
         if not connection.in_atomic_block:
             with suppress(Exception):
                 connection.close()
 
 
 def _is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
-    """By Django's account, or by the driver's, where it has one, for a BEGIN that Django did not see."""
+    """Return whether Django, or the driver where it can, reports an open transaction.
+
+    The driver also reports a BEGIN that Django did not see.
+    """
     if connection.in_atomic_block or not connection.autocommit:
         return True
     driver: Any = connection.connection
@@ -194,7 +211,10 @@ def _is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
 
 
 def _is_closed(connection: BaseDatabaseWrapper) -> bool:
-    """Whether the driver's connection was closed behind Django's back. Asks the driver, not the server."""
+    """Return whether the driver's connection was closed without Django.
+
+    Queries the driver, not the server.
+    """
     driver: Any = connection.connection
     if connection.vendor == "sqlite":
         try:
@@ -205,7 +225,7 @@ def _is_closed(connection: BaseDatabaseWrapper) -> bool:
 
 
 def discard(alias: str) -> None:
-    """Close the calling thread's connection, whatever state it is in. The next query opens a new one."""
+    """Close the calling thread's connection in any state. The next query opens a new one."""
     with suppress(Exception):
         connections[alias].close()
     del connections[alias]

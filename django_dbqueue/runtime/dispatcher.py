@@ -1,4 +1,7 @@
-"""The role that makes due jobs ready, enqueues what recurs, recovers jobs of dead processes, and prunes old ones."""
+"""Dispatcher: makes due jobs ready and enqueues recurring tasks.
+
+It also recovers the jobs of dead processes and prunes old jobs.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +36,21 @@ logger = logging.getLogger("django_dbqueue")
 
 
 class Dispatcher:
-    """Any number of them may run, on any hosts: each step is safe beside another's."""
+    """A dispatcher. Any number may run, on any hosts: each step is safe under concurrency."""
 
-    # Whether it enqueues recurring tasks.
+    # Whether this dispatcher enqueues recurring tasks.
     schedules = True
     BATCH = 1000
-    # Seconds between two looks for what is old enough to be pruned.
+    # Seconds between two scans for rows to prune.
     PRUNE = 60.0
-    # And for jobs that wait although there is a slot, and rates whose next times are to be given out.
+    # Seconds between two scans for blocked jobs with a free slot, and for rates whose next times
+    # are to be reserved.
     SWEEP = 2.0
-    # The first pause after which a due job whose row is locked is tried again, in seconds.
+    # The first delay before a due job with a locked row is retried, in seconds.
     LOCKED = 0.01
-    # The longest pause after a round that another dispatcher's has undone, in seconds.
+    # The longest delay after a round rolled back by a conflict with another dispatcher, in seconds.
     CONFLICT = 0.1
-    # A statement that reads all blocked jobs is not made again for REST times as long as it took.
+    # A statement that reads all blocked jobs is not repeated for REST times its duration.
     REST = 50.0
 
     def __init__(self, backend: DatabaseBackend, options: Options, board: SharedStatus) -> None:
@@ -57,15 +61,15 @@ class Dispatcher:
         self._scheduler = Scheduler(backend)
         self._prune_at = self._sweep_at = self._unblock_orphans_at = time.monotonic()
         self._locked_pause = self.LOCKED
-        # Whether times may have been planned by a clock of the database that was ahead.
+        # Whether times may have been planned while the database's clock was ahead.
         self._is_to_replan = True
-        self._trouble = Trouble("Due jobs could not be made ready")
+        self._trouble = Trouble("dispatcher: due jobs could not be made ready")
 
     def run(self, stop: Shutdown, supervisor: int | None = None) -> bool:
-        """Work until ``stop`` is asked for. Returns True: it leaves nothing behind."""
+        """Run until ``stop`` is requested. Returns True: a dispatcher leaves nothing behind."""
         prepare(self._database, self._options.statement_limit)
         process = self._heartbeat.start(supervisor)
-        logger.info("%s looks for due jobs every %g s.", process, self._options.poll_interval, extra=process.log_fields)
+        logger.info("%s polls for due jobs every %g s.", process, self._options.poll_interval, extra=process.log_fields)
         while not stop.asked and not self._heartbeat.declared_dead:
             self._board.turn()
             with answered_within(self._options.answer_limit):
@@ -77,8 +81,8 @@ class Dispatcher:
         return True
 
     def _work(self) -> float:
-        """One round. Returns how many seconds the next one can wait."""
-        # Often enough for a witness, who must not look away for long.
+        """Run one round. Returns the number of seconds that the next round can wait."""
+        # Often enough for the failure detector, which tolerates no long gap.
         pause = min(self._options.poll_interval, self._options.statement_limit / 2) * random.uniform(0.95, 1.0)
         leave_old_connections()
         try:
@@ -103,7 +107,10 @@ class Dispatcher:
             return pause
 
     def _due_in(self, chores: PendingMaintenance, found: bool) -> float | None:
-        """Seconds until the next job is due. A due job whose row is locked is tried again after pauses that double."""
+        """Return the seconds until the next job is due.
+
+        A due job with a locked row is retried after delays that double.
+        """
         if found or chores.due_in != 0.0:
             self._locked_pause = self.LOCKED
             return chores.due_in
@@ -111,7 +118,11 @@ class Dispatcher:
         return min([self._locked_pause, *self._jobs.scheduled_in()])
 
     def _sweep(self, chores: PendingMaintenance) -> None:
-        """Settling a job unblocks the next, and finishes its batch. What slips through, or nobody settles, is found here."""
+        """Unblock jobs and finish batches that no settlement has handled.
+
+        Settling a job unblocks the next one and finishes its batch. This scan finds missed cases
+        and those without a settlement.
+        """
         if time.monotonic() < self._sweep_at:
             return
         self._sweep_at = time.monotonic() + self.SWEEP * random.uniform(0.8, 1.2)
@@ -122,7 +133,9 @@ class Dispatcher:
             self._unblock_orphans(semaphores)
         if chores.batches:
             for batch in self._backend.batches.seal_abandoned():
-                logger.warning("Batch %s is abandoned: its opener added no job for %g s, and did not end.", batch, OPEN_SECONDS)
+                logger.warning(
+                    "dispatcher: batch %s is abandoned: its opener added no job for %g s and did not end.", batch, OPEN_SECONDS
+                )
             notify_queues(self._database, self._backend.batches.finish())
 
     def _unblock_orphans(self, semaphores: SemaphoreQuerySet) -> None:
@@ -132,7 +145,7 @@ class Dispatcher:
             self._unblock_orphans_at = time.monotonic() + min(self.PRUNE, self.REST * (time.monotonic() - began))
 
     def _replan(self, chores: PendingMaintenance) -> None:
-        """At its start, and after the database's clock was set back: have what it planned ahead planned anew."""
+        """Replan future times, at the start and after the database's clock was set back."""
         self._is_to_replan |= self._witness.look(chores.now)
         if self._is_to_replan:
             self._scheduler.replan()
@@ -147,7 +160,7 @@ class Dispatcher:
             recovery.recover(self._backend, silent, death, partial(announce_beside, self._backend))
 
     def _prune(self) -> bool:
-        """Delete some of what is old enough. Returns whether there may be more."""
+        """Delete some rows past their retention. Returns whether more may remain."""
         if time.monotonic() < self._prune_at:
             return False
         semaphores = Semaphore.objects.using(self._database)
@@ -173,6 +186,6 @@ class Dispatcher:
 
 
 class DrainingDispatcher(Dispatcher):
-    """For ``runqueue --drain``, which would never end if more were enqueued all the time."""
+    """Dispatcher for ``runqueue --drain``, which would never end if jobs were always added."""
 
     schedules = False

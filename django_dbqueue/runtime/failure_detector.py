@@ -1,4 +1,4 @@
-"""Who may say that another process is silent: who has heard all others speak meanwhile."""
+"""Failure detector: decides when this dispatcher may declare other processes dead."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from datetime import datetime
 
 
 class FailureDetector:
-    """Has watched the database for ``long_enough`` seconds without a ``gap`` of so many, by a clock that did not jump.
+    """Failure detector that trusts itself after ``long_enough`` seconds of observing the database.
 
-    After an outage, and after a step of the database's clock, all processes look silent until their next beat: whoever
-    judged by that moment would take the jobs of all that live.
+    A gap in the observation, or a jump of the database's clock, of more than ``gap`` seconds starts
+    this time again. After an outage, or a step of the clock, all processes look silent until their
+    next heartbeat. A decision at that moment would take the jobs of all live processes.
     """
 
     def __init__(self, long_enough: float, gap: float) -> None:
@@ -19,7 +20,7 @@ class FailureDetector:
         self._seen: datetime | None = None
 
     def look(self, seen: datetime) -> bool:
-        """The database has told its time. Returns whether its clock was set back since the last time."""
+        """Record the database's time. Returns whether its clock was set back meanwhile."""
         now = time.monotonic()
         here = now - self._looked_at
         there = (seen - self._seen).total_seconds() if self._seen else here

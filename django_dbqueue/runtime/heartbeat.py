@@ -1,4 +1,7 @@
-"""A process says that it is alive, from a thread and a connection of its own: a busy interpreter must not look dead."""
+"""Heartbeat of a process, sent from its own thread and connection.
+
+A busy interpreter must not look dead.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,16 @@ logger = logging.getLogger("django_dbqueue")
 
 
 class Heartbeat:
-    """The registration of one running role, from ``start`` to ``stop``.
+    """Registration of one running role, from ``start`` to ``stop``.
 
-    It vouches for progress: a role whose main loop does not come round, as its ``board`` says, is ended by its supervisor,
-    which lets its jobs come to their end before; one that is still there after that does not beat any more.
+    A heartbeat vouches for progress. If the main loop makes no progress, according to ``board``,
+    the supervisor ends the role, after it has let its jobs end. A role that still exists after
+    that sends no more heartbeats.
 
-    ``back`` is called, on its thread, when a beat is written after one that was not.
+    ``back`` is called on the heartbeat thread when a heartbeat succeeds after a failed one.
     """
 
-    # Seconds between two log lines of one outage.
+    # Seconds between two log lines about one outage.
     SAY_AGAIN = 60.0
 
     def __init__(
@@ -56,7 +60,8 @@ class Heartbeat:
         self._said_at = 0.0
         hostname = socket.gethostname()[:150]
         self.process = Process(
-            # A new name at each start: a restarted container often has its predecessor's host and process id.
+            # A new name at each start: a restarted container often has the hostname and process id
+            # of its predecessor.
             name=f"{kind.value}@{hostname}:{os.getpid()}:{secrets.token_hex(3)}",
             kind=kind,
             hostname=hostname,
@@ -80,27 +85,30 @@ class Heartbeat:
         return self.process
 
     def stop(self, *, deregister: bool = True) -> None:
-        """Stop beating and sign off; a process that still runs jobs does not sign off."""
+        """Stop the heartbeat and deregister. A process that still runs jobs does not deregister."""
         self._ended.set()
         self._thread.join(1.0)
         if not deregister:
             return
-        discard(self._processes.db)  # It may have been lost since this thread used it.
+        discard(self._processes.db)  # It may have been lost since its last use by this thread.
         try:
             with answered_within(self._options.answer_limit):
                 self._processes.filter(pk=self.process.pk).erase()
             SharedStatus.remove(self._board.name)
         except (DatabaseError, InterfaceError) as error:
-            logger.warning("%s could not sign off, and will be taken for dead: %s", self.process, error)
+            logger.warning("%s could not deregister and will be declared dead: %s", self.process, error)
 
     @property
     def healthy(self) -> bool:
-        """Whether others still believe this process alive. By its own clock, with a third of the time to spare."""
+        """Return whether other processes still consider this one alive.
+
+        Measured by its own clock, with a third of the time to spare.
+        """
         return not self.declared_dead and self.silent_for < self._options.patience
 
     @property
     def silent_for(self) -> float:
-        """Seconds since the last beat that succeeded."""
+        """Seconds since the last successful heartbeat."""
         return time.monotonic() - self._last
 
     def _sign_on(self) -> None:
@@ -108,7 +116,10 @@ class Heartbeat:
         self._processes.register(self.process)
 
     def _signs_on_again(self) -> bool:
-        """A supervisor owns no jobs: taken for dead by mistake, it has lost nothing."""
+        """Register a supervisor again.
+
+        A supervisor owns no jobs: if it was declared dead by mistake, it has lost nothing.
+        """
         if self.process.kind == Process.Kind.SUPERVISOR:
             self._sign_on()
             return True
@@ -121,7 +132,7 @@ class Heartbeat:
                 with answered_within(self._options.answer_limit):
                     self._beat()
             else:
-                logger.error("%s makes no progress, and does not beat.", self.process, extra=self.process.log_fields)
+                logger.error("%s makes no progress and sends no heartbeat.", self.process, extra=self.process.log_fields)
         close_connections()
 
     def _beat(self) -> None:
@@ -136,7 +147,7 @@ class Heartbeat:
                     self._back()
             else:
                 logger.error(
-                    "%s was declared dead by others; it claims nothing more.", self.process, extra=self.process.log_fields
+                    "%s was declared dead by others; it stops claiming jobs.", self.process, extra=self.process.log_fields
                 )
                 self.declared_dead = True
         except (DatabaseError, InterfaceError) as error:

@@ -1,4 +1,4 @@
-"""Log lines for people: where they go if the project has not said it, and not more of them than say something."""
+"""Logging setup: a console handler if the project configures none, and no redundant lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.utils.log import AdminEmailHandler, RequireDebugTrue
 
 
 def log_to_console(level: int | None = None) -> None:
-    """Show this package's log on the console if the project's ``LOGGING`` handles it nowhere."""
+    """Log to the console if the project's ``LOGGING`` has no handler for this package's logger."""
     logger = logging.getLogger("django_dbqueue")
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
@@ -22,18 +22,20 @@ def log_to_console(level: int | None = None) -> None:
 
 
 def skip_unheard_lines(logger: logging.Logger) -> None:
-    """Have no lines made below WARNING if no handler takes them, as Django's own settings are without DEBUG.
+    """Create no records below WARNING if no handler takes them.
 
-    A level that the project gives the logger stands. With eight threads and jobs that do nothing, 20 of 100 µs for each.
+    This is the case with Django's own settings without DEBUG. A level that the project gives the
+    logger is kept. With eight threads and jobs that do nothing, this saves 20 of 100 µs per job.
     """
     if logger.level == logging.NOTSET and not _is_heard(logger):
         logger.setLevel(logging.WARNING)
 
 
 def mail_no_failures(logger: logging.Logger) -> None:
-    """Have Django's ``mail_admins``, which stands on a parent of the framework's logger, send no mail for each failed job.
+    """Keep Django's ``mail_admins`` handler from sending a mail for each failed job.
 
-    A handler that the project gives the logger itself stands.
+    That handler belongs to a parent of the framework's logger. A handler that the project gives the
+    logger itself is kept.
     """
     parent = logger.parent if logger.propagate else None
     while parent:
@@ -58,7 +60,7 @@ def _is_for_debug(handler: logging.Handler) -> bool:
 
 
 class Trouble:
-    """Something that goes wrong again and again: it is said at first, then once a minute, and when it is over."""
+    """A repeated problem: logged at first, then once a minute, and when it is over."""
 
     AGAIN = 60.0
 
@@ -75,5 +77,5 @@ class Trouble:
 
     def over(self) -> None:
         if self._since:
-            self._logger.info("%s for %.1f s; it is over.", self._what, time.monotonic() - self._since)
+            self._logger.info("%s (resolved after %.1f s).", self._what, time.monotonic() - self._since)
             self._since = self._said = 0.0

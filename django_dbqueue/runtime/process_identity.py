@@ -1,4 +1,4 @@
-"""Which processes are those of this host, and whether they still run."""
+"""Identity of the processes of this host, and whether they still run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ PROC = Path("/proc")
 
 
 def identity() -> dict[str, Any]:
-    """What a process notes of itself, for others on its host to know later that it is gone; empty where there is no /proc.
+    """Return the identity of this process.
 
-    boot and space: which start of which machine, and which of its spaces of process ids; two containers with one host
-    name have different ones.
-    born: when it started, in the kernel's ticks: another process may have its id later.
+    Others on its host use it to detect later that the process is gone. Empty without /proc.
+
+    boot and space: the boot of the machine, and the process id namespace. They differ between two
+    containers with the same hostname.
+    born: the start time of the process in kernel ticks. Another process may have its id later.
     """
     with suppress(OSError):
         boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
@@ -24,7 +26,7 @@ def identity() -> dict[str, Any]:
 
 
 def is_gone(pid: int, noted: dict[str, Any]) -> bool:
-    """Whether a process surely ran here and does not any more. False if that cannot be known from here."""
+    """Return whether a process certainly ran here and has ended. False if this is unknown here."""
     own = identity()
     if not own or any(noted.get(key) != own[key] for key in ("boot", "space")):
         return False
@@ -33,7 +35,7 @@ def is_gone(pid: int, noted: dict[str, Any]) -> bool:
         return _is_zombie(pid) or _born(pid) != noted.get("born")
     except ProcessLookupError:
         return True
-    except OSError:  # It is somebody else's, and hidden.
+    except OSError:  # It belongs to another user, and is hidden.
         return False
 
 
@@ -46,5 +48,8 @@ def _is_zombie(pid: int) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """See proc_pid_stat(5), from field 3 on. The name before it, in parentheses, may hold anything."""
+    """Return the fields of proc_pid_stat(5) from field 3 on.
+
+    The name before them, in parentheses, may contain anything.
+    """
     return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()

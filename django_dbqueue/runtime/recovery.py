@@ -1,4 +1,4 @@
-"""What becomes of the jobs of a process that died."""
+"""Recovery of the jobs of dead processes."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ from .worker.thread_pool import ThreadPool
 
 logger = logging.getLogger("django_dbqueue")
 
-# A job is tried so often at least before it is taken for the cause of its processes' deaths.
+# The minimum number of attempts before a job counts as the cause of its processes' deaths.
 LEAST_ATTEMPTS = 3
 BATCH = 500
-# In seconds: so long it is tried to give back jobs that had not begun and whose rows other transactions have locked.
+# Time limit, and delay between two tries, for releasing jobs that have not started and whose rows
+# other transactions have locked. In seconds.
 LOCKED, PAUSE = 1.0, 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExitReason:
-    """How processes died.
+    """The reason why processes died.
 
     how: the end of the sentence "the process …".
-    blameless: none of its jobs can be the cause, but one that should have ended before.
-    unbegun: jobs that were claimed, and surely not begun.
-    silent: they were not seen to die: nothing is known of what they ran after their last heartbeat.
-    clock: when they died, by this process's clock; their jobs may be recovered much later. Of no account if they were silent.
+    blameless: no job can be the cause, except one that should have ended before.
+    not_started: jobs that were claimed and certainly not started.
+    silent: the death was not observed. Nothing is known of their jobs after the last heartbeat.
+    clock: the time of death by this process's clock, as the jobs may be recovered much later.
+    Ignored if silent.
     """
 
     how: str
@@ -52,11 +54,13 @@ class ExitReason:
 
 
 def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: ExitReason, announce: Callable[[list[UUID]], object]) -> int:
-    """Sign off dead processes, and settle what they, or others before them, were running. Returns how many jobs that were.
+    """Deregister dead processes, and settle the jobs that they or earlier ones were running.
 
-    ``announce`` is called with the ids of those that will not be tried again, for ``task_finished`` to be sent.
+    Returns the number of jobs. ``announce`` is called with the ids of jobs that are not retried, to
+    send ``task_finished``.
 
-    A process is signed off in the transaction that settles its jobs: nobody finds them without knowing how it died.
+    A process is deregistered in the transaction that settles its jobs: no other process finds these
+    jobs without knowing how it died.
     """
     database = backend.database
     processes: dict[int, Process] = {}
@@ -72,7 +76,8 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: ExitReason, 
         for board in boards:
             SharedStatus.remove(board)
         announce(_finished(left))
-    # Those of others before them, and what was locked at that moment. Locked rows are stepped over: they hold up no others.
+    # Jobs of earlier dead processes, and jobs that were locked at that moment. Locked rows are
+    # skipped: they delay no others.
     with writing(database):
         orphans, more = _settle(database, lock_first(_jobs(database).orphaned(), BATCH), processes, death)
     announce(_finished(orphans))
@@ -81,9 +86,10 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: ExitReason, 
 
 
 def _release(database: str, dead: ProcessQuerySet, not_started: frozenset[UUID]) -> int:
-    """Give back jobs that had not begun, as long as their processes have rows: afterwards nobody can tell that they had not.
+    """Release jobs that have not started, while their processes have rows.
 
-    Returns how many. A row that stays locked is left to the recovery of all others.
+    Afterwards, it is unknown that they have not started. Returns the number of released jobs. A row
+    that stays locked is left to the recovery of all other jobs.
     """
     owners = list(dead.using(database).values_list("pk", flat=True))
     jobs = list(_jobs(database).filter(process__in=owners, pk__in=not_started))
@@ -111,19 +117,23 @@ def _jobs(database: str) -> Any:
 
 def _deregister_dead(dead: ProcessQuerySet, death: ExitReason) -> dict[int, Process]:
     names = {process.pk: process for process in dead}
-    # The condition holds once more as they are deleted: one that beat meanwhile lives, and keeps its jobs.
+    # The DELETE repeats the condition: a process that sent a heartbeat meanwhile is alive and keeps
+    # its jobs.
     dead.filter(pk__in=list(names)).erase()
     still = set(Process.objects.using(dead.db).filter(pk__in=list(names)).values_list("pk", flat=True))
     buried = {pk: process for pk, process in names.items() if pk not in still}
     if buried:
-        logger.warning("Taken for dead: %s, which %s.", ", ".join(each.name for each in buried.values()), death.how)
+        logger.warning("recovery: declared dead: %s (%s).", ", ".join(each.name for each in buried.values()), death.how)
     return buried
 
 
 def _settle(
     database: str, rows: Iterable[Job], processes: Mapping[int, Process], death: ExitReason
 ) -> tuple[list[Job], list[str]]:
-    """Returns the jobs that were settled, and the queues of those that had waited for one of them."""
+    """Settle the jobs of dead processes.
+
+    Returns the settled jobs, and the queues of jobs that had waited for one of them.
+    """
     deaths = [(job, death if job.process_id in processes else ExitReason(how="is gone", silent=True)) for job in rows]
     not_started = [job for job, death in deaths if _has_not_started(job, death)]
     ran = [(job, death) for job, death in deaths if not _has_not_started(job, death)]
@@ -136,7 +146,9 @@ def _settle(
     settled = Execution.objects.using(database).settle(lost) if lost else Settled([], [], [], [], [])
     for outcome in settled.written:
         job, why = outcome.job, outcome.error.message if outcome.error else ""
-        logger.warning("Job %s of %s: %s It is now %s.", job.pk, job.task, why, outcome.state.value, extra=job.log_fields)
+        logger.warning(
+            "recovery: job %s of %s: %s It is now %s.", job.pk, job.task, why, outcome.state.value, extra=job.log_fields
+        )
     return not_started + [outcome.job for outcome in settled.written], settled.unblocked
 
 
@@ -150,7 +162,7 @@ def _outcome(job: Any, process: Process | None, death: ExitReason, stack: str) -
     job.process = process or Process(pk=job.process_id, name=f"#{job.process_id}")
     outcome, state, error = _verdict(job, death)
     message = str(error)
-    # As another process of the same kind would have it: jobs that are lost alike are one group.
+    # The same pattern for all processes of a kind: jobs lost in the same way form one group.
     pattern = message.replace(job.process.name, "#")
     report = ErrorReport(
         type=f"{type(error).__module__}.{type(error).__qualname__}",
@@ -160,23 +172,28 @@ def _outcome(job: Any, process: Process | None, death: ExitReason, stack: str) -
         pattern=pattern,
     )
     job.state = state
-    # Apart from each other, so that the one that killed its process does not take the same neighbours along again.
+    # Spread the retries, so that a job that killed its process does not kill the same neighbours
+    # again.
     wait = random.uniform(1.0, 3.0) * 3 ** min(job.failures, 6) if state == State.SCHEDULED else 0.0
     return AttemptResult.of(job, outcome, state, wait=wait, error=report)
 
 
 def _ran_for(job: Any, death: ExitReason) -> timedelta:
-    """How long the job has run at least: time after the last sign of life of its process is not running time."""
+    """Return the minimum run time of the job.
+
+    Time after the last sign of life of its process is not run time.
+    """
     until = job.process.heartbeat_at if death.silent else job.seen_at - timedelta(seconds=time.monotonic() - death.clock)
-    # A worker or supervisor that ends for a job whose time is over knows that it runs. Others may have held it ready for a while.
+    # A worker or supervisor that ends because a job has timed out knows that the job runs.
+    # Other processes may have kept it waiting for a while.
     waited = timedelta() if death.blameless else timedelta(seconds=ThreadPool.LATE)
-    # A heartbeat of the future is of a time when the database's clock was ahead, and tells nothing.
+    # A heartbeat in the future was written while the database's clock was ahead. It proves nothing.
     is_known = isinstance(until, datetime) and until <= job.seen_at
     return until - job.started_at - waited if is_known else timedelta()
 
 
 def _verdict(job: Any, death: ExitReason) -> tuple[Outcome, State, BaseException]:
-    """What the death of its process means for a job that it had begun, or may have."""
+    """Return the consequence of a process's death for a job that has, or may have, started."""
     process = f"its process, {job.process.name}, {death.how}"
     if job.stop_asked_at:
         return Outcome.DISCARDED, State.DISCARDED, Stopped(f"It was stopped by an operator; {process}.")

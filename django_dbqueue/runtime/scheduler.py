@@ -1,4 +1,4 @@
-"""When recurring tasks are enqueued: a step of the dispatcher's."""
+"""Scheduler: the step of the dispatcher that enqueues recurring tasks."""
 
 from __future__ import annotations
 
@@ -20,19 +20,23 @@ logger = logging.getLogger("django_dbqueue")
 
 
 class Scheduler:
-    """Any number of them may be at it: each row is one's at a time, and each of its times has one execution."""
+    """A scheduler. Any number may run concurrently.
 
-    # So often it looks, in seconds, while something waits that is not its own, or cannot be enqueued here.
+    One scheduler holds a row at a time, and each time of a row has one execution.
+    """
+
+    # Seconds between two scans while tasks wait that are not its own or cannot be enqueued here.
     LOOK = 2.0
-    # How long a row that cannot be enqueued here is left to others.
+    # Seconds for which a row that cannot be enqueued here is left to other dispatchers.
     ASIDE = 10.0
-    # A task that is not known here is said to be in trouble only if nobody has enqueued it for so long.
+    # Seconds after which a late task that is unknown here is marked as a problem, if no dispatcher
+    # has enqueued it.
     LATE = 60.0
-    # How often others are told that this code is still there; see synchronise().
+    # Seconds between two declarations that this code still exists; see synchronise().
     DECLARE = 30.0
-    # What the code declares no more is kept so long, and looked for so often.
+    # Seconds for which tasks that the code no longer declares are kept, and between scans for them.
     KEEP, FORGET = 86_400.0, 3600.0
-    # How long it is known which times there have been: far longer than a dispatcher can be late.
+    # Retention of executions, in seconds: far longer than a dispatcher can be late.
     KEEP_EXECUTIONS = 7 * 86_400.0
     BATCH = 100
 
@@ -40,7 +44,7 @@ class Scheduler:
         self._backend, self._tasks = backend, RecurringTask.objects.using(backend.database)
         self._executions = RecurringExecution.objects.using(backend.database)
         self._definitions: list[str] = []
-        # Rows that are left to others, and until when; what was said of each the last time.
+        # Rows that are left to other dispatchers, and until when; the last message about each task.
         self._aside: dict[int, float] = {}
         self._said: dict[str, str] = {}
         self._is_new = True
@@ -48,10 +52,10 @@ class Scheduler:
         self._forget_at = time.monotonic() + self.FORGET
 
     def turn(self, waiting: bool) -> float:
-        """Enqueue what is due. Returns how many seconds it is until the next time that is known.
+        """Enqueue due tasks. Returns the seconds until the next known time.
 
-        It looks into the database only at that time, or if tasks were seen ``waiting``. Raises DatabaseError for what ends by
-        itself, such as a connection that was cut.
+        Scans the database only at that time, or if tasks were seen ``waiting``. Raises
+        DatabaseError for transient errors, such as a lost connection.
         """
         now = time.monotonic()
         if now >= self._declare_at:
@@ -66,12 +70,12 @@ class Scheduler:
         return max(0.0, self._known_at - time.monotonic())
 
     def replan(self) -> None:
-        """Plan tasks anew whose next time is later than it can be, and look for what is due at the next turn."""
+        """Replan tasks whose next time is later than possible, and scan for due ones next turn."""
         self._tasks.replan_ahead()
         self._known_at = 0.0
 
     def prune(self, limit: int) -> int:
-        """Forget old executions. Returns how many; there may be more if it is the limit."""
+        """Delete old executions. Returns the number; more may remain if it equals the limit."""
         return self._executions.prune(self.KEEP_EXECUTIONS, limit)
 
     def _enqueue_due(self, now: float) -> float:
@@ -82,7 +86,7 @@ class Scheduler:
         return 0.0 if any(done) else min(waits, default=float("inf"))
 
     def _enqueue(self, row: RecurringTask, now: float) -> bool:
-        """Whatever is wrong with one task, the others go on."""
+        """Enqueue one task. Its errors do not affect the other tasks."""
         try:
             times = self._tasks.of(self._definitions).enqueue_due(row, self._write)
         except (OperationalError, InterfaceError):
@@ -93,26 +97,26 @@ class Scheduler:
             return False
         self._said.pop(row.name, None)
         if times == [] and row.next_run_at:
-            logger.warning("%s was to run at %s; that is too long ago, and is skipped.", row, row.next_run_at)
+            logger.warning("scheduler: %s was due at %s; this run is too late and is skipped.", row, row.next_run_at)
         return times is not None
 
     def _write(self, row: RecurringTask, wait: timedelta) -> UUID:
         return enqueue(row, wait, self._backend.alias if row.is_from_code or row.command else None)
 
     def _declare(self) -> None:
-        """Have rows for what this code declares of this backend, and say that it is still there."""
+        """Write rows for the tasks that this code declares for this backend, and renew them."""
         mine = {}
         for name, one in declared().items():
             try:
                 if one.resolved().backend == self._backend.alias:
                     mine[name] = one.values()
             except InvalidSchedule as error:
-                self._say(logging.ERROR, f"declared {name}", f"{error} It does not run.")
+                self._say(logging.ERROR, f"declared {name}", f"scheduler: {error} It does not run.")
         for name in self._tasks.synchronise(mine, takes_over=self._is_new):
             self._say(
                 logging.ERROR,
                 f"declared {name}",
-                f"{name!r} is declared in the code, and made in the admin too: rename one of them.",
+                f"scheduler: {name!r} is declared in the code and also made in the admin: rename one of them.",
             )
         self._definitions = [values["definition"] for values in mine.values()]
         self._is_new = False
@@ -122,21 +126,27 @@ class Scheduler:
         known = isinstance(error, InvalidSchedule) or is_unknown
         problem = str(error) if known else f"{type(error).__name__}: {error}"
         if is_unknown:
-            self._say(logging.WARNING, row.name, f"The recurring task {row} is left to other dispatchers: {problem}")
+            self._say(logging.WARNING, row.name, f"scheduler: recurring task {row} is left to other dispatchers: {problem}")
         else:
             self._say(
-                logging.ERROR, row.name, f"The recurring task {row} could not be enqueued: {problem}", None if known else error
+                logging.ERROR,
+                row.name,
+                f"scheduler: recurring task {row} could not be enqueued: {problem}",
+                None if known else error,
             )
         if not is_unknown or _wait(row) < -self.LATE:
             self._tasks.note(row, problem)
 
     def _say(self, level: int, about: str, text: str, error: Exception | None = None) -> None:
-        """Once, until it is over or something else."""
+        """Log a message once, until the problem is over or the message changes."""
         if self._said.get(about) != text:
             self._said[about] = text
             logger.log(level, text, exc_info=error)
 
 
 def _wait(row: Any) -> float:
-    """Seconds until it is due, by the database's time; negative for what is late, 0 for what is to be planned."""
+    """Return the seconds until the row is due, by the database's time.
+
+    Negative if it is late, 0 if it is not planned yet.
+    """
     return (row.next_run_at - row.seen_at).total_seconds() if row.next_run_at else 0.0

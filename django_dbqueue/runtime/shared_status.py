@@ -1,4 +1,7 @@
-"""What a role tells its supervisor, in a file that both map into memory: it outlives the role, and the supervisor too."""
+"""Status of a role in a file that the role and its supervisor map into memory.
+
+The file outlives the role, and the supervisor too.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,18 @@ _NAME = re.compile(r"dbqueue-[0-9a-f]{32}\.board")
 
 
 class SharedStatus:
-    """Times are of the system's monotonic clock, which all processes of a host share.
+    """Shared status of one role.
 
-    pulse: when its interpreter last ran; if that stops, no code of its own can help it.
-    turn: when its main loop last came round.
-    leaving: it claims no more, and can be replaced.
-    unbegun: the jobs that it has claimed and not begun. A job leaves the board before it begins, so what a dead process
-    has on its board was never run.
+    Times are of the system's monotonic clock, which all processes of a host share.
+
+    pulse: the last time that the interpreter ran. If this stops, no code of its own can help it.
+    turn: the last time that the main loop made progress.
+    leaving: the role claims no more jobs, and can be replaced.
+    not_started: the jobs that the role has claimed and not started. A job is removed before it
+    starts, so a job in the status of a dead process never ran.
     """
 
-    # Of its file, among the temporary ones of this host; empty if it has none.
+    # Name of the file in the temporary directory of this host; empty if there is no file.
     name = ""
 
     def __init__(self, memory: Any) -> None:
@@ -39,12 +44,12 @@ class SharedStatus:
 
     @staticmethod
     def size(jobs: int) -> int:
-        """In bytes, for so many jobs at a time."""
+        """Return the size in bytes for this number of concurrent jobs."""
         return _PLACES + _ID * jobs
 
     @classmethod
     def create(cls, jobs: int) -> SharedStatus:
-        """One in a new file, which only this user reads."""
+        """Create a status in a new file, which only this user can read."""
         name = f"dbqueue-{secrets.token_hex(16)}.board"
         with os.fdopen(os.open(_path(name), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b") as file:
             file.truncate(cls.size(jobs))
@@ -52,7 +57,7 @@ class SharedStatus:
 
     @classmethod
     def open(cls, name: str) -> SharedStatus:
-        """The one in that file. Raises OSError if there is none of this user on this host."""
+        """Open the status in a file. Raises OSError if this user has no such file on this host."""
         if not _NAME.fullmatch(name):
             raise FileNotFoundError(f"{name!r} is not the name of a board.")
         with os.fdopen(os.open(_path(name), os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)), "r+b") as file:
@@ -64,28 +69,34 @@ class SharedStatus:
 
     @staticmethod
     def remove(name: str) -> None:
-        """Delete the file, if there is one; the memory stays as long as a process has it."""
+        """Delete the file, if it exists. The memory stays while a process maps it."""
         if _NAME.fullmatch(name):
             with suppress(OSError):
                 os.remove(_path(name))
 
     @classmethod
     def private(cls, jobs: int = 0) -> SharedStatus:
-        """One for a role that shares its process with its supervisor."""
+        """Create a status without a file, for a role in the process of its supervisor."""
         return cls(bytearray(cls.size(jobs)))
 
     def pulse(self) -> None:
         _TIME.pack_into(self._memory, _PULSE, time.monotonic())
 
     def turn(self, ahead: float = 0.0) -> None:
-        """The next one may come so many seconds later than usual."""
+        """Record progress of the main loop.
+
+        The next call may come ``ahead`` seconds later than usual.
+        """
         _TIME.pack_into(self._memory, _TURN, time.monotonic() + ahead)
 
     def leave(self) -> None:
         self._memory[_LEAVING] = 1
 
     def hold(self, job: UUID) -> None:
-        """If there is no place left, the job counts as begun, which is the safe side."""
+        """Record a claimed job that has not started.
+
+        If no place is left, the job counts as started, which is the safe side.
+        """
         if self._free:
             self._places[job] = place = self._free.pop()
             self._memory[place : place + _ID] = job.bytes
@@ -100,7 +111,7 @@ class SharedStatus:
         return bool(self._memory[_LEAVING])
 
     def since_gil_alive(self) -> float:
-        """Seconds; 0 before the first."""
+        """Return the seconds since the last pulse; 0 before the first."""
         return self._since(_PULSE)
 
     def since_loop_tick(self) -> float:
@@ -117,7 +128,10 @@ class SharedStatus:
 
 
 def not_started_of(name: Any) -> set[UUID]:
-    """The jobs that a dead process had claimed and not begun, as far as its board is on this host."""
+    """Return the jobs that a dead process had claimed and not started.
+
+    Empty if its status is not on this host.
+    """
     with suppress(OSError, ValueError, TypeError):
         return SharedStatus.open(name).not_started()
     return set()

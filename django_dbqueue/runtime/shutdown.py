@@ -1,4 +1,4 @@
-"""The wish that a role ends: in peace, or now."""
+"""A shutdown request: graceful or immediate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Callable
 
 
 class Shutdown:
-    """Passed to every role; whoever waits for something of its own registers with ``wakes`` what ends that."""
+    """Shutdown request, passed to every role.
+
+    A role that waits for something else registers a callback with ``wakes`` that ends its wait.
+    """
 
     def __init__(self) -> None:
         self._asked = threading.Event()

@@ -1,4 +1,4 @@
-"""The operating system's signals, as the wish to stop."""
+"""Operating system signals as shutdown requests."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ NOW = getattr(signal, "SIGQUIT", signal.SIGTERM)
 
 
 def obey_signals(stop: Shutdown) -> None:
-    """SIGTERM and SIGINT: end in peace; a second one, or SIGQUIT: end now."""
+    """Request shutdown on signals.
+
+    SIGTERM and SIGINT: graceful. A second one, or SIGQUIT: immediate.
+    """
 
     _pass_on((signal.SIGTERM, signal.SIGINT, NOW), lambda number: stop.ask(now=stop.asked or number == NOW))
 
 
 def obey_supervisor(stop: Shutdown) -> None:
-    """SIGTERM: end in peace; SIGQUIT: end now. The supervisor decides which.
+    """Request graceful shutdown on SIGTERM, immediate on SIGQUIT. The supervisor decides which.
 
-    What a terminal or a service manager sends to the whole group reaches the supervisor too: SIGINT is left to it, and a
-    SIGTERM that comes twice, once from each, means no more than one.
+    A signal that a terminal or a service manager sends to the whole process group reaches the
+    supervisor too. SIGINT is left to the supervisor. A SIGTERM that arrives twice, once from each,
+    counts as one.
     """
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -32,7 +36,10 @@ def obey_supervisor(stop: Shutdown) -> None:
 
 
 def _pass_on(numbers: Iterable[int], ask: Callable[[int], None]) -> None:
-    """Have a thread ask. A handler may be interrupted by itself, so it must take no lock: a SimpleQueue's put takes none."""
+    """Call ``ask`` on a thread for each signal received.
+
+    A handler may interrupt itself, so it must take no lock: SimpleQueue.put() takes none.
+    """
     received: SimpleQueue[int] = SimpleQueue()
 
     def listen() -> None:
@@ -45,9 +52,10 @@ def _pass_on(numbers: Iterable[int], ask: Callable[[int], None]) -> None:
 
 
 def run_beside_signals(target: Callable[[], Any], pulse: Callable[[], object] = lambda: None) -> Any:
-    """Run ``target`` on another thread, and return what it returns. Meanwhile ``pulse`` is called twice a second.
+    """Run ``target`` on another thread and return its result.
 
-    The main thread does nothing else, so that a signal handler never finds a lock held by the very thread it interrupts.
+    Meanwhile, ``pulse`` is called twice a second. The main thread does nothing else, so that a
+    signal handler never finds a lock held by the thread that it interrupts.
     """
     results: list[Any] = []
     errors: list[BaseException] = []

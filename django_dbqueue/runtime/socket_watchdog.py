@@ -1,7 +1,8 @@
-"""Ends the wait for an answer on a line that is silent and was never closed.
+"""Client-side deadline for statements on half-open TCP connections.
 
-MySQL's driver has a timeout for that. PostgreSQL's has none, and neither the server nor TCP can help: the one does not hear,
-and a proxy in between may go on to acknowledge what nobody reads.
+MySQL's driver has a timeout for this. PostgreSQL's has none, and neither the server nor TCP can
+help: the server receives nothing, and a proxy in between may keep acknowledging data that is never
+read.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 _LOOK = 0.5
 
-# By thread: its connection, of Django's, and until when it waits.
+# By thread: its Django connection, and its deadline.
 _lines: dict[int, Any] = {}
 _ends: dict[int, float] = {}
 _start = threading.Lock()
@@ -24,18 +25,21 @@ _started = False
 
 
 def watch_socket(line: Any) -> None:
-    """The calling thread waits on the driver's connection of this one, from the first question that is asked on it."""
+    """Watch the driver's connection of ``line`` for the calling thread, from its first query on."""
     _lines[threading.get_ident()] = line
 
 
 def unwatch_socket() -> None:
-    """The calling thread has closed it."""
+    """Stop watching: the calling thread has closed its connection."""
     _lines.pop(threading.get_ident(), None)
 
 
 @contextmanager
 def answered_within(seconds: float) -> Iterator[None]:
-    """Cut the calling thread's line if what is asked inside has no answer by then: its wait ends in an error."""
+    """Shut down the calling thread's socket if the statements inside exceed a deadline.
+
+    The wait of the thread then ends in an error.
+    """
     _watch()
     thread = threading.get_ident()
     _ends[thread] = time.monotonic() + seconds
@@ -64,6 +68,6 @@ def _run() -> None:
 
 
 def _cut(driver: Any) -> None:
-    """The driver's own close() would wait for the thread that uses it."""
+    """Shut down the socket. The driver's own close() would wait for the thread that uses it."""
     with suppress(Exception), socket.socket(fileno=os.dup(driver.fileno())) as copy:
         copy.shutdown(socket.SHUT_RDWR)

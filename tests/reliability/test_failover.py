@@ -168,7 +168,7 @@ class Lost:
         self._go.touch()
 
     def announced(self) -> set[str]:
-        return set(re.findall(r"Job (\S+) .* runs twice", log_of(self.child)))
+        return set(re.findall(r"job (\S+) .* runs twice", log_of(self.child)))
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ def test_a_claim_that_a_failover_lost_and_that_is_made_by_another_worker_is_anno
     lost.begin()
 
     lost.fail_over()
-    until(lambda: "Listening for new jobs is interrupted" in log_of(lost.child))
+    until(lambda: "listener: connection unavailable" in log_of(lost.child))
     lost.another()
     until(lambda: runs(lost.path) == Counter(lost.ids * 2))
     lost.go_on()
@@ -229,7 +229,7 @@ class Standby:
     def __init__(self, pair: Pair, runqueue) -> None:
         self.pair = pair
         self.child = runqueue(**servers.environment(pair.url_of_front), DBQUEUE_OPTIONS=json.dumps(OPTIONS))
-        until(lambda: {"serves", "looks for"} <= set(re.findall("serves|looks for", log_of(self.child))))
+        until(lambda: {"serves", "polls for"} <= set(re.findall("serves|polls for", log_of(self.child))))
 
     def lead_there(self, connections: int) -> None:
         """Until so many connections are there, at least."""

@@ -108,7 +108,7 @@ def test_it_gives_up_a_database_that_does_not_come_back(runqueue, proxy, embedde
     proxy.cut()
 
     assert child.wait(LONG) == 1
-    assert "The database has been away for" in log_of(child)
+    assert "supervisor: database unavailable for" in log_of(child)
 
 
 def test_a_lock_on_its_tables_holds_it_up_and_no_longer(runqueue):
@@ -122,7 +122,7 @@ def test_a_lock_on_its_tables_holds_it_up_and_no_longer(runqueue):
         until(lambda: "could not beat: canceling statement due to" in log_of(child))
         with closing(connections["default"].copy()) as another:  # Outside of the transaction.
             another.cursor().execute("SELECT pg_notify('dbqueue', 'default,0')")
-        until(lambda: "Jobs could not be claimed: canceling statement due to" in log_of(child))
+        until(lambda: "jobs could not be claimed: canceling statement due to" in log_of(child))
 
     assert tasks.add.enqueue(2).wait(LONG).return_value == 2
 

@@ -63,7 +63,7 @@ def test_a_lost_job_that_somebody_held_for_a_moment_still_says_how_its_process_d
     assert len(times) == 2
     assert Execution.objects.get().message == "It was lost: its process, worker@here:1:abc, was killed by signal 9."
     assert [record.message for record in caplog.records if "It is now" in record.message] == [
-        f"Job {job.pk} of tests.tasks.add: {Execution.objects.get().message} It is now scheduled."
+        f"recovery: job {job.pk} of tests.tasks.add: {Execution.objects.get().message} It is now scheduled."
     ]
 
 

@@ -83,7 +83,7 @@ def test_runqueue_waits_at_its_start_for_a_database_that_is_away(runqueue, proxy
     proxy.cut()
     result = tasks.add.enqueue(1)
     child = runqueue("--drain", DATABASE_URL=proxy.url)
-    until(lambda: "Waiting for the database" in log_of(child))
+    until(lambda: "runqueue: database unavailable, retrying" in log_of(child))
 
     proxy.heal()
 
@@ -95,7 +95,7 @@ def test_runqueue_waits_at_its_start_for_a_database_that_is_away(runqueue, proxy
 def test_sigterm_ends_the_wait_for_the_database_at_once(runqueue, proxy, how):
     getattr(proxy, how)()
     child = runqueue(DATABASE_URL=proxy.url)
-    until(lambda: "Waiting for the database" in log_of(child))
+    until(lambda: "runqueue: database unavailable, retrying" in log_of(child))
 
     began = time.monotonic()
     child.send_signal(signal.SIGTERM)
@@ -127,7 +127,7 @@ def test_runqueue_ends_at_once_if_the_server_refuses_its_user_or_database(runque
 
     assert child.wait(LONG) == 1
     assert "The server refuses the connection to 'default'" in log_of(child)
-    assert "Traceback" not in log_of(child) and "Waiting for the database" not in log_of(child)
+    assert "Traceback" not in log_of(child) and "runqueue: database unavailable, retrying" not in log_of(child)
 
 
 LOG_THAT_HANGS = """
@@ -165,6 +165,6 @@ def test_supervisor_that_hangs_says_where_and_ends(runqueue, tmp_path):
 def test_crash_loop_is_named_with_its_cause(start):
     child = start(text="import os\nos._exit(3)\n")
 
-    until(lambda: "Crash loop: the last 5 processes died" in log_of(child))
+    until(lambda: "crash loop: the last 5 processes died" in log_of(child))
 
     assert "ended with exit code 3" in log_of(child)

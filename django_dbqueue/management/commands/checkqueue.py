@@ -1,4 +1,4 @@
-"""``manage.py checkqueue``: what to change at the queue's databases, and why."""
+"""``manage.py checkqueue``: recommended changes to the queue's databases, with reasons."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Command(BaseCommand):
     help = (
         "Look at the queue's databases, and say what to change there and why. Ends with 1 if there is something, with 0 if not."
     )
-    # It tells of the database, also where something else of the project is wrong.
+    # No system checks: the command reports on the database even if other parts of the project are
+    # wrong.
     requires_system_checks = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""``manage.py runqueue``: run the jobs."""
+"""``manage.py runqueue``: run jobs."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ from ...runtime.signals import obey_signals, run_beside_signals
 from ...runtime.supervisor.supervisor import Supervisor
 from ...tasks import modules_with_tasks
 
-# By --verbosity. Normal is what the project has, or INFO.
+# Log levels by --verbosity. The normal level is the project's own, or INFO.
 LEVELS = {0: logging.WARNING, 1: None}
 
-# MySQL's ER_DBACCESS_DENIED_ERROR, ER_ACCESS_DENIED_ERROR and its kind, and ER_BAD_DB_ERROR; what PostgreSQL and PgBouncer say.
+# MySQL's ER_DBACCESS_DENIED_ERROR, ER_ACCESS_DENIED_ERROR and its variant, and ER_BAD_DB_ERROR.
+# REFUSED_TEXT matches the messages of PostgreSQL and PgBouncer.
 REFUSED = (1044, 1045, 1049, 1698)
 REFUSED_TEXT = re.compile(
     r"authentication failed|no password supplied|no pg_hba.conf entry|no such (?:user|database)"
@@ -44,7 +45,8 @@ REFUSED_TEXT = re.compile(
 
 class Command(BaseCommand):
     help = "Run the jobs: a supervisor with worker processes and a dispatcher. What is given here beats the backend's OPTIONS."
-    # The checks have been made for the web server too; a worker must start where a warning is the only trouble.
+    # All other checks run for the web server too. A worker must start if warnings are the only
+    # problem.
     requires_system_checks = ["dbqueue"]
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -81,13 +83,14 @@ class Command(BaseCommand):
             _end_after(stop, supervisor.options.longest_shutdown)
         code = run_beside_signals(lambda: supervisor.run(stop), supervisor.end_if_stuck)
         if is_own_process:
-            # A thread that a task has left behind must not hold up the end.
+            # A thread left behind by a task must not block the exit.
             _in(2.0, lambda: os._exit(code))
         if code:
             sys.exit(code)
 
     def _run_with_reloader(self, options: dict[str, Any]) -> None:
-        # The reloader ends this process from its main thread, to start it anew: jobs are given back on the way out.
+        # The reloader exits this process from its main thread, to restart it. Jobs are released on
+        # the way out.
         def run() -> None:
             stop, ended = Shutdown(), threading.Event()
             atexit.register(ended.wait, 5.0)
@@ -101,7 +104,10 @@ class Command(BaseCommand):
 
 
 def _have_broken_modules_watched(alias: str) -> None:
-    """The reloader watches what has been imported, and files in which an import ended by an error that it has seen."""
+    """Have the reloader watch the task modules that cannot be imported.
+
+    The reloader watches imported modules, and files whose import error it has seen.
+    """
     backend = task_backends[alias]
     for name in modules_with_tasks(backend.config.task_modules if isinstance(backend, DatabaseBackend) else ()):
         with suppress(Exception):
@@ -109,7 +115,7 @@ def _have_broken_modules_watched(alias: str) -> None:
 
 
 def _end_after(stop: Shutdown, seconds: float) -> None:
-    """End the process so long after it was told to, whatever the state of the database is."""
+    """Exit ``seconds`` after the shutdown request, whatever the state of the database is."""
 
     def end() -> None:
         stop.wait(None)
@@ -125,15 +131,18 @@ def _in(seconds: float, act: Callable[[], object]) -> None:
 
 
 def _wait_for_database(database: str, options: Options, stop: Shutdown) -> None:
-    """Until a connection is made and served, or is refused for good; ``stop`` is asked for, or ``give_up_after`` has passed."""
+    """Wait until a connection is made and served, or is refused for good.
+
+    The wait also ends with ``stop``, and after ``give_up_after`` seconds.
+    """
     end = time.monotonic() + options.give_up_after
-    trouble = Trouble("Waiting for the database")
+    trouble = Trouble("runqueue: database unavailable, retrying")
 
     def wait() -> None:
         prepare(database, options.statement_limit)
         while not stop.asked:
             try:
-                # A node of Galera that has lost the majority lets everybody in, and serves nobody.
+                # A Galera node without quorum accepts connections and refuses statements.
                 with suppress(ProgrammingError):
                     Process.objects.using(database).exists()
                 trouble.over()
@@ -146,7 +155,7 @@ def _wait_for_database(database: str, options: Options, stop: Shutdown) -> None:
             finally:
                 discard(database)
 
-    # A connection that is being made cannot be interrupted: its thread is left behind.
+    # A connection attempt cannot be interrupted: its thread is left behind.
     thread = threading.Thread(target=wait, name="database", daemon=True)
     thread.start()
     while thread.is_alive() and not stop.asked:
@@ -154,16 +163,17 @@ def _wait_for_database(database: str, options: Options, stop: Shutdown) -> None:
 
 
 def _is_refused(error: Error) -> bool:
-    """Whether the server does not know the user, the password or the database. It will not change its mind while it is asked.
+    """Return whether the server rejects the user, the password or the database: retrying is no use.
 
-    PostgreSQL's driver tells no code of a connection that was not made; of another language than English, its text says nothing.
+    PostgreSQL's driver gives no code for a failed connection attempt, only a message. A message in
+    another language than English is not recognised.
     """
     cause = error.__cause__
     return bool(cause and cause.args and cause.args[0] in REFUSED) or bool(REFUSED_TEXT.search(str(error)))
 
 
 def _look_at(database: str) -> None:
-    """Say it at once, and simply, if there is no queue to work on."""
+    """Fail at once, with a simple message, if there is no queue to work on."""
     try:
         Process.objects.using(database).exists()
     except Error as error:

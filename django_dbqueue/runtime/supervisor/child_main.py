@@ -1,4 +1,4 @@
-"""Where a supervisor's child process begins."""
+"""Entry point of a supervisor's child process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from ..shutdown import Shutdown
 
-# Windows has none.
+# Windows has no SIGUSR2.
 STACKS: int | None = getattr(signal, "SIGUSR2", None)
 
 
@@ -28,10 +28,10 @@ def main(
     finished: Connection,
     level: int,
 ) -> None:
-    """Set Django up, be the role until told to stop, and end the process, whatever threads are still busy.
+    """Set Django up, run the role until shutdown, and exit even if threads are still busy.
 
-    ``board_name`` is that of its board; asked by a signal, it writes where all its threads are to the file ``stacks``.
-    ``level`` is that of the supervisor's log.
+    ``board_name`` is the name of its shared status. On a signal, the process writes the stack
+    traces of all its threads to the file ``stacks``. ``level`` is the supervisor's log level.
     """
     import django
 
@@ -43,7 +43,7 @@ def main(
     from ..connections import keep_connections
     from ..logging_setup import log_to_console
 
-    # Models, and what imports them, are to be had from here on.
+    # Models, and modules that import them, can be imported from here on.
     from ..shared_status import SharedStatus
     from ..signals import obey_supervisor, run_beside_signals
     from .roles import run_role
@@ -54,16 +54,17 @@ def main(
     obey_supervisor(stop)
     threading.Thread(target=_end_with_parent, args=(stop,), daemon=True).start()
     board = SharedStatus.open(board_name)
-    # What is loaded by now stays to the end: looking through it for garbage again and again cost each job 4 µs.
+    # Objects loaded by now stay until the end: scanning them for garbage again and again cost each
+    # job 4 µs.
     gc.freeze()
     code = 0
     try:
         code = run_beside_signals(lambda: run_role(role, alias, changes, board, stop, supervisor, finished), board.pulse)
     except (DatabaseError, InterfaceError) as error:
-        logging.getLogger("django_dbqueue").error("The %s cannot work: %s", role, error)
+        logging.getLogger("django_dbqueue").error("%s: crashed with a database error: %s", role, error)
         code = 1
     except Exception:
-        logging.getLogger("django_dbqueue").exception("The %s ended by an error.", role)
+        logging.getLogger("django_dbqueue").exception("%s: crashed.", role)
         code = 1
     logging.shutdown()
     os._exit(code)

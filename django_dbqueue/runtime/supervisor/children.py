@@ -1,4 +1,7 @@
-"""What a supervisor keeps: roles as processes or, embedded, as threads. Each tells of its end by ``ended``."""
+"""Children of a supervisor: roles as processes or, embedded, as threads.
+
+Each child calls ``ended`` at its end.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,16 @@ from .roles import run_role
 
 logger = logging.getLogger("django_dbqueue")
 
-# How long a role may take to start, in seconds.
+# The longest time that a role may take to start, in seconds.
 START = 60.0
 
 
 @contextmanager
 def _no_main_module() -> Iterator[None]:
-    """Have a spawned child not run the project's ``manage.py`` again, which may have no guard by ``__name__``."""
+    """Keep a spawned child from running the project's ``manage.py`` again.
+
+    That file may have no ``__name__`` guard.
+    """
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     try:
         yield
@@ -70,26 +76,29 @@ class ChildThread:
         self._thread.join(timeout)
 
     def kill(self) -> None:
-        """A thread cannot be killed; it ends with the process."""
+        """Do nothing: a thread cannot be killed; it ends with the process."""
 
     def stacks(self) -> str:
         return ""
 
     def close(self) -> None:
-        """There is nothing to clear away."""
+        """Do nothing: there is nothing to clean up."""
 
     def _run(self, alias: str, changes: dict[str, Any], supervisor: int, finished: Connection) -> None:
         try:
             self.exitcode = run_role(self.role, alias, changes, self.board, self._stop, supervisor, finished)
         except BaseException:
-            logger.exception("The %s ended by an error.", self.role)
+            logger.exception("%s: crashed.", self.role)
             self.exitcode = 1
         self.ended_at = time.monotonic()
         self._ended()
 
 
 class ChildProcess:
-    """A role in a process of its own, which can be killed. Spawned, not forked: it shares no connection, lock or thread."""
+    """A role in its own process, which can be killed.
+
+    The process is spawned, not forked: it shares no connection, lock or thread.
+    """
 
     ended_at = float("inf")
 
@@ -133,7 +142,10 @@ class ChildProcess:
         self._process.kill()
 
     def stacks(self) -> str:
-        """Where the threads are that run tasks. It is told even if none of them lets go of the interpreter."""
+        """Return the stack traces of the threads that run tasks.
+
+        This works even if none of them releases the GIL.
+        """
         if not child_main.STACKS or not self.pid:
             return ""
         os.kill(self.pid, child_main.STACKS)

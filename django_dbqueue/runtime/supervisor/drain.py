@@ -1,4 +1,4 @@
-"""When ``runqueue --drain`` is through."""
+"""End condition of ``runqueue --drain``."""
 
 from __future__ import annotations
 
@@ -19,29 +19,36 @@ logger = logging.getLogger("django_dbqueue")
 
 
 class Drain:
-    """Of the queues that ``supervisor``, a process that has been registered by then, serves."""
+    """Drain of the queues that ``supervisor`` serves.
+
+    The supervisor is registered before the first check.
+    """
 
     def __init__(self, database: str, selector: QueueSelector, options: Options, supervisor: Process) -> None:
         self._jobs = Job.objects.using(database)
         self._selector, self._options, self._supervisor = selector, options, supervisor
 
     def is_over(self) -> bool:
-        """Nothing is due in the served queues, nothing runs here, and no batch is about to enqueue what follows it."""
+        """Return whether the drain has ended.
+
+        No job is due in the served queues, no job runs here, and no batch is about to enqueue its
+        callback.
+        """
         try:
             with answered_within(self._options.answer_limit), snapshot(self._jobs.db):
                 return not self._any_left(self._jobs.all())
         except (DatabaseError, InterfaceError) as error:
-            logger.warning("Whether there is more to do cannot be seen: %s", error)
+            logger.warning("drain: could not check for remaining jobs: %s", error)
             discard(self._jobs.db)
             return False
 
     def _about_to_be_due(self, jobs: JobQuerySet) -> set[str]:
-        """The queues of jobs that wait for others to end, and of what follows when a batch has."""
+        """Return the queues of jobs that wait for others, and of callbacks of ended batches."""
         blocked = jobs.blocked_by_others().values_list("queue", flat=True).distinct()
         return {*blocked, *Batch.objects.using(jobs.db).due().queues()}
 
     def any_failed(self) -> bool:
-        """Whether a job of the served queues was FAILED meanwhile."""
+        """Return whether a job of the served queues has become FAILED meanwhile."""
         failed = self._jobs.filter(state=State.FAILED, finished_at__gte=self._supervisor.started_at, finished_at__lte=Now())
         return any(self._selector.rank(queue) is not None for queue in failed.values_list("queue", flat=True).distinct())
 
@@ -56,4 +63,4 @@ class Drain:
         if any(self._selector.rank(queue) is not None for queue in self._about_to_be_due(wanted) - paused):
             return True
         others = Process.objects.using(jobs.db).alive().exclude(supervisor=self._supervisor.pk)
-        return jobs.running().exclude(process__in=others).exists()  # Ours, or lost.
+        return jobs.running().exclude(process__in=others).exists()  # Own jobs, or lost ones.

@@ -1,4 +1,4 @@
-"""The roles that a supervisor keeps running, by name."""
+"""Roles that a supervisor keeps running, by name."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ ROLES: dict[str, type[Worker] | type[Dispatcher]] = {
     "dispatcher": Dispatcher,
     "draining dispatcher": DrainingDispatcher,
 }
-# The exit code of a role whose jobs still ran when it ended; sysexits.h calls it "temporary failure".
+# Exit code of a role that ended while its jobs still ran; "temporary failure" in sysexits.h.
 EXIT_JOBS_RUNNING = 75
-# The exit code of a role that cannot import its tasks; sysexits.h calls it "configuration error".
+# Exit code of a role that cannot import its tasks; "configuration error" in sysexits.h.
 CANNOT_IMPORT = 78
 
 
 def run_role(
     role: str, alias: str, changes: dict[str, Any], board: SharedStatus, stop: Shutdown, supervisor: int, finished: Connection
 ) -> int:
-    """Be a worker, or a dispatcher, until ``stop`` is asked for. ``changes`` are those to the backend's options.
+    """Run a worker or a dispatcher until ``stop`` is requested. Returns the exit code.
 
-    It sends ``task_finished`` for the lost jobs whose ids the supervisor writes to ``finished``. Returns the exit code.
+    ``changes`` override the backend's options. The role sends ``task_finished`` for the lost jobs
+    whose ids the supervisor writes to ``finished``.
     """
     remember_receivers()
     skip_unheard_lines(signals.logger)

@@ -1,4 +1,4 @@
-"""Starts the other roles, watches them, replaces those that end, and stops them."""
+"""Supervisor: starts the other roles, watches them, replaces those that end, and stops them."""
 
 from __future__ import annotations
 
@@ -33,15 +33,20 @@ logger = logging.getLogger("django_dbqueue")
 
 
 class Supervisor:
-    """Keeps ``roles`` running for a backend. ``changes`` are those of the command line to the backend's options."""
+    """Keep ``roles`` running for a backend.
 
-    # A member that is told to stop has so many seconds more than its jobs have.
+    ``changes`` are the command line's changes to the backend's options.
+    """
+
+    # Seconds that a stopping child has in addition to those of its jobs.
     GRACE = 5.0
-    # A process whose interpreter has not run for so long has a thread that does not let go of it.
+    # Seconds without a run of its interpreter after which a process has a thread that does not
+    # release the GIL.
     FROZEN = 3.0
-    # How long it rests, in seconds, if no member ends; and if there is something to wait for.
+    # Seconds between two rounds if no child ends, and while an event is expected.
     REST, SHORT = 1.0, 0.1
-    # The number of members that die right after their start, in a row, at which the log names a crash loop.
+    # Number of children in a row that die right after their start at which the log reports a crash
+    # loop.
     CRASH_LOOP = 5
 
     def __init__(self, backend: DatabaseBackend, roles: list[str], changes: dict[str, Any], *, drain: bool = False) -> None:
@@ -57,18 +62,18 @@ class Supervisor:
         self._first_members: list[Child] = []
         # Dead processes whose jobs could not be recovered yet.
         self._unrecovered: list[tuple[ProcessQuerySet, ExitReason]] = []
-        self._trouble = Trouble("Jobs of dead processes could not be recovered, and recovery is tried again")
-        # Those that are replaced already, and when they are killed.
+        self._trouble = Trouble("supervisor: jobs of dead processes could not be recovered, retrying")
+        # Children that are already replaced, and when they are killed.
         self._leaving: dict[Child, float] = {}
         self._crashes, self._start_at = 0, 0.0
         self._code = 0
         self._wake, self._was_woken = threading.Event(), False
 
     def run(self, stop: Shutdown) -> int:
-        """Until ``stop`` is asked for, or the queues are drained. Returns the exit code.
+        """Run until ``stop`` is requested or the queues are drained. Returns the exit code.
 
-        1 if a drained job failed, the database was away for too long, or tasks cannot be imported; EXIT_JOBS_RUNNING if a job of an
-        embedded worker does not let itself be stopped.
+        The code is 1 if a drained job failed, the database was unavailable for too long, or tasks
+        cannot be imported; EXIT_JOBS_RUNNING if a job of an embedded worker cannot be stopped.
         """
         self._board.turn()
         prepare(self._backend.database, self.options.statement_limit)
@@ -99,9 +104,10 @@ class Supervisor:
         return self._code
 
     def end_if_stuck(self) -> None:
-        """End the process if the main loop has not come round for very long, to be started again by a service manager.
+        """Exit if the main loop has made no progress for very long.
 
-        Called from another thread. It does not log: a log handler that hangs may be the cause.
+        A service manager then restarts the process. Called from another thread. It does not log: a
+        log handler that hangs may be the cause.
         """
         if self._board.since_loop_tick() > self.options.patience + self.options.longest_shutdown:
             os.write(2, b"CRITICAL The supervisor makes no progress: this process ends. Where its threads are:\n")
@@ -109,8 +115,8 @@ class Supervisor:
             os._exit(EXIT_JOBS_RUNNING)
 
     def _rest(self, stop: Shutdown) -> bool:
-        """Until it is time to look at its members. Returns whether to stop."""
-        # The exit code is there a moment after the end is told of.
+        """Wait until the next check of the children. Returns whether to stop."""
+        # The exit code is available a moment after the end is reported.
         soon = self._drain or self._was_woken or time.monotonic() < self._start_at
         self._was_woken = self._wake.wait(self.SHORT if soon else self.REST)
         self._wake.clear()
@@ -124,7 +130,7 @@ class Supervisor:
 
     def _give_up_at_last(self) -> None:
         if self._heartbeat.silent_for > self.options.give_up_after:
-            logger.critical("The database has been away for %d s: giving up.", self._heartbeat.silent_for)
+            logger.critical("supervisor: database unavailable for %d s; giving up.", self._heartbeat.silent_for)
             self._code = 1
 
     def _start_missing(self) -> None:
@@ -136,7 +142,7 @@ class Supervisor:
             try:
                 member = kind(role, self._backend.alias, self.options, self._changes, self._process.pk, finished, self._wake.set)
             except OSError as error:
-                logger.error("A %s could not be started, and is tried again: %s", role, error, extra=self._process.log_fields)
+                logger.error("supervisor: %s could not be started; retrying: %s", role, error, extra=self._process.log_fields)
                 return
             self._members.append(member)
 
@@ -154,33 +160,33 @@ class Supervisor:
                 self._replace(member, float("inf"))
             if self._leaving.get(member, float("inf")) < time.monotonic():
                 self._kill(member, "made no progress", blameless=True)
-                # A thread is still there; it ends with its process.
+                # A thread still runs; it ends with its process.
                 self._code = self._code or EXIT_JOBS_RUNNING * isinstance(member, ChildThread)
 
     def _deregister_dead(self, member: Child) -> None:
         if member.exitcode == EXIT_JOBS_RUNNING and isinstance(member, ChildThread):
-            logger.error("A job does not stop: this process ends, to be started again by whoever started it.")
+            logger.error("supervisor: a job does not stop; exiting with code 75 so that the service manager restarts us.")
             self._code = EXIT_JOBS_RUNNING
             return
         self._forget(member)
         if member.exitcode == CANNOT_IMPORT and member in self._first_members:
             logger.critical(
-                "Tasks cannot be imported, for the reasons above: this process ends. Cure them (`manage.py check` shows them), "
-                "or serve the other tasks with --allow-import-errors."
+                "supervisor: tasks cannot be imported for the reasons above; shutting down. Fix them "
+                "(`manage.py check` shows them), or serve the other tasks with --allow-import-errors."
             )
             self._code = 1
             return
         if member.exitcode:
             level = logging.INFO if member.exitcode == EXIT_JOBS_RUNNING else logging.ERROR
-            logger.log(level, "The %s with process id %s %s.", member.role, member.pid, _death(member).how)
+            logger.log(level, "supervisor: %s (pid %s) %s.", member.role, member.pid, _death(member).how)
             self._recover(self._of(member), _death(member))
         if member.exitcode not in (0, EXIT_JOBS_RUNNING):
-            # Who dies as soon as it is born is not born again at once.
+            # Crash loop: back off before restarting a child that died within 10 s.
             self._crashes = self._crashes + 1 if time.monotonic() - member.born < 10 else 1
             if self._crashes % self.CRASH_LOOP == 0:
                 logger.critical(
-                    "Crash loop: the last %d processes died within 10 s of their start; this one, a %s, %s. "
-                    "See the errors above, and what `manage.py check` says.",
+                    "supervisor: crash loop: the last %d processes died within 10 s of their start; this one, a %s, %s. "
+                    "See the errors above and the output of `manage.py check`.",
                     self._crashes,
                     member.role,
                     _death(member).how,
@@ -188,7 +194,7 @@ class Supervisor:
             self._start_at = time.monotonic() + min(30.0, 0.1 * 2 ** min(self._crashes - 1, 10))
 
     def _replace(self, member: Child, deadline: float) -> None:
-        """Have another in its place while it comes to its end."""
+        """Let a replacement start while the child comes to its end."""
         if member in self._members:
             self._members.remove(member)
         self._leaving[member] = min(deadline, self._leaving.get(member, deadline))
@@ -200,7 +206,10 @@ class Supervisor:
             self._members.remove(member)
 
     def _is_frozen(self, member: Child) -> bool:
-        """No thread of it has run for long, and it must end: others will take it for dead, or a job's time is over."""
+        """Return whether no thread of the child has run for long and the child must end.
+
+        It must end if others will declare it dead, or if a job has timed out.
+        """
         silent = member.board.since_gil_alive()
         if silent < self.FROZEN:
             return False
@@ -212,7 +221,7 @@ class Supervisor:
                 rows = Job.objects.using(self._backend.database).overdue(self.options.timeout_grace)
                 return list(rows.filter(process__in=self._of(member)))
         except (DatabaseError, InterfaceError) as error:
-            logger.warning("Whether its jobs are overdue cannot be seen: %s", error)
+            logger.warning("supervisor: could not check for overdue jobs: %s", error)
             discard(self._backend.database)
             return []
 
@@ -222,12 +231,12 @@ class Supervisor:
             for job in overdue:
                 Stack.objects.using(self._backend.database).record(job, stacks)
         except (DatabaseError, InterfaceError) as error:
-            logger.warning("Where its jobs were could not be stored: %s\n%s", error, stacks)
+            logger.warning("supervisor: could not store the stack traces of overdue jobs: %s\n%s", error, stacks)
             discard(self._backend.database)
         self._kill(member, "did not let go of its interpreter", blameless=bool(overdue))
 
     def _kill(self, member: Child, why: str, *, blameless: bool) -> None:
-        logger.error("The %s with process id %s %s; it is killed.", member.role, member.pid, why)
+        logger.error("supervisor: %s (pid %s) %s; it is killed.", member.role, member.pid, why)
         member.kill()
         member.join(1.0)
         self._forget(member)
@@ -239,19 +248,22 @@ class Supervisor:
         return rows.filter(kind=member.role)
 
     def _gone(self) -> ProcessQuerySet:
-        """Those that were killed together with their supervisor, on this host."""
+        """Return the processes that were killed together with their supervisor, on this host."""
         rows = Process.objects.using(self._backend.database)
         here = rows.filter(hostname=self._process.hostname).exclude(pk=self._process.pk)
         return rows.filter(pk__in=[each.pk for each in here if process_identity.is_gone(each.pid, each.details)])
 
     def _recover(self, dead: ProcessQuerySet, death: ExitReason) -> None:
         self._unrecovered.append((dead, death))
-        # The connection may have been lost since it was used: the second try has a new one.
+        # The connection may have been lost since its last use: the second try has a new one.
         if not self._recover_dead():
             self._recover_dead()
 
     def _recover_dead(self) -> bool:
-        """Recover the jobs of processes that died. Returns whether none are left to the next round, or to a dispatcher."""
+        """Recover the jobs of dead processes.
+
+        Returns whether none are left to the next round or to a dispatcher.
+        """
         while self._unrecovered:
             self._board.turn()
             try:
@@ -267,7 +279,7 @@ class Supervisor:
         return True
 
     def _stop_members(self, stop: Shutdown) -> None:
-        logger.info("%s stops its members.", self._process, extra=self._process.log_fields)
+        logger.info("%s is shutting down its children.", self._process, extra=self._process.log_fields)
         members = [*self._members, *self._leaving]
         for member in members:
             member.stop()
@@ -290,7 +302,7 @@ class Supervisor:
 
 
 def _death(member: Child) -> ExitReason:
-    """How a member died that has an exit code."""
+    """Return the exit reason of a child that has an exit code."""
     code, not_started = member.exitcode or 0, frozenset(member.board.not_started())
     clock = min(member.ended_at, time.monotonic())
     if code == EXIT_JOBS_RUNNING:

@@ -1,4 +1,4 @@
-"""The event loop of a worker, for ``async def`` tasks: many run at a time, on one thread."""
+"""The event loop of a worker: runs many ``async def`` tasks concurrently on one thread."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ Run = Callable[[CoroutineCall], Awaitable[AttemptResult]]
 
 
 class AsyncPool:
-    """As Pool, for coroutines. The loop's thread starts with the first job."""
+    """The counterpart of ThreadPool for coroutines. The loop's thread starts with the first job."""
 
     def __init__(self, options: Options, run: Run, settle: Callable[[AttemptResult], None], wake: Callable[[], None]) -> None:
         self._options, self._run, self._settle, self._wake = options, run, settle, wake
         self._running: dict[tuple[UUID, int], CoroutineCall] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        # The event loop itself keeps no task alive.
+        # The event loop holds only weak references to its tasks.
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_watched = self._all_mine = self._closed = False
 
     def take(self, jobs: Sequence[Job], leave: Callable[[str], None]) -> tuple[Sequence[Job], Sequence[Job]]:
-        """Start the jobs of ``async def`` tasks. Returns the others, and those for which there is no room.
+        """Start the jobs of ``async def`` tasks. Return the other jobs, and those that do not fit.
 
-        Among the others are those whose task is not known: these are given back on a thread, and ``leave`` is told the task.
+        The other jobs include jobs of unknown tasks: a thread releases them, and ``leave`` is
+        called with the task.
         """
         mine: list[Job] = []
         others: list[Job] = []
@@ -59,8 +60,8 @@ class AsyncPool:
         return len(self._running) >= self._options.coroutines
 
     def room(self) -> int:
-        """For how many more there is room; none, as long as it is not known that those to come are for the loop."""
-        # Each begins at once: without a prefetch they are claimed one by one.
+        """Number of further jobs to claim: 0 unless all jobs of the last claim were coroutines."""
+        # Each job starts immediately: without a prefetch, jobs are claimed one by one.
         most = max(1, self._options.prefetch)
         return max(0, min(self._options.coroutines - len(self._running), most)) if self._all_mine else 0
 
@@ -81,8 +82,9 @@ class AsyncPool:
             try:
                 loop.run_forever()
             except BaseException as error:
-                # A coroutine that a task started beside itself raised SystemExit: whoever awaits it is told too.
-                logger.warning("The event loop goes on after %r.", error)
+                # A coroutine that a task started as a task of its own raised SystemExit. The
+                # code that awaits it receives the exception too.
+                logger.warning("async pool: event loop restarted after %r", error)
         if not asyncio.all_tasks(loop):
             loop.close()
 

@@ -1,10 +1,13 @@
-"""How long the jobs of each task usually take in this process."""
+"""Run times of each task in this process."""
 
 from __future__ import annotations
 
 
 class RunTimes:
-    """The last jobs count most. In seconds."""
+    """EWMA (exponentially weighted moving average) of the run time per task, in seconds.
+
+    The latest jobs weigh most.
+    """
 
     WEIGHT = 0.2
 
@@ -16,5 +19,5 @@ class RunTimes:
         self._usual[task] = usual + (seconds - usual) * self.WEIGHT
 
     def estimate(self, task: str) -> float | None:
-        """None, if none has run here."""
+        """Return the estimate, or None if no job of the task has run in this process."""
         return self._usual.get(task)

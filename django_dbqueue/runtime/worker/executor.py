@@ -1,4 +1,7 @@
-"""Runs claimed jobs. Whatever a task does, how it ended is a value, never an exception that leaves here."""
+"""Runs claimed jobs.
+
+The outcome of a task is always a return value: no exception of a task leaves this module.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,10 @@ logger = logging.getLogger("django_dbqueue")
 
 
 def run(call: ThreadCall, backend: DatabaseBackend) -> AttemptResult | Settled:
-    """Run a job on this thread. Returns what is to be settled, or what it has settled itself."""
+    """Run a job on this thread.
+
+    Return the attempt result to settle, or the settlement if the attempt has settled itself.
+    """
     attempt = Attempt(call, backend)
     try:
         function = attempt.begin()
@@ -63,7 +69,7 @@ def run(call: ThreadCall, backend: DatabaseBackend) -> AttemptResult | Settled:
         return attempt.announce(attempt.succeed(call.run(async_to_sync(function) if is_coroutine(function.func) else function)))
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-            raise  # Workers run tasks on other threads: here it is a person's Ctrl-C.
+            raise  # Workers run tasks on other threads: on the main thread this is Ctrl-C.
         if call.reason:
             close_interrupted()
             error = _behind_the_driver(error)
@@ -71,7 +77,10 @@ def run(call: ThreadCall, backend: DatabaseBackend) -> AttemptResult | Settled:
 
 
 def _behind_the_driver(error: BaseException) -> BaseException:
-    """The interruption that a database's driver has answered with an error of its own, if that is what ended a task."""
+    """Return the interruption that a database driver has replaced with an error of its own.
+
+    Return ``error`` itself if no interruption is behind it.
+    """
     behind: BaseException | None = error
     while isinstance(error, (DatabaseError, InterfaceError)) and behind is not None:
         if isinstance(behind, Interruption):
@@ -94,9 +103,10 @@ async def run_async(call: CoroutineCall, backend: DatabaseBackend) -> AttemptRes
 
 
 async def _uncancelled(step: Callable[[], R]) -> R:
-    """Run a step on the thread for the database to its end, however often the job's asyncio task is cancelled meanwhile.
+    """Run a step to completion on the database thread, despite cancellations of the asyncio task.
 
-    The task's own code, or an interruption that comes late, may cancel it: without an outcome, the job would stay RUNNING.
+    The task's own code or a late interruption may cancel the asyncio task. Without an outcome, the
+    job would stay RUNNING.
     """
     running = asyncio.ensure_future(sync_to_async(_with_ready_connections)(step))
     while not running.done():
@@ -110,7 +120,7 @@ async def _uncancelled(step: Callable[[], R]) -> R:
 
 
 def _handle(error: BaseException, step: Callable[[BaseException], R]) -> R:
-    """Have a step see, on its own thread, that an error is being handled."""
+    """Run a step in an ``except`` block, so that ``sys.exc_info()`` is set on its own thread."""
     try:
         raise error
     except BaseException:
@@ -118,18 +128,20 @@ def _handle(error: BaseException, step: Callable[[BaseException], R]) -> R:
 
 
 def _with_ready_connections(step: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """For the one thread on which all coroutines of a loop use the database."""
+    """Run a step on the one thread on which all coroutines of a loop use the database."""
     ready_connections()
     look_after_connections()
     return step(*args, **kwargs)
 
 
 class Attempt:
-    """One attempt at one job: it begins, and then succeeds or fails."""
+    """One attempt to run a job: starts, then succeeds or fails."""
 
-    # A job whose task is unknown here is given back for a tenth of the time that it has waited, within these seconds.
+    # A job with an unknown task is released and delayed by a tenth of the time that it has waited,
+    # between these limits, in seconds.
     SHORTEST_WAIT, LONGEST_WAIT = 1.0, 30.0
-    # After so many attempts in a row whose transaction conflicted with another, the next one counts as a failure.
+    # Attempts in a row that may end in a transaction conflict. The next conflict counts as a
+    # failure.
     MOST_CONFLICTS = 20
 
     def __init__(self, call: Any, backend: DatabaseBackend) -> None:
@@ -137,18 +149,26 @@ class Attempt:
         self._started_at = call.job.claimed_at
         self._task: Any = None
         self._earlier: list[Execution] = []
-        # Whether the database has undone the task's transaction for the sake of another one.
+        # True if the database rolled back the task's transaction because of a conflict with another
+        # transaction.
         self._is_unserialized = False
 
     @property
     def uses_no_database(self) -> bool:
-        """To begin and to succeed: then an event loop need not wait for another thread, which takes longer than all the rest."""
+        """True if neither the start nor the success of the attempt needs the database.
+
+        The event loop then need not wait for another thread, which takes longer than all other
+        steps together.
+        """
         job = self._job
         is_plain = job.attempt == job.attempts_before + 1 and job.on_lost != OnLost.FAIL and not job.pipeline
         return is_plain and job.max_attempts > 0 and not is_heard(signals.task_started) and not is_heard(signals.task_finished)
 
     def begin(self) -> partial[Any]:
-        """Announce the attempt, and return the call that it consists of."""
+        """Prepare the attempt and send ``task_started``.
+
+        Return the task's function with its arguments.
+        """
         job = self._job
         self._started_at, self._options = job.now(), self._backend.options_of(job.queue)
         if job.called_off:
@@ -167,7 +187,7 @@ class Attempt:
         if self._options.keep_log:
             self._call.log = LogCapture(job, self._options.keep_log)
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("Job %s of %s starts (attempt %d)", job.pk, job.task, job.attempt, extra=job.log_fields)
+            logger.debug("executor: job %s of %s starts (attempt %d)", job.pk, job.task, job.attempt, extra=job.log_fields)
         self._tell(signals.task_started, TaskResultStatus.RUNNING)
         leading = (JobContext(task_result=self._result, job=job, call=self._call),) if task.takes_context else ()
         return partial(task.func, *leading, *job.args, **job.kwargs)
@@ -182,11 +202,17 @@ class Attempt:
 
     @cached_property
     def _result(self) -> JobResult:
-        """What receivers of signals, the task's context and decisions on a retry see. Most attempts need none."""
+        """Task result for signal receivers, the task's context and retry decisions.
+
+        Created on demand: most attempts need none.
+        """
         return result_of(self._job, self._backend.alias, task_of(self._job, self._backend.alias), self._earlier)
 
     def succeed(self, value: Any) -> AttemptResult:
-        """Raises TypeError or ValueError for a return value that is not JSON: then the attempt has failed."""
+        """Return the result of a successful attempt.
+
+        Raises TypeError or ValueError for a return value that is not JSON: the attempt then fails.
+        """
         if self._job.pipeline:
             return self._settle(Outcome.SUCCESSFUL, **after_stage(self._job, value, self._backend))
         result = serialization.to_json(value, of=f"What {self._job.task} returned")
@@ -195,14 +221,20 @@ class Attempt:
         return self._settle(Outcome.SUCCESSFUL, State.SUCCESSFUL, result=result, erase=erase)
 
     def settle_in_transaction(self, function: Callable[[], Any]) -> Settled:
-        """What the task does to the queue's database, and that it succeeded, are committed together or not at all."""
+        """Run the task and settle its job in one transaction.
+
+        The task's changes to the queue's database and the job's success are committed together or
+        not at all.
+        """
         database, committed, success = self._backend.database, [], None
         try:
             with writing(database):
-                # The first of the hooks: it tells an error of the task's own hooks from one that has undone the transaction.
+                # The first on_commit hook: distinguishes an error of the task's own hooks from an
+                # error that rolled back the transaction.
                 transaction.on_commit(lambda: committed.append(True), using=database)
                 success = self.succeed(self._call.run(function))
-                # Waits for the transaction that has locked the row; settling alone would step over it.
+                # Wait for a transaction that holds the row's lock: settle() would skip the locked
+                # row.
                 if not self._jobs.owned(self._job).select_for_update().exists():
                     raise JobLost
                 settled = self._executions.settle([success])
@@ -215,9 +247,9 @@ class Attempt:
         return settled
 
     def _keep_error_of_hook(self, error: BaseException) -> None:
-        """The job has succeeded, and its attempt says that an on_commit hook of its task did not."""
+        """Record the error of an on_commit hook in the execution. The job itself has succeeded."""
         report = error_reports.report(error, _frames_of_the_task(error))
-        self._warn("has succeeded, but a hook raised after its commit: %s", report.headline)
+        self._warn("succeeded, but an on_commit hook failed after the commit: %s", report.headline)
         message = error_reports.clip(
             f"An on_commit hook raised after the commit: {report.message}", error_reports.LONGEST_MESSAGE
         )
@@ -225,14 +257,18 @@ class Attempt:
             attempt = self._executions.filter(job=self._job, attempt=self._job.attempt)
             attempt.update(error_type=report.type[:255], message=message, traceback=report.traceback)
         except (DatabaseError, InterfaceError) as another:
-            self._warn("has succeeded, and the error of a hook could not be stored: %s\n%s", another, report.traceback)
+            self._warn("succeeded; the error of an on_commit hook could not be stored: %s\n%s", another, report.traceback)
 
     def fail(self, error: BaseException) -> AttemptResult:
-        """Decide what becomes of the job. Called while ``error`` is handled, as receivers of the signal expect."""
+        """Return the attempt result for an error.
+
+        Called while ``error`` is being handled, as receivers of the signal expect.
+        """
         try:
             return self._decide(error)
         except BaseException as another:
-            # A receiver that raises SystemExit, memory that has run out: the job must not stay RUNNING for that.
+            # For example a receiver that raises SystemExit, or a MemoryError: the job must not stay
+            # RUNNING.
             return self._settle(Outcome.FAILED, State.FAILED, error=error_reports.report(another))
 
     def _decide(self, error: BaseException) -> AttemptResult:
@@ -242,7 +278,7 @@ class Attempt:
         if isinstance(error, Snoozed):
             return self._snooze(error)
         if self._is_unserialized and self._conflicts(report.type) < self.MOST_CONFLICTS and self._job.on_lost == OnLost.RETRY:
-            self._warn("is given back: its transaction could not be serialized with another: %s", error)
+            self._warn("released, retrying: its transaction could not be serialized: %s", error)
             return self._settle(Outcome.INTERRUPTED, State.SCHEDULED, wait=random.uniform(0.5, 1.5), error=report)
         if self._task is None:
             return self._decide_not_started(error, report)
@@ -255,34 +291,42 @@ class Attempt:
         wait = wait_before_retry(self._job, self._task, error, self._result, self._options)
         if wait is None:
             return self._give_up(outcome, State.FAILED, report)
-        self._warn("is tried again in %.3g s: %s", wait, report.headline)
+        self._warn("retrying in %.3g s: %s", wait, report.headline)
         return self._settle(outcome, State.SCHEDULED if wait else State.READY, wait=wait, error=report)
 
     def _conflicts(self, error_type: str) -> int:
-        """How many attempts in a row, just before this one, were interrupted by the same error."""
+        """Number of attempts in a row, up to the previous one, that the same error interrupted."""
         alike = takewhile(
             lambda each: (each.outcome, each.error_type) == (Outcome.INTERRUPTED, error_type), reversed(self._earlier)
         )
         return sum(1 for _ in alike)
 
     def _interrupt(self, report: error_reports.ErrorReport) -> AttemptResult:
-        """Give the job back; but not one that must not run twice, if it was not its own wish to be interrupted."""
+        """Release an interrupted job.
+
+        A job with ``on_lost="fail"`` that was interrupted from outside fails as LOST instead: it
+        must not run twice. One that raised Interrupted itself is released.
+        """
         if self._task and self._job.on_lost == OnLost.FAIL and self._call.reason is Interrupted:
             return self._give_up(Outcome.LOST, State.FAILED, report)
-        self._warn("is interrupted and given back")
+        self._warn("interrupted and released")
         return self._settle(Outcome.INTERRUPTED, State.READY)
 
     def _snooze(self, asked: Snoozed) -> AttemptResult:
-        logger.info("Job %s of %s is snoozed", self._job.pk, self._job.task, extra=self._job.log_fields)
+        logger.info("executor: job %s of %s snoozed", self._job.pk, self._job.task, extra=self._job.log_fields)
         return self._settle(Outcome.SNOOZED, State.SCHEDULED if asked.until else State.READY, wait=asked.until)
 
     def _decide_not_started(self, error: BaseException, report: error_reports.ErrorReport) -> AttemptResult:
-        """Of a job that is not to run, whose task could not be found, or whose earlier attempts could not be read."""
+        """Return the result of an attempt that did not start.
+
+        The job was discarded or has expired, its task could not be found, or its earlier attempts
+        could not be read.
+        """
         if isinstance(error, Discarded):
-            self._warn("is called off: %s", error)
+            self._warn("discarded: %s", error)
             return self._settle(Outcome.DISCARDED, State.DISCARDED, error=replace(report, traceback=""))
         if isinstance(error, (DatabaseError, InterfaceError)):
-            self._warn("is given back: its earlier attempts could not be read: %s", error)
+            self._warn("released: its earlier attempts could not be read: %s", error)
             return self._settle(Outcome.INTERRUPTED, State.SCHEDULED, wait=1.0)
         if isinstance(error, InvalidTaskPath):
             waited = self._unknown_for(report.type)
@@ -292,7 +336,10 @@ class Attempt:
         return self._settle(Outcome.FAILED, State.FAILED, error=report)
 
     def _unknown_for(self, error_type: str) -> float | None:
-        """Seconds since it was given back for that for the first time in a row: what follows is not recorded."""
+        """Seconds since the job was first released for this error, with no other outcome since.
+
+        None if the last execution has another outcome. Later releases in a row are not recorded.
+        """
         attempts = self._executions.filter(job=self._job, attempt__gt=self._job.attempts_before)
         last = attempts.order_by("-attempt").values_list("outcome", "error_type", "finished_at").first()
         if last and last[:2] == (Outcome.INTERRUPTED, error_type):
@@ -300,7 +347,7 @@ class Attempt:
         return None
 
     def _wait_for_the_task(self, waited: float | None, report: error_reports.ErrorReport) -> AttemptResult:
-        """Give the job back: other workers may know its task, or a deploy may be under way."""
+        """Release the job: other workers may know its task, or a deployment may be in progress."""
         _unknown_tasks.report(self._job, report.message)
         wait = min(max((waited or 0.0) / 10, self.SHORTEST_WAIT), self.LONGEST_WAIT) * random.uniform(0.8, 1.0)
         return self._settle(Outcome.INTERRUPTED, State.SCHEDULED, wait=wait, error=report, recorded=waited is None)
@@ -310,7 +357,7 @@ class Attempt:
         return self.announce(self._settle(outcome, state, error=report))
 
     def _warn(self, what: str, *args: Any) -> None:
-        logger.warning(f"Job %s of %s {what}", self._job.pk, self._job.task, *args, extra=self._job.log_fields)
+        logger.warning(f"executor: job %s of %s {what}", self._job.pk, self._job.task, *args, extra=self._job.log_fields)
 
     def _settle(self, outcome: Outcome, state: State, **rest: Any) -> AttemptResult:
         times = {"started_at": self._started_at, "finished_at": self._job.now()}
@@ -318,7 +365,7 @@ class Attempt:
         return AttemptResult.of(self._job, outcome, state, noted=self._job.noted, log=log, **times, **rest)
 
     def announce(self, end: AttemptResult) -> AttemptResult:
-        """Tell receivers of the job's end, if it is one. Returns it."""
+        """Send ``task_finished`` unless a next pipeline stage follows. Return ``end``."""
         if not end.then:
             status = TaskResultStatus.FAILED if end.error else TaskResultStatus.SUCCESSFUL
             self._tell(signals.task_finished, status, finished_at=end.finished_at, _return_value=end.result)
@@ -331,12 +378,12 @@ class Attempt:
             object.__setattr__(self._result, name, value)
         try:
             signal.send_robust(type(self._backend), task_result=self._result)
-        except SystemExit:  # All others that are errors, send_robust logs itself.
-            self._warn("goes on: a receiver of a signal raised SystemExit")
+        except SystemExit:  # send_robust logs all subclasses of Exception.
+            self._warn("continues: a signal receiver raised SystemExit")
 
 
 class _UnknownTasks:
-    """Warns of each task that is unknown here at most once a minute, however many of its jobs wait."""
+    """Warns at most once a minute per unknown task, regardless of how many of its jobs wait."""
 
     AGAIN = 60.0
 
@@ -346,7 +393,9 @@ class _UnknownTasks:
     def report(self, job: Job, why: str) -> None:
         if time.monotonic() - self._said.get(job.task, float("-inf")) > self.AGAIN:
             self._said[job.task] = time.monotonic()
-            logger.warning("Unknown task: job %s and others of %s wait: %s", job.pk, job.task, why, extra=job.log_fields)
+            logger.warning(
+                "executor: unknown task: job %s and others of %s wait: %s", job.pk, job.task, why, extra=job.log_fields
+            )
 
 
 _unknown_tasks = _UnknownTasks()

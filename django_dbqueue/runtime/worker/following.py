@@ -1,4 +1,4 @@
-"""What may run now that other jobs have ended."""
+"""Wakes workers for jobs that a settlement made ready."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ...models.states import State
 
 
 def wake_dependents(settled: Settled, backend: DatabaseBackend, limited: Container[str]) -> bool:
-    """Wake workers for what is ready now that jobs are settled, themselves among it. Returns whether anything is.
+    """Wake workers for jobs that a settlement made ready, including the settled jobs themselves.
 
-    ``limited`` are queues of which only so many jobs may run at a time.
+    Return whether there are any. ``limited`` contains the queues that have a concurrency limit.
     """
     jobs = [outcome.job for outcome in settled.written]
     queues = {*settled.unblocked, *(job.queue for job in jobs if job.queue in limited)}
@@ -23,7 +23,10 @@ def wake_dependents(settled: Settled, backend: DatabaseBackend, limited: Contain
 
 
 def finish_batches(settled: Settled, backend: DatabaseBackend) -> bool:
-    """As follow_up, for the batches of settled jobs."""
+    """Finish the batches of settled jobs, and wake workers for their callbacks.
+
+    Return whether there are any.
+    """
     batches = {outcome.job.batch_id for outcome in settled.written} - {None}
     return _wake(backend.batches.finish(batches), backend) if batches else False
 

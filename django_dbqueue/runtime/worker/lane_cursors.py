@@ -1,4 +1,7 @@
-"""Where the claims of a worker go on in each lane, so that they do not step over the rows of all that was claimed before."""
+"""Claim cursors of a worker, one per lane.
+
+A claim continues at the cursor, and so does not step over the rows of all jobs claimed before.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,25 @@ from ...models.states import Lane, Place
 
 
 class LaneCursors:
-    """A mark is a hint: jobs come to stand before it that are committed late, or given back. So lanes are looked at from the
-    start each second, and whenever there are fewer jobs than wanted. But an old transaction keeps the rows of all claimed jobs,
-    dead as they are, and such a look steps over them: while it takes long, it is made less often. What came since is found
-    meanwhile, in the lanes that have marks.
+    """The cursor of each lane, and the schedule of full scans.
+
+    A cursor is a hint: late commits and released jobs sort before it. Lanes are therefore scanned
+    from their start every second, and whenever a claim finds fewer jobs than wanted. But an old
+    transaction keeps the dead rows of all claimed jobs, and a full scan steps over them: while full
+    scans are slow, they run less often. Meanwhile, newer jobs are found in the lanes that have
+    cursors.
     """
 
-    # What takes longer, in seconds, rests so many times as long; but no longer than that, as it may have been the network.
+    # A full scan that takes longer than LONG seconds is followed by a pause of REST times its
+    # duration. The pause is at most LONGEST_REST seconds, as the network may have been the cause.
     LONG, REST, LONGEST_REST = 0.03, 20.0, 5.0
 
     def __init__(self, database: str) -> None:
-        # SQLite keeps no dead rows.
+        # SQLite has no dead rows.
         self._is_of_use = connections[database].vendor != "sqlite"
         self._places: dict[Lane, Place] = {}
         self._rests_until = float("-inf")
-        # Whether the last look from the start took long.
+        # True if the last full scan was slow.
         self.slow = False
 
     def of(self, lane: Lane) -> Place | None:
@@ -37,9 +44,9 @@ class LaneCursors:
         return time.monotonic() >= self._rests_until
 
     def look(self, lanes: Callable[[], Iterable[Lane]]) -> set[Lane]:
-        """Look from the start for lanes that have jobs: what stands before their marks is found then, too.
+        """Find the lanes that have jobs with a full scan, which also finds jobs before the cursors.
 
-        Returns them; while that takes long, with those that are known by their marks.
+        Return these lanes. While full scans are slow, lanes that have cursors are included.
         """
         began = time.monotonic()
         found = set(lanes())
@@ -50,7 +57,10 @@ class LaneCursors:
         return found | self._places.keys()
 
     def move(self, lane: Lane, jobs: Sequence[Job], full: bool) -> None:
-        """These jobs of a lane were claimed; ``full`` if there may be more."""
+        """Advance the cursor of a lane behind its claimed jobs.
+
+        ``full``: the lane may have more jobs.
+        """
         if jobs and self._is_of_use and (full or self.slow):
             self._places[lane] = max((job.run_after, job.id) for job in jobs)
         elif not self.slow:

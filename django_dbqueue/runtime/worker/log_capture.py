@@ -1,4 +1,4 @@
-"""The last lines that are logged during an attempt, by its task and by whatever runs for it."""
+"""Captures the last lines logged during an attempt, by its task and by code that the task calls."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _current: ContextVar[LogCapture | None] = ContextVar("dbqueue_lines", default=No
 
 
 class LogCapture:
-    """Entered around the call of a task, it keeps the last ``limit`` lines.
+    """A context manager around the call of a task: keeps the last ``limit`` lines.
 
-    A line belongs to the attempt in whose context it is logged: its thread, its coroutines, and what asgiref calls from one in
-    the other.
+    A line belongs to the attempt in whose context it is logged: the thread of the attempt, its
+    coroutines, and calls that asgiref makes from one to the other.
     """
 
     _token: Token[LogCapture | None]
@@ -50,7 +50,7 @@ class LogCapture:
 
     @property
     def text(self) -> str:
-        """The newest of them, as many as may be kept."""
+        """The newest lines, up to ``LONGEST_LOG`` characters."""
         with self._lock:
             lines = list(self._kept)
         room, first = LONGEST_LOG, len(lines)
@@ -64,11 +64,15 @@ _format = logging.Formatter("%(levelname)s %(name)s: %(message)s").format
 
 class _Listener(logging.Handler):
     def handle(self, record: logging.LogRecord) -> Any:
-        """Without the lock of other handlers: nothing here is shared between attempts."""
+        """Capture the record, without the lock of other handlers.
+
+        Attempts share no state here.
+        """
         if lines := _current.get():
             lines.add(record)
         last = logging.lastResort
-        # Python shows on stderr what nobody handles; with a handler on the root, it thinks that somebody does.
+        # Python writes records without a handler to stderr. This handler on the root logger would
+        # suppress that.
         if last and record.levelno >= last.level and not _is_handled(logging.getLogger(record.name)):
             last.handle(record)
         return True

@@ -1,4 +1,4 @@
-"""Where a job of a pipeline goes when a stage has returned."""
+"""The next step of a pipeline job after a stage has returned."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ...pipelines import FanOut, Finish, GoTo
 
 
 def after_stage(job: Any, value: Any, backend: DatabaseBackend) -> dict[str, Any]:
-    """For the settlement of a stage: the state, and the result, the next stage or the new jobs.
+    """Return the settlement of a stage: the state, and the result, the next stage or the new jobs.
 
-    Raises TypeError or ValueError if there is no such way.
+    Raises TypeError or ValueError if the pipeline has no such step.
     """
     following = job.stage + 1
     match value:
@@ -36,7 +36,7 @@ def _end(job: Any, value: Any) -> dict[str, Any]:
 
 
 def _at(job: Any, place: int, value: Any, backend: DatabaseBackend) -> Job:
-    """The job as it is at that stage."""
+    """Return the job as it is at that stage."""
     value = serialization.to_json(value, of=f"What {job.task} returned")
     there = backend.at_stage(job.pipeline, place, value)
     there.batch_id, there.metadata = job.batch_id, job.metadata
@@ -44,7 +44,7 @@ def _at(job: Any, place: int, value: Any, backend: DatabaseBackend) -> Job:
 
 
 def _place_of(job: Any, wanted: GoTo) -> int:
-    """The next stage of that task; behind the last, the first."""
+    """Index of the task's next stage after the current one; its first stage if none follows."""
     path = getattr(wanted.stage, "module_path", wanted.stage)
     places = [place for place, stage in enumerate(job.pipeline) if stage["task"] == path]
     if not places:

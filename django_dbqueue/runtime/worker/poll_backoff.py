@@ -1,4 +1,4 @@
-"""How soon a worker looks for jobs again. All times are in seconds."""
+"""Delay before a worker's next poll. All times are in seconds."""
 
 from __future__ import annotations
 
@@ -8,29 +8,40 @@ from ...core.notify import QUIET
 
 
 class PollBackoff:
-    # Where there was room for more than it found, the threads begin first, which they cannot while Python claims; and what
-    # is enqueued meanwhile is claimed together. From the call to the start, 2.5 ms became 1.9.
+    # Delay after a claim that found fewer jobs than there was room for. The threads start their
+    # jobs first, which the GIL prevents during a claim, and jobs enqueued meanwhile are claimed
+    # together. The time from enqueue to start fell from 2.5 ms to 1.9 ms.
     REST = 0.002
     FIRST = 0.01
-    # For so long after the last job, the pauses do not grow: where jobs come one by one, 10 a second, and nobody tells of
-    # them, they start after 10 to 12 ms instead of 27 to 30. That takes 4 % of a core, and nothing once no more jobs come.
+    # For this time after the last job, the delay does not grow: without NOTIFY, jobs that arrive
+    # one by one, 10 per second, start after 10 to 12 ms instead of 27 to 30 ms. This takes 4 % of a
+    # core, and nothing once no more jobs arrive.
     LINGER = 0.1
 
     def __init__(self) -> None:
         self._pause, self._told_at, self._found_at = 0.0, float("-inf"), float("-inf")
 
     def tell(self) -> None:
-        """There may be jobs, and of those that follow in a moment it is not told."""
+        """Note a NOTIFY: jobs may be ready.
+
+        NOTIFY is throttled, so jobs enqueued right after it send none.
+        """
         self._told_at = time.monotonic()
 
     def after_jobs(self, full: bool) -> float:
-        """``full``: they were as many as there was room for."""
+        """Return the delay after a claim that found jobs.
+
+        ``full``: the claim filled all the room.
+        """
         self._pause, self._found_at = 0.0, time.monotonic()
         return 0.0 if full else self.REST
 
     def after_none(self, began: float, longest: float, would_be_told: bool) -> float:
-        """It looks often after work, then less and less, up to ``longest``; if it would be told of more, once when it would be
-        again, and then seldom. ``began`` is when it looked.
+        """Return the delay after an empty claim that began at ``began``.
+
+        The delay is short after work and grows by a factor of 1.5 up to ``longest``. With NOTIFY
+        (``would_be_told``), the worker polls once when the NOTIFY throttle has expired, and then
+        every ``longest`` seconds.
         """
         lingers = began - self._found_at < self.LINGER
         pause = longest if would_be_told else min(longest, self.FIRST if lingers else self._pause * 1.5 or self.FIRST)

@@ -1,4 +1,4 @@
-"""Writes how far the running tasks of a worker have said that they are."""
+"""Writes the progress that a worker's running tasks report."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ from .task_call import Call
 
 
 class ProgressWriter:
-    """No task waits for it, and none fails if the database does not take a note. The last one is written with its outcome."""
+    """Writes progress in the background.
 
-    # So many seconds lie between two writes, however often the tasks call.
+    No task waits for a write, and no task fails if the database refuses one. The last progress is
+    written with the attempt's outcome.
+    """
+
+    # Minimum seconds between two writes, regardless of how often tasks report progress.
     EVERY = 1.0
 
     def __init__(self, database: str, running: Callable[[], Sequence[Call]]) -> None:
@@ -26,10 +30,13 @@ class ProgressWriter:
         self._progress = Progress.objects.using(database)
         self._written: dict[Call, ProgressValue] = {}
         self._looked_at = float("-inf")
-        self._trouble = Trouble("Progress could not be written")
+        self._trouble = Trouble("progress writer: progress could not be written")
 
     def write(self) -> None:
-        """If it is time, what is new. Who notes something for a job that is another process's now is interrupted."""
+        """Write new progress if a write is due.
+
+        A task that reports progress for a job that now belongs to another process is interrupted.
+        """
         now = time.monotonic()
         if now - self._looked_at < self.EVERY:
             return

@@ -1,4 +1,4 @@
-"""Whether and when a failed job is tried again."""
+"""Decides whether and when a failed job is retried."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ logger = logging.getLogger("django_dbqueue")
 
 
 def wait_before_retry(job: Job, task: Any, error: BaseException, result: JobResult, options: Options) -> float | None:
-    """Seconds until the next attempt; None if there is none.
+    """Return the seconds until the next attempt, or None for no retry.
 
-    ``job.failures`` are those since it was enqueued, or retried by an operator, before the error at hand; ``result.errors``
-    are all, with it.
+    ``job.failures`` counts the failures since the job was enqueued or retried by an operator,
+    without the current error. ``result.errors`` contains all errors, including the current one.
     """
     if job.failures + 1 >= job.max_attempts:
         return None
@@ -28,7 +28,7 @@ def wait_before_retry(job: Job, task: Any, error: BaseException, result: JobResu
 
 
 def _wait(task: Any, error: BaseException, result: JobResult, options: Options) -> float | None:
-    """What the task's policy says; what the task itself has asked for goes before."""
+    """Return the delay of the task's policy. A delay set by the task itself takes precedence."""
     if isinstance(error, Retried):
         if error.delay is not None:
             return error.delay
@@ -39,5 +39,5 @@ def _wait(task: Any, error: BaseException, result: JobResult, options: Options) 
         wait = (task.backoff or options.backoff)(error, result)
         return None if wait is None else min(max(0.0, float(wait)), LONGEST_WAIT.total_seconds())
     except Exception:
-        logger.exception("The backoff of %s raised; its job %s waits as by default.", task.module_path, result.id)
+        logger.exception("retry policy: backoff of %s failed; job %s uses the default backoff", task.module_path, result.id)
         return Exponential()(error, result)

@@ -1,4 +1,7 @@
-"""Writes outcomes in groups: those that come while one group is being written make the next."""
+"""Writes outcomes in groups.
+
+Outcomes that arrive while one group is being written form the next group.
+"""
 
 from __future__ import annotations
 
@@ -23,25 +26,29 @@ from ..socket_watchdog import answered_within
 
 logger = logging.getLogger("django_dbqueue")
 
-_LOST = "Job %s (attempt %s) was lost to another process; its outcome is dropped."
-# What was lost: its claim, or its end.
-TWICE = "Job %s (attempt %s) runs twice: %s was lost, as by a failover that lost the last commits."
+_LOST = "settler: job %s (attempt %s) was lost to another process; its outcome is dropped"
+# The third argument is the lost commit: "its claim" or "its end".
+TWICE = "worker: job %s (attempt %s) runs twice: %s was lost, as in a failover that lost the last commits"
 
 
 class Settler:
-    """A thread with a buffer. ``owns`` tells whether what the process has claimed may still be its own; ``told`` is called
-    with what has been settled; ``limited`` are the queues of which only so many jobs may run at a time.
+    """A thread that writes buffered outcomes.
+
+    ``owns`` returns whether the process may still own the jobs that it claimed. ``told`` is called
+    with each settlement. ``limited`` returns the queues that have a concurrency limit.
     """
 
     LARGEST_GROUP = 500
-    # The longest pause between two tries during an outage, in seconds.
+    # The longest pause between two retries during an outage, in seconds.
     OUTAGE = 2.0
-    # An outcome whose row another transaction has locked is tried again by itself, after pauses that double between these, in
-    # seconds: others are written meanwhile. Above MOST_HELD of them, no more jobs are begun.
+    # An outcome whose row another transaction has locked is retried on its own, so that other
+    # outcomes are written meanwhile. The pause doubles from HELD_FIRST to HELD_LONGEST seconds.
+    # With more than MOST_HELD such outcomes, no further jobs are started.
     HELD_FIRST, HELD_LONGEST, MOST_HELD = 0.02, 1.0, 10_000
-    # After a group it rests so many times as long as writing it took, but no longer than that, in seconds, so that the next
-    # is larger: a small one costs almost as much (1 ms of Python, and 10 µs for each outcome), and tasks have to wait for it.
-    # What others wait for ends the rest.
+    # The settler pauses after a group for REST times its write time, at most LONGEST_REST seconds,
+    # so that the next group is larger. A small group costs almost as much as a large one (1 ms of
+    # Python, and 10 µs per outcome), and tasks have to wait for it. An outcome that other jobs wait
+    # for cuts the pause short.
     REST, LONGEST_REST = 20.0, 0.05
 
     def __init__(
@@ -56,10 +63,11 @@ class Settler:
         self._executions = Execution.objects.using(database)
         self._waiting: list[AttemptResult] = []
         self._writing: list[AttemptResult] = []
-        # Outcomes whose rows are locked elsewhere, as a heap: when to try each again, a number for the order, and its pause.
+        # A heap of outcomes whose rows are locked elsewhere: the time of the next retry, a sequence
+        # number as a tie-breaker, the pause, and the outcome.
         self._held: list[tuple[float, int, float, AttemptResult]] = []
         self._numbers = itertools.count()
-        # Of those that are tried again now: the last pause.
+        # The last pause of each outcome that is being retried now.
         self._pauses: dict[Fence, float] = {}
         self._changed = threading.Condition()
         self._idle = self._resting = self._closed = False
@@ -74,11 +82,11 @@ class Settler:
 
     @property
     def full(self) -> bool:
-        """Whether so much is to be written that more had better not be begun."""
+        """Back-pressure: True if too many outcomes are unwritten to start further jobs."""
         return len(self._waiting) > 2 * self.LARGEST_GROUP or len(self._held) > self.MOST_HELD
 
     def put(self, settlement: AttemptResult) -> None:
-        # Without the lock, for which all threads would wait.
+        # Appends without the lock, for which all threads would contend.
         self._waiting.append(settlement)
         if self._idle or (self._resting and self._is_awaited(settlement)):
             with self._changed:
@@ -89,7 +97,7 @@ class Settler:
             return [*self._writing, *self._waiting, *(held[-1] for held in self._held)]
 
     def close(self) -> None:
-        """Write what is there, and end."""
+        """Write the remaining outcomes, and end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -105,14 +113,14 @@ class Settler:
             with answered_within(self._options.answer_limit):
                 left = self._write(group)
             pause = min(self.OUTAGE, pause * 2 or 0.02) * random.uniform(0.5, 1.0) if left else 0.0
-            # None after a single outcome, nor while another full group is there.
+            # No pause after a single outcome, nor after a full group: another full one may wait.
             is_part = 1 < len(group) < self.LARGEST_GROUP
             rest = min(self.LONGEST_REST, (time.monotonic() - began) * self.REST) if is_part else 0.0
             self._put_back(left)
         close_connections()
 
     def _take(self, pause: float, rest: float) -> list[AttemptResult]:
-        """The next group; empty once the settler is closed and has written all."""
+        """Return the next group: empty once the settler is closed and has written all outcomes."""
         time.sleep(pause)
         with self._changed:
             self._resting = bool(rest)
@@ -129,7 +137,7 @@ class Settler:
             return self._writing
 
     def _until_held(self) -> float | None:
-        """Seconds until an outcome whose row is locked is tried again; None if there is none."""
+        """Seconds until the next retry of an outcome whose row is locked; None if there is none."""
         return max(0.0, self._held[0][0] - time.monotonic()) if self._held else None
 
     def _due_of_held(self) -> list[AttemptResult]:
@@ -148,7 +156,10 @@ class Settler:
                 heapq.heappush(self._held, (time.monotonic() + pause, next(self._numbers), pause, outcome))
 
     def _is_awaited(self, outcome: AttemptResult) -> bool:
-        """Whether other jobs may have to wait until it is written: for its slot, its place in the queue, or the next stage."""
+        """Return whether other jobs may wait until the outcome is written.
+
+        They wait for its slot, its place in a queue with a limit, or the next stage.
+        """
         return bool(outcome.job.limits or outcome.new or outcome.job.queue in self._limited())
 
     def _put_back(self, settlements: list[AttemptResult]) -> None:
@@ -157,7 +168,7 @@ class Settler:
             self._writing = []
 
     def _write(self, group: list[AttemptResult]) -> list[AttemptResult]:
-        """Settle a group. Returns what must be tried again after an outage."""
+        """Settle a group. Return the outcomes to retry after an outage."""
         try:
             settled = self._executions.settle(group)
             self._told(settled)
@@ -171,15 +182,19 @@ class Settler:
         return []
 
     def _after_error(self, group: list[AttemptResult], error: Exception) -> list[AttemptResult]:
-        """An outage is waited for. What the database refuses, though it works, is found by halves: neighbours get through."""
+        """Return the outcomes to retry after an error.
+
+        After an outage, this is the whole group. If the database works, it refuses an outcome of
+        the group: the group is bisected, so that the other outcomes are written.
+        """
         if not self._owns():
-            logger.error("Outcomes are dropped, as this process was declared dead (%d): %s", len(group), error)
+            logger.error("settler: process was declared dead, outcomes dropped (%d): %s", len(group), error)
             return []
         if is_conflict(error):
-            logger.debug("Outcomes are written again, as others came before (%d): %s", len(group), error)
+            logger.debug("settler: transaction conflict, retrying outcomes (%d): %s", len(group), error)
             return group
         if not self._would_take(_plain(group[0], error)):
-            logger.warning("Outcomes could not be written, and are tried again (%d): %s", len(group), error)
+            logger.warning("settler: outcomes could not be written, retrying (%d): %s", len(group), error)
             return group
         if len(group) > 1:
             half = len(group) // 2
@@ -187,7 +202,7 @@ class Settler:
         return self._write_refused(group[0])
 
     def _would_take(self, outcome: AttemptResult) -> bool:
-        """Whether the database works: a rehearsal, which is rolled back."""
+        """Return whether the database works: settle an outcome, and roll back."""
         try:
             with writing(self._database):
                 self._executions.settle([outcome])
@@ -198,7 +213,11 @@ class Settler:
             return False
 
     def _write_refused(self, outcome: AttemptResult) -> list[AttemptResult]:
-        """Once more, as the first error may have been a passing one; then without what the database does not take."""
+        """Write an outcome that the database refused.
+
+        First unchanged, as the error may have been temporary; then with its log and progress in
+        ASCII; then without the values that a database can refuse.
+        """
         error: Exception
         for version in (outcome, _said_in_ascii(outcome)):
             try:
@@ -210,18 +229,24 @@ class Settler:
                 discard(self._database)
                 error = refusal
         job = outcome.job
-        logger.error("The database refused the outcome of job %s: %s", job.pk, error, extra=job.log_fields)
+        logger.error("settler: database refused the outcome of job %s: %s", job.pk, error, extra=job.log_fields)
         return self._write([_plain(outcome, error)])
 
 
 def _said_in_ascii(outcome: AttemptResult) -> AttemptResult:
-    """What its task has logged and noted must not cost a job its result."""
+    """Return the outcome with its log and progress in ASCII.
+
+    A log line or progress note that the database refuses must not cost a job its result.
+    """
     log = outcome.log.encode("ascii", "backslashreplace").decode()
     return replace(outcome, log=log, noted=outcome.noted and outcome.noted.in_ascii())
 
 
 def _plain(outcome: AttemptResult, error: Exception) -> AttemptResult:
-    """The outcome with nothing in it that a database could refuse: a result that it does not take is a failure."""
+    """Return the outcome without any value that a database could refuse.
+
+    An outcome with a result or new jobs becomes a failure.
+    """
     kind, state, report = outcome.outcome, outcome.state, outcome.error
     if outcome.result is not None or outcome.new:
         kind, state, report = Outcome.FAILED, Job.State.FAILED, error_reports.report(error)

@@ -1,4 +1,4 @@
-"""The call of a task, as seen from beside it: how long it has run, where it is, and how it is ended from outside."""
+"""The call of a task, as other threads see it: its run time, its stack, and its interruption."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ NO_LOG = nullcontext()
 
 
 class Call:
-    """One attempt's call of a task. ``reason`` is why it is to end, once it is; ``log`` keeps what it logs."""
+    """One attempt's call of a task.
+
+    ``reason`` is the requested interruption, or None. ``log`` captures its log lines.
+    """
 
     def __init__(self, job: Job) -> None:
         self.job, self.began = job, time.monotonic()
         self.should_stop = False
-        # Seconds since it began in which no thread of its process could run.
+        # Seconds since the start in which no thread of the process could run.
         self.held_up = 0.0
         self.reason: type[Interruption] | None = None
         self.asked_at = float("inf")
@@ -35,14 +38,14 @@ class Call:
         self._lock = threading.Lock()
 
     def ask(self, reason: type[Interruption]) -> None:
-        """Have ``reason`` raised in the task, if its own code still runs. Only the first reason counts."""
+        """Raise ``reason`` in the task if its own code still runs. Only the first reason counts."""
         with self._lock:
             if self.reason is None:
                 self.should_stop, self.reason, self.asked_at = True, reason, time.monotonic()
                 self._interrupt(reason)
 
     def stack(self) -> str:
-        """Where it is now; empty if it is over."""
+        """Return the current stack; empty after the call has ended."""
         raise NotImplementedError
 
     def _interrupt(self, reason: type[Interruption]) -> None:
@@ -50,7 +53,11 @@ class Call:
 
 
 class ThreadCall(Call):
-    """On a thread. What is raised in it reaches it between two of its own instructions: not while it waits in C code."""
+    """A call on a thread.
+
+    An interruption is raised between two bytecode instructions of the task, and not while the task
+    waits in C code.
+    """
 
     _thread: int | None = None
 
@@ -76,7 +83,7 @@ class ThreadCall(Call):
             _raise_in(self._thread, reason)
 
     def _end(self) -> None:
-        """From here on nothing is raised any more, and what was on its way is called back."""
+        """Stop accepting interruptions, and cancel a pending one."""
         while self._thread is not None:
             try:
                 with self._lock:
@@ -88,7 +95,7 @@ class ThreadCall(Call):
 
 
 class CoroutineCall(Call):
-    """On an event loop. It is cancelled, which reaches it where it awaits something."""
+    """A call on an event loop. An interruption cancels it, which takes effect at an ``await``."""
 
     _task: asyncio.Task[Any] | None = None
     _coroutine: Any = None
@@ -135,12 +142,12 @@ def ask_each(calls: Iterable[Call], reason: type[Interruption]) -> None:
 
 
 def _formatted(frame: FrameType) -> str:
-    """The stack from the task's function on."""
+    """Format the stack, starting at the task's function."""
     frames = list(traceback.extract_stack(frame))
     ours = max((place for place, each in enumerate(frames) if each.filename == __file__), default=-1)
     return "".join(traceback.format_list(frames[ours + 1 :]))
 
 
 def _raise_in(thread: int, reason: type[Interruption] | None) -> None:
-    """Have an exception raised in another thread; None calls back one that it has not seen yet."""
+    """Raise an exception in another thread; None cancels an exception that is still pending."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(reason) if reason else None)

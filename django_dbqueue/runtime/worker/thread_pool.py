@@ -1,4 +1,4 @@
-"""The threads of a worker, and the claimed jobs that wait for one."""
+"""The threads of a worker, and the claimed jobs that wait for a thread."""
 
 from __future__ import annotations
 
@@ -20,26 +20,29 @@ from .task_call import ThreadCall
 logger = logging.getLogger("django_dbqueue")
 
 Run = Callable[[ThreadCall], "AttemptResult | None"]
-# A job may be given back and claimed again: what waits is known by its id and attempt.
+# A job may be released and claimed again, so a waiting job is identified by its id and attempt.
 Fence = tuple[UUID, int]
 
 
 class ThreadPool:
-    """Runs jobs by ``run`` and passes each outcome to ``settle``; calls ``wake`` when there is room for more.
+    """Runs jobs with ``run``, passes outcomes to ``settle``, and calls ``wake`` when it has room.
 
-    What waits is on the ``board``. Of one series, a job waits until the one before it has ended. Those that have slots of
-    limits go first: others wait for these.
+    The shared status ``board`` lists the waiting jobs. A job of a series waits until the previous
+    job of the series has ended. Jobs that hold slots of limits run first: other jobs wait for the
+    slots.
 
-    Threads that find work take no lock. With one, each of eight threads with short jobs waits for the seven others, and all
-    of them run a third of what one does alone. So a job is in ``_running`` before it leaves ``_waiting``, whose ``pop`` tells
-    who has it: a thread, or whoever takes it back.
+    Threads that find work take no lock. With a lock, each of eight threads with short jobs waits
+    for the other seven, and all eight together run a third of the jobs that one thread runs alone.
+    Therefore a job enters ``_running`` before it leaves ``_waiting``, and ``_waiting.pop`` decides
+    its owner: a thread, or the caller of ``take_back``.
     """
 
-    # So much work, in seconds, is kept claimed ahead: enough to hide a claim, little enough to give back.
+    # Seconds of work to keep claimed ahead: enough to hide the latency of a claim, and little
+    # enough to release.
     AHEAD = 0.2
-    # What has waited longer, in seconds, is given back.
+    # Jobs that have waited longer than this, in seconds, are released.
     LATE = 2.0
-    # The same of a series whose jobs another slot may be free for.
+    # The same for a series whose jobs another slot may be free for.
     AHEAD_IN_A_ROW, LATE_IN_A_ROW = 0.025, 0.05
 
     def __init__(
@@ -54,9 +57,9 @@ class ThreadPool:
         self._options, self._board, self._durations = options, board, durations
         self._run, self._settle, self._wake = run, settle, wake
         self._waiting: dict[Fence, Job] = {}
-        # The order of those that wait; some of them may have been taken back.
+        # The order of waiting jobs. Some of them may have been taken back.
         self._order: deque[Fence] = deque()
-        # By series, for each that has a job waiting or running: those behind it.
+        # Queued jobs of each series that has a job waiting or running.
         self._behind: dict[UUID | None, deque[Job]] = {}
         self._running: dict[int, ThreadCall] = {}
         self._changed = threading.Condition()
@@ -85,17 +88,25 @@ class ThreadPool:
             self._changed.notify(len(jobs))
 
     def room(self) -> int:
-        """How many more jobs to claim: what free threads can start, and what they will be through with soon."""
+        """Number of further jobs to claim.
+
+        These are the jobs that free threads can start, plus the jobs that all threads finish within
+        AHEAD seconds.
+        """
         self._asked = False
         ahead, running, waiting = self._ahead(), len(self._running), len(self._waiting)
-        # Claims stay few and large: the next one is due when half of what was ahead is gone.
+        # Keeps claims few and large: the next claim is due when half of the jobs ahead have
+        # started.
         if waiting > ahead // 2:
             return 0
         most = self._options.threads + self._options.prefetch - running - len(self.waiting())
         return min(self._options.threads - running + ahead - waiting, most)
 
     def in_a_row(self, job: Job) -> int:
-        """How many such jobs one thread will be through with soon, as far as their task has run here before."""
+        """Jobs of this task that one thread finishes within AHEAD seconds; 1 if unknown.
+
+        If another slot may be free for them, within AHEAD_IN_A_ROW seconds.
+        """
         ahead = self.AHEAD if _has_the_only_slot(job) else self.AHEAD_IN_A_ROW
         usual = self._durations.estimate(job.task)
         return 1 if usual is None else min(self._options.prefetch, int(ahead / max(usual, 1e-4)))
@@ -105,21 +116,25 @@ class ThreadPool:
             return [*self._waiting.values(), *chain.from_iterable(self._behind.values())]
 
     def held_bytes(self) -> int:
-        """Of the large arguments of those that wait."""
+        """Bytes of the large arguments of waiting jobs."""
         return sum(job.size for job in self.waiting())
 
     def running(self) -> list[ThreadCall]:
         return list(self._running.values())
 
     def late_in(self) -> float:
-        """Seconds until one of those that wait has waited for too long."""
+        """Seconds until the first waiting job has waited for too long."""
         with self._changed:
             late = [job.clock + self.LATE for job in list(self._waiting.values())]
             late += [behind[0].clock + self._late(behind) for behind in self._behind.values() if behind]
             return min(late, default=float("inf")) - time.monotonic()
 
     def take_back(self, late: bool = False) -> list[Job]:
-        """Those that wait, or that have waited for too long; they will not be started. They stay on the board until released."""
+        """Remove waiting jobs, so that they do not start, and return them.
+
+        ``late``: only jobs that have waited for too long. The jobs stay on the board until they are
+        released.
+        """
         with self._changed:
             now = time.monotonic() if late else float("inf")
             old = [job for job in list(self._waiting.values()) if job.clock <= now - self.LATE]
@@ -131,13 +146,13 @@ class ThreadPool:
             return stale
 
     def close(self) -> None:
-        """End the idle threads at once, and the others with their jobs."""
+        """End idle threads immediately, and busy threads after their job."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def _ahead(self) -> int:
-        """How many jobs the threads will be through with soon, if they take as long as they do now."""
+        """Number of jobs that the threads finish within AHEAD seconds at current run times."""
         mean = max(self._mean, 1e-4)
         if len(running := self.running()) == self._options.threads:
             mean = max(mean, time.monotonic() - max(call.began for call in running))
@@ -156,7 +171,7 @@ class ThreadPool:
                     close_interrupted()
                 look_after_connections()
             except BaseException:
-                logger.exception("After job %s; the thread goes on.", call.job.pk, extra=call.job.log_fields)
+                logger.exception("thread pool: error after job %s; the thread continues", call.job.pk, extra=call.job.log_fields)
             finally:
                 self._done(call)
         close_connections()
@@ -179,7 +194,7 @@ class ThreadPool:
                 del self._running[thread]
 
     def _wait(self) -> bool:
-        """Until there is work. False at the end."""
+        """Wait for a job. Return False if the pool is closed and no job is left."""
         with self._changed:
             while not self._order and not self._closed:
                 self._changed.wait()
@@ -210,7 +225,10 @@ def _fence(job: Job) -> Fence:
 
 
 def _has_the_only_slot(job: Job) -> bool:
-    """Those behind it could not start any sooner elsewhere."""
+    """Return whether a limit of the job has only one slot.
+
+    Jobs behind it then could not start any sooner in another process.
+    """
     return any(limit.get("most") == 1 for limit in job.limits or ())
 
 

@@ -1,4 +1,7 @@
-"""Looks at the jobs that a worker runs: ends those whose time is over, and notes where those are that take too long."""
+"""Watches the running jobs of a worker.
+
+Interrupts jobs that exceed their timeout, and takes the stacks of hanging jobs.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +22,20 @@ logger = logging.getLogger("django_dbqueue")
 
 
 class Watchdog:
-    """A thread that uses no database: the stacks that it takes are for the worker to store.
+    """A thread that does not use the database: the worker stores the stacks that it takes.
 
-    ``wake`` is called when there is something for the worker to do.
+    ``wake`` is called when the worker has a stack to store.
     """
 
-    # So often it looks, in seconds: while there are jobs, and while there are none.
+    # Check interval in seconds: LOOK with running jobs, IDLE without.
     LOOK, IDLE = 0.2, 0.5
-    # If it comes round so much later, in seconds, no thread of this process could run meanwhile.
+    # If a check runs later than expected by more than this, in seconds, no thread of this process
+    # could run meanwhile.
     HELD_UP = 1.0
-    # A job hangs that runs so many times as long as its task usually does, and for so many seconds at least.
+    # A job hangs if it runs TIMES times as long as the estimate for its task, and at least LEAST
+    # seconds.
     TIMES, LEAST = 20.0, 60.0
-    # A hanging job's stack is taken again after so many seconds.
+    # Seconds after which the stack of a hanging job is taken again.
     AGAIN = 60.0
 
     def __init__(
@@ -51,7 +56,7 @@ class Watchdog:
         threading.Thread(target=self._run, args=(ended,), name="watch", daemon=True).start()
 
     def stacks(self) -> Iterator[tuple[Job, str]]:
-        """Those that were taken since the last time."""
+        """Yield the stacks taken since the last call."""
         while self._stacks:
             yield self._stacks.popleft()
 
@@ -67,7 +72,10 @@ class Watchdog:
             expected_at = time.monotonic() + (self.LOOK if calls else self.IDLE)
 
     def _note_hold_up(self, calls: Iterable[Call], late: float) -> None:
-        """Somebody's C code has not let go of the interpreter, or the host was suspended."""
+        """Credit running calls with the time in which no thread could run.
+
+        The cause is C code that did not release the GIL, or a suspended host.
+        """
         if late > self.HELD_UP:
             for call in calls:
                 call.held_up += min(late, time.monotonic() - call.began)
@@ -77,15 +85,18 @@ class Watchdog:
         if job.timeout and self._ran(call, now) > job.timeout.total_seconds():
             call.ask(TimedOut)
         if now - call.asked_at > self._grace and call not in self.stuck:
-            logger.error("Job %s of %s does not stop; its worker is replaced.", job.pk, job.task, extra=job.log_fields)
+            logger.error("watchdog: job %s of %s does not stop; replacing its worker", job.pk, job.task, extra=job.log_fields)
             self._take_stack(call, now)
             self.stuck.add(call)
         elif now - call.began > self._longest(job) and now - self._looked.get(call, float("-inf")) > self.AGAIN:
-            logger.warning("Job %s of %s hangs.", job.pk, job.task, extra=job.log_fields)
+            logger.warning("watchdog: job %s of %s hangs", job.pk, job.task, extra=job.log_fields)
             self._take_stack(call, now)
 
     def _ran(self, call: Call, now: float) -> float:
-        """In seconds. Time in which it was held up does not count, up to as much as its timeout: it may be the cause of it."""
+        """Run time in seconds, without the time in which no thread could run.
+
+        At most the job's timeout is subtracted, as the job itself may be the cause.
+        """
         timeout = call.job.timeout.total_seconds() if call.job.timeout else 0.0
         return now - call.began - min(call.held_up, timeout)
 

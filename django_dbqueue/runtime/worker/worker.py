@@ -1,4 +1,4 @@
-"""The role that claims and runs jobs."""
+"""The worker role: claims and runs jobs."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ logger = logging.getLogger("django_dbqueue")
 class Worker:
     """Claims jobs, runs them on its threads and its event loop, and settles them."""
 
-    # A job that has run for so long may be one that an operator wants to stop.
+    # Jobs that have run for longer than this, in seconds, may have a stop request of an operator.
     STOPPABLE = 1.0
-    # How long interrupted jobs have for their last words, in seconds; and outcomes to be written, once the jobs have ended.
+    # Seconds that interrupted jobs have for their cleanup (LAST), and that outcomes have to be
+    # written once the jobs have ended (LAST_OUTCOMES).
     LAST = 0.3
     LAST_OUTCOMES = 4.0
 
-    # So many attempts that have ended are known again if a failover makes them begin anew.
+    # Number of ended attempts that are recognised if a failover makes them start again.
     REMEMBERED = 10_000
 
     def __init__(self, backend: DatabaseBackend, options: Options, board: SharedStatus) -> None:
@@ -59,13 +60,14 @@ class Worker:
         self._pace = PollBackoff()
         self._listener = NotifyListener(backend.database, self._heard, self._pace.tell)
         self._claimed, self._in_doubt, self._looked_at = 0, False, 0.0
-        # What it remembers of attempts that have ended; and of all that it made before the database was last away. A failover
-        # may have lost their claims or ends. Those of them that run on under a second claim.
+        # _recent: attempts that have ended. _before: all attempts claimed before the last outage of
+        # the database, whose claims or ends a failover may have lost. _going_on: those of them that
+        # still run, under a second claim.
         self._recent: deque[Fence] = deque(maxlen=self.REMEMBERED)
         self._before: set[Fence] = set()
         self._going_on: set[Fence] = set()
-        self._trouble = Trouble("Jobs could not be claimed")
-        self._trouble_at_end = Trouble("The database did not answer during the shutdown")
+        self._trouble = Trouble("worker: jobs could not be claimed")
+        self._trouble_at_end = Trouble("worker: database unavailable during shutdown")
         details = {"queues": str(self._selector), "threads": options.threads}
         self._heartbeat = Heartbeat(Process.Kind.WORKER, backend.database, options, board, details, self._listener.wake)
         self._settler = Settler(backend.database, options, self._owns, self._settled, self._limited)
@@ -76,10 +78,11 @@ class Worker:
         self._coroutines = AsyncPool(options, self._await_call, self._settler.put, self._listener.wake)
 
     def run(self, stop: Shutdown, supervisor: int | None = None) -> bool:
-        """Work until ``stop`` is asked for, then end in order: give back, wait, settle, sign off.
+        """Work until ``stop`` is requested, then shut down: release, wait, settle, deregister.
 
-        Returns False if jobs are left: those that cannot be stopped, and those whose rows other transactions have kept locked.
-        They end with their process; its supervisor, or a dispatcher, recovers them.
+        Return False if jobs are left: jobs that cannot be stopped, and jobs whose rows other
+        transactions keep locked. They end with their process, and its supervisor or a dispatcher
+        recovers them.
         """
         self._start(stop, supervisor)
         while not stop.asked and self._is_healthy() and not self._max_jobs_reached():
@@ -93,8 +96,10 @@ class Worker:
         return self._end(stop)
 
     def _longest_pause(self) -> tuple[float, bool]:
-        """In seconds, and whether it would be told of jobs meanwhile. What runs may have to be stopped, and what waits to be
-        given back. A busy pool says itself when it has room.
+        """Return the longest pause in seconds, and whether NOTIFY reports new jobs meanwhile.
+
+        Running jobs limit the pause, as they may have to be stopped, and waiting jobs, as they may
+        have to be released. A busy pool wakes the worker itself when it has room.
         """
         patience = self._listener.patience if self._claimer.idle and self._heartbeat.healthy else 1
         longest = min(self._options.poll_interval * patience, max(0.005, self._pool.late_in()))
@@ -120,7 +125,7 @@ class Worker:
         return is_ours
 
     def _work(self) -> tuple[int, bool]:
-        """One round. Returns how many jobs were claimed, and whether those were as many as there was room for."""
+        """Run one iteration. Return the number of jobs claimed, and whether they fill the room."""
         if leave_old_connections():
             self._listener.listen_anew()
             self._in_doubt = True
@@ -151,15 +156,20 @@ class Worker:
         return self._claimed - before, room
 
     def _release(self, jobs: Sequence[Job]) -> None:
-        """Those whose rows others have locked stay this process's: they are in doubt, and given back later."""
+        """Release claimed jobs without spending an attempt.
+
+        Jobs whose rows other transactions have locked stay owned by this process: they are in
+        doubt, and are released later.
+        """
         released = self._jobs.release(jobs)
         self._in_doubt = self._in_doubt or len(released) < len(jobs)
         for job in released:
             self._board.drop(job)
 
     def _release_unknown(self) -> None:
-        """Jobs that are this process's, and not here: of a claim that broke and may still have been committed, or locked as they
-        were given back.
+        """Release jobs that belong to this process in the database but are not held here.
+
+        Their claim failed but may have been committed, or their rows were locked at their release.
         """
         ended = set(self._recent)
         owned = list(self._owned())
@@ -172,14 +182,18 @@ class Worker:
         self._release(gone)
 
     def _not_held(self, jobs: Sequence[Job]) -> Sequence[Job]:
-        """Without those that go on here under the claim that was just made, as a failover has lost the one before it."""
+        """Return the claimed jobs that do not already run here.
+
+        A failover may have lost the previous claim of a job that still runs here. Such a job goes
+        on under the new claim.
+        """
         again = [job for job in jobs if job.fence in self._before]
         here = self._held_fences() if again else set()
         for job in again:
             self._before.discard(job.fence)
             if job.fence in here:
                 logger.warning(
-                    "Job %s (attempt %s) goes on: its claim was lost, and made again.", *job.fence[:2], extra=job.log_fields
+                    "worker: job %s (attempt %s) goes on: its claim was lost and made again", *job.fence[:2], extra=job.log_fields
                 )
             else:
                 logger.error(TWICE, job.pk, job.attempt, "its claim", extra=job.log_fields)
@@ -187,14 +201,17 @@ class Worker:
         return [job for job in jobs if job.fence not in here]
 
     def _held_fences(self) -> set[Fence]:
-        """What this process has claimed and not settled yet, by its own account."""
-        # In the order in which a job passes them, so that none slips by.
+        """Fencing tokens of jobs that are claimed and not settled, from this process's memory."""
+        # Read in the order in which a job passes through them, so that no job is missed.
         here = {job.fence for job in [*self._pool.waiting(), *(call.job for call in self._running())]}
         here.update(outcome.fence for outcome in self._settler.unsettled())
         return here
 
     def _watch_running(self) -> None:
-        """Store the stacks of those that hang and what tasks have noted, and stop those that an operator wants stopped."""
+        """Store the stacks of hanging jobs and the progress of tasks, and interrupt stopped jobs.
+
+        Stopped jobs are those for which an operator has requested a stop.
+        """
         self._store_stacks()
         self._notes.write()
         now = time.monotonic()
@@ -238,7 +255,7 @@ class Worker:
             self._listener.wake()
 
     def _is_healthy(self) -> bool:
-        """Whether it can be trusted with more jobs."""
+        """True while the process is not declared dead, the settler runs and no job is stuck."""
         return not self._heartbeat.declared_dead and self._settler.alive and not self._watch.stuck
 
     def _max_jobs_reached(self) -> bool:
@@ -252,7 +269,7 @@ class Worker:
         end = time.monotonic() + self._options.shutdown_timeout
         self._listener.close()
         process = self._heartbeat.process
-        logger.info("%s claims no more; jobs still running: %d.", process, len(self._running()), extra=process.log_fields)
+        logger.info("%s is shutting down; jobs still running: %d", process, len(self._running()), extra=process.log_fields)
         self._try_to(lambda: self._release(self._pool.take_back()))
         self._wait_for_running(stop)
         ask_each(self._running(), JobLost if self._heartbeat.declared_dead else Interrupted)
@@ -260,7 +277,7 @@ class Worker:
         self._try_to(self._store_stacks)
         left = self._running()
         for call in left:
-            logger.warning("Job %s of %s ends with its process.", call.job.pk, call.job.task, extra=call.job.log_fields)
+            logger.warning("worker: job %s of %s ends with its process", call.job.pk, call.job.task, extra=call.job.log_fields)
         self._pool.close()
         self._coroutines.close()
         self._settler.close()
@@ -269,7 +286,7 @@ class Worker:
         self._heartbeat.stop(deregister=leaves_none)
         self._ended.ask()
         close_connections()
-        logger.info("%s has ended.", process, extra=process.log_fields)
+        logger.info("%s has ended", process, extra=process.log_fields)
         return leaves_none
 
     def _try_to(self, step: Callable[[], object]) -> None:
@@ -283,7 +300,11 @@ class Worker:
             self._in_doubt = True
 
     def _wait_for_running(self, stop: Shutdown) -> None:
-        """As long as they take, if the worker is only worn out; else ``shutdown_timeout`` from when it must end."""
+        """Wait for the running jobs.
+
+        After ``max_jobs``, the wait has no limit. Otherwise it is ``shutdown_timeout`` from the
+        moment at which the worker must end.
+        """
         while not stop.asked and self._is_healthy() and self._running():
             self._board.turn()
             stop.wait(0.02)
@@ -293,8 +314,10 @@ class Worker:
             self._wait(time.monotonic() + self._options.shutdown_timeout, stop)
 
     def _wait_for_outcomes(self, end: float, stop: Shutdown) -> None:
-        """Until they are written, and what was claimed is given back. While the database is away, or their rows are locked, as
-        long as jobs could have run.
+        """Wait until outcomes are written and claimed jobs are released.
+
+        While the database is unavailable, or the rows are locked, wait as long as jobs could have
+        run.
         """
         longest, least = end + self.LAST_OUTCOMES, time.monotonic() + self.LAST_OUTCOMES
         while not self._holds_nothing() and time.monotonic() < (least if stop.now or not self._owns() else max(longest, least)):
@@ -304,11 +327,11 @@ class Worker:
             time.sleep(0.02)
 
     def _holds_nothing(self) -> bool:
-        """Of what it claimed, whatever still runs apart."""
+        """True if no outcome is unwritten and no claim is in doubt. Running jobs do not count."""
         return not self._settler.alive and not (self._in_doubt and self._owns())
 
     def _wait(self, end: float, stop: Shutdown | None = None) -> None:
-        """For all that may still come to an end."""
+        """Wait until ``end`` for running jobs, except those that are stuck."""
         while time.monotonic() < end and not (stop and stop.now) and not self._watch.stuck.issuperset(self._running()):
             self._board.turn()
             time.sleep(0.02)
