@@ -1,1 +1,0 @@
-"""What ``manage.py checkqueue`` looks at: the database around the queue, and what to change there."""
