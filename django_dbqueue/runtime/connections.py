@@ -34,7 +34,7 @@ _SET = {
 }
 
 _thread = threading.local()
-# The number of times that this process's heartbeat was back after an outage.
+# The number of times that this process has noticed an outage, or its end.
 _outages = 0
 # Whether any coroutine has used a database, on the one thread on which all of a loop do; set, until that is known.
 of_coroutines = threading.Event()
@@ -129,8 +129,8 @@ def watch_coroutines() -> None:
     of_coroutines.clear()
 
 
-def note_end_of_outage() -> None:
-    """A beat was written after one that was not: each thread is to leave the connections that it has had until now."""
+def note_outage() -> None:
+    """Make each thread leave its connections: a heartbeat is back after an outage, or the claimer's connection has failed."""
     global _outages
     _outages += 1
 
