@@ -242,17 +242,21 @@ def test_a_job_writes_at_most_2700_bytes_of_log(process, claim):
         add.enqueue_many([("x" * 500,)] * number)
         Execution.objects.settle([AttemptResult.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in claim(limit=number)])
 
-    def written() -> int:
+    def look() -> tuple[int, int]:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_stat_force_next_flush()")
-            cursor.execute("SELECT wal_bytes FROM pg_stat_get_backend_wal(pg_backend_pid())")
-            return int(cursor.fetchone()[0])
+            cursor.execute("SELECT wal_bytes, wal_fpi FROM pg_stat_get_backend_wal(pg_backend_pid())")
+            return tuple(map(int, cursor.fetchone()))
 
     through(200)
-    before = written()
-    through(1000)
+    for _ in range(5):
+        (before, images_before), _run = look(), through(1000)
+        written, images = look()
+        # After a checkpoint, which other tests may cause, each page is written whole once.
+        if images - images_before < 10:
+            break
 
-    assert (written() - before) / 1000 <= 2700
+    assert (written - before) / 1000 <= 2700
 
 
 @pytest.mark.django_db(transaction=True)

@@ -34,7 +34,7 @@ _SET = {
 }
 
 _thread = threading.local()
-# Number of outages after which this process's heartbeat has resumed.
+# Number of times that this process has noticed an outage or its end.
 _outages = 0
 # Set if any coroutine has used a database. All coroutines of a loop do so on one thread.
 # Also set until this is known.
@@ -134,8 +134,8 @@ def watch_coroutines() -> None:
     of_coroutines.clear()
 
 
-def note_end_of_outage() -> None:
-    """Record a heartbeat that succeeded after a failed one.
+def note_outage() -> None:
+    """Record an outage: the heartbeat has resumed, or the claimer's connection has failed.
 
     Each thread then closes the connections that it has had until now.
     """

@@ -23,7 +23,7 @@ from ..core.options import Options
 from ..models import Process
 from ..models.expressions import Now, after
 from . import process_identity
-from .connections import close_connections, discard, note_end_of_outage, prepare
+from .connections import close_connections, discard, note_outage, prepare
 from .shared_status import SharedStatus
 from .socket_watchdog import answered_within
 
@@ -143,7 +143,7 @@ class Heartbeat:
                 if self._is_away:
                     logger.warning("%s beats again.", self.process, extra=self.process.log_fields)
                     self._is_away = False
-                    note_end_of_outage()
+                    note_outage()
                     self._back()
             else:
                 logger.error(

@@ -226,9 +226,10 @@ def test_an_end_that_a_failover_lost_is_followed_by_a_run_that_is_announced(lost
 class Standby:
     """A worker that is led to a standby at the address of the primary, and back without being cut off from the standby."""
 
-    def __init__(self, pair: Pair, runqueue) -> None:
+    def __init__(self, pair: Pair, runqueue, **changes) -> None:
         self.pair = pair
-        self.child = runqueue(**servers.environment(pair.url_of_front), DBQUEUE_OPTIONS=json.dumps(OPTIONS))
+        options = json.dumps({**OPTIONS, **changes})
+        self.child = runqueue(**servers.environment(pair.url_of_front), DBQUEUE_OPTIONS=options)
         until(lambda: {"serves", "polls for"} <= set(re.findall("serves|polls for", log_of(self.child))))
 
     def lead_there(self, connections: int) -> None:
@@ -249,8 +250,8 @@ class Standby:
 
 
 @pytest.fixture
-def standby(pair, runqueue):
-    return Standby(pair(synchronous=False), runqueue)
+def standby(pair, runqueue, request):
+    return Standby(pair(synchronous=False), runqueue, **getattr(request, "param", {}))
 
 
 def test_a_standby_at_the_address_of_the_primary_fails_no_job_and_is_not_asked_all_the_time(standby, tmp_path):
@@ -270,7 +271,13 @@ def test_a_standby_at_the_address_of_the_primary_fails_no_job_and_is_not_asked_a
     assert standby.child.poll() is None
 
 
-def test_a_connection_to_a_standby_that_stays_open_is_left_when_the_address_is_the_primarys_again(standby, tmp_path):
+SELDOM = {"beat_interval": 4}
+
+
+@pytest.mark.parametrize(
+    ("standby", "cut"), [({}, False), (SELDOM, True)], indirect=["standby"], ids=["all stay open", "the threads' stay open"]
+)
+def test_a_connection_to_a_standby_that_stays_open_is_left_when_the_address_is_the_primarys_again(standby, tmp_path, cut):
     """The standby stands still: by what it has, there is nothing to do."""
     path, go = tmp_path / "lines", tmp_path / "go"
     count = [tasks.count_until.enqueue(str(path), str(go)).id for _ in range(8)]
@@ -282,6 +289,10 @@ def test_a_connection_to_a_standby_that_stays_open_is_left_when_the_address_is_t
     standby.lead_back()
     go.touch()
     tasks.record.enqueue_many([()] * 40)
+    if cut:
+        standby.pair.standby.ask(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = 'queue' AND query LIKE '%dbqueue_job%'"
+        )
 
     until(all_end)
     assert set(Execution.objects.values_list("outcome", flat=True)) == {"successful"}

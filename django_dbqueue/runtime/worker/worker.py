@@ -18,7 +18,7 @@ from ...exceptions import Interrupted, JobLost, Stopped
 from ...models import AttemptResult, Job, Process, Settled, Stack
 from ...models.jobs import JobQuerySet
 from ...models.states import Fence
-from ..connections import close_connections, discard, leave_old_connections, prepare
+from ..connections import close_connections, discard, leave_old_connections, note_outage, prepare
 from ..heartbeat import Heartbeat
 from ..logging_setup import Trouble
 from ..shared_status import SharedStatus
@@ -140,6 +140,8 @@ class Worker:
         except (DatabaseError, InterfaceError) as error:
             if not is_conflict(error):
                 self._trouble.report(error)
+                # The next claim may reach another server than the threads' connections, before a heartbeat does.
+                note_outage()
             discard(self._backend.database)
             self._in_doubt, self._claimer.idle = True, False
             return 0, False
