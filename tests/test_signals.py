@@ -13,9 +13,9 @@ import pytest
 VICTIM = """
 import sys, time
 from django_dbqueue.runtime import signals
-from django_dbqueue.runtime.shutdown import Stop
+from django_dbqueue.runtime.shutdown import Shutdown
 
-stop = Stop()
+stop = Shutdown()
 getattr(signals, sys.argv[1])(stop)
 print("ready", flush=True)
 signals.run_beside_signals(lambda: time.sleep(2))

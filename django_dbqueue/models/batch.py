@@ -112,7 +112,7 @@ class BatchQuerySet(PrimaryQuerySet["Batch"]):
             if len(found) > 1:
                 return [queue for pk in found for queue in self.finish([pk])]
             # If raised, it would stop the settling of jobs and the finishing of other batches.
-            logger.error("batch: database refused the callbacks of %s, which stays unfinished: %s", found[0], error)
+            logger.error("batch %s: database refused its callbacks; it stays unfinished: %s", found[0], error)
             return []
 
     def _finish(self, found: list[Any]) -> list[str]:
