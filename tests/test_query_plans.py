@@ -242,21 +242,22 @@ def test_a_job_writes_at_most_2700_bytes_of_log(process, claim):
         add.enqueue_many([("x" * 500,)] * number)
         Execution.objects.settle([AttemptResult.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in claim(limit=number)])
 
-    def look() -> tuple[int, int]:
+    def written() -> int:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_stat_force_next_flush()")
-            cursor.execute("SELECT wal_bytes, wal_fpi FROM pg_stat_get_backend_wal(pg_backend_pid())")
-            return tuple(map(int, cursor.fetchone()))
+            cursor.execute("SELECT wal_bytes FROM pg_stat_get_backend_wal(pg_backend_pid())")
+            return int(cursor.fetchone()[0])
+
+    def of_a_job(number: int) -> float:
+        before = written()
+        through(number)
+        return (written() - before) / number
 
     through(200)
-    for _ in range(5):
-        (before, images_before), _run = look(), through(1000)
-        written, images = look()
-        # After a checkpoint, which other tests may cause, each page is written whole once.
-        if images - images_before < 10:
-            break
 
-    assert (written - before) / 1000 <= 2700
+    # The server adds to some of them: a checkpoint has each page written whole once, and while autovacuum looks at a
+    # table, no version of a row can be replaced on its page (2,712 bytes instead of 2,329).
+    assert min(of_a_job(1000) for _ in range(4)) <= 2700
 
 
 @pytest.mark.django_db(transaction=True)
