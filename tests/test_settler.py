@@ -121,15 +121,19 @@ def test_a_claimed_job_whose_row_is_locked_keeps_no_others_from_being_given_back
     worker._listener.close()
 
 
+def recovered_elsewhere(process, not_started):
+    """The jobs of a process are recovered that was seen to die before these had started."""
+    death = recovery.ExitReason(how="died", not_started=frozenset(job.pk for job in not_started))
+    dead = Process.objects.filter(pk=process.pk)
+    return Elsewhere(lambda: recovery.recover(task_backends["default"], dead, death, list))
+
+
 def test_a_claimed_job_whose_row_is_locked_keeps_no_others_of_its_dead_process_from_being_recovered(claim, process):
     tasks.nothing.enqueue_many([()] * 3)
     jobs = claim()
-    death = recovery.ExitReason(how="died", not_started=frozenset(job.pk for job in jobs))
 
     with locked(jobs[:1]):
-        recovering = Elsewhere(
-            lambda: recovery.recover(task_backends["default"], Process.objects.filter(pk=process.pk), death, list)
-        )
+        recovering = recovered_elsewhere(process, jobs)
         until(lambda: Job.objects.ready().count() == 2)
         recovering.result()
 
@@ -139,12 +143,9 @@ def test_a_claimed_job_whose_row_is_locked_keeps_no_others_of_its_dead_process_f
 def test_a_claimed_job_whose_row_is_locked_for_a_moment_as_its_process_dies_spends_no_attempt(claim, process):
     tasks.nothing.enqueue_many([()] * 3)
     jobs = claim()
-    death = recovery.ExitReason(how="died", not_started=frozenset(job.pk for job in jobs))
 
     with locked(jobs[:1]):
-        recovering = Elsewhere(
-            lambda: recovery.recover(task_backends["default"], Process.objects.filter(pk=process.pk), death, list)
-        )
+        recovering = recovered_elsewhere(process, jobs)
         until(lambda: Job.objects.ready().count() == 2)
 
     assert recovering.result() == 3

@@ -65,7 +65,7 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: ExitReason, 
     database = backend.database
     processes: dict[int, Process] = {}
     left: list[Job] = []
-    given_back = 0 if death.silent else _release(database, dead, death.not_started)
+    released = 0 if death.silent else _release(database, dead, death.not_started)
     if dead.using(database).exists():
         with writing(database):
             processes = _deregister_dead(dead.using(database), death)
@@ -82,7 +82,7 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: ExitReason, 
         orphans, more = _settle(database, lock_first(_jobs(database).orphaned(), BATCH), processes, death)
     announce(_finished(orphans))
     notify_queues(database, [*more, *_ready(orphans)])
-    return given_back + len(left) + len(orphans)
+    return released + len(left) + len(orphans)
 
 
 def _release(database: str, dead: ProcessQuerySet, not_started: frozenset[UUID]) -> int:

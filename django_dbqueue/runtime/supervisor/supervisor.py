@@ -306,6 +306,6 @@ def _death(member: Child) -> ExitReason:
     code, not_started = member.exitcode or 0, frozenset(member.board.not_started())
     clock = min(member.ended_at, time.monotonic())
     if code == EXIT_JOBS_RUNNING:
-        return ExitReason(how="was told to end", blameless=True, not_started=not_started, clock=clock)
+        return ExitReason(how="was shut down", blameless=True, not_started=not_started, clock=clock)
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     return ExitReason(how=how, not_started=not_started, clock=clock)
