@@ -19,22 +19,24 @@ from .batches import Entry
 from .batches import current as current_entry
 from .compat import BaseTaskBackend, InvalidTask, TaskResultDoesNotExist, is_heard, signals, task_backends
 from .core import serialization, unique_keys
-from .core.notify import wake
+from .core.notify import notify_queues, wake
 from .core.options import Options
 from .core.queue_selector import NAME, QueueSelector, check_name
 from .core.time_values import LONGEST_WAIT
 from .core.transactions import after_commit, writing
 from .core.uuid7 import uuid7
+from .engine import batches
+from .engine.enqueue import LazyJobs, write
+from .engine.unique import UniquePolicy, upsert
 from .exceptions import InvalidOption
 from .models import Batch, Execution, Job
-from .models.alike import LazyJobs
 from .models.batch import BatchQuerySet
+from .models.enums import Conflict, EnqueueStatus
 from .models.expressions import after, after_start
-from .models.keyed import UniquePolicy
 from .models.progress import progress_of
-from .models.states import Conflict, EnqueueStatus
-from .results import Enqueued, JobResult, result_of, task_or_stand_in
-from .tasks import Task, load
+from .registry import load, task_or_stand_in
+from .results import Enqueued, JobResult, result_of
+from .tasks import Task
 
 # A model that asks each field for its default takes 19 µs, a copy 5 µs.
 _blank_job = cache(Job)
@@ -151,6 +153,23 @@ class DatabaseBackend(BaseTaskBackend):
     def batches(self) -> BatchQuerySet:
         return Batch.objects.using(self.database)
 
+    def open_batch(self, batch: Batch) -> None:
+        """Write a new batch for its opener to fill."""
+        batches.create_open(self.database, batch)
+
+    def seal_batch(self, pk: UUID) -> None:
+        """Seal a batch: its opener has enqueued all jobs."""
+        batches.seal(self.database, pk)
+
+    def finish_batches(self, ids: Iterable[UUID] | None = None) -> bool:
+        """Finish due batches, of these or of all, and wake workers for their callbacks.
+
+        Return whether there are any callbacks.
+        """
+        queues = batches.finish(self.database, ids)
+        notify_queues(self.database, queues)
+        return bool(queues)
+
     def get_result(self, result_id: str) -> JobResult:
         """Return the job's result. Raises TaskResultDoesNotExist if no job has that id."""
         try:
@@ -235,8 +254,8 @@ class DatabaseBackend(BaseTaskBackend):
         new = [job for job in jobs if not job.key] if keyed else jobs
         with self._held_open(entry) if entry else nullcontext():
             if new:
-                Job.objects.using(self.database).write(new)
-            results.written(self._merge(task, keyed) if keyed else {})
+                write(self.database, new)
+            results.written(self._upsert(task, keyed) if keyed else {})
         if entry and not entry.opens:
             # Without keyed jobs: other callers may enqueue the same keys, and a repeated call finds
             # the existing jobs.
@@ -249,18 +268,18 @@ class DatabaseBackend(BaseTaskBackend):
     def _held_open(self, entry: Entry) -> Iterator[None]:
         """Keep the batch unfinished until its new jobs are written. Raises BatchFinished."""
         with writing(self.database, savepoint=False):
-            self.batches.join(entry.id, opens=entry.opens)
+            batches.join(self.database, entry.id, opens=entry.opens)
             yield
 
-    def _merge(self, task: Any, jobs: list[Job]) -> dict[UUID, tuple[Job, EnqueueStatus]]:
-        how = UniquePolicy(
+    def _upsert(self, task: Any, jobs: list[Job]) -> dict[UUID, tuple[Job, EnqueueStatus]]:
+        policy = UniquePolicy(
             on_conflict=Conflict(task.on_conflict),
             run_after=task.run_after,
             expires=task.expires,
             max_wait=task.max_wait or LONGEST_WAIT,
         )
-        met = Job.objects.using(self.database).merge(jobs, how)
-        return {job.pk: each for job, each in zip(jobs, met, strict=True)}
+        rows = upsert(self.database, jobs, policy)
+        return {job.pk: each for job, each in zip(jobs, rows, strict=True)}
 
 
 def _as_stage(task: Any) -> dict[str, Any]:

@@ -13,10 +13,8 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 from django.db import connections
 
-from .compat import DEFAULT_TASK_BACKEND_ALIAS, InvalidTask, task_backends
-from .core.notify import notify_queues
+from .compat import DEFAULT_TASK_BACKEND_ALIAS, FrameworkTask, InvalidTask, task_backends
 from .core.transactions import after_commit
-from .tasks import Task
 
 if TYPE_CHECKING:
     from .models import Batch, Job
@@ -57,8 +55,8 @@ class batch:
     def __init__(
         self,
         *,
-        on_finish: Task[..., Any] | None = None,
-        on_success: Task[..., Any] | None = None,
+        on_finish: FrameworkTask[..., Any] | None = None,
+        on_success: FrameworkTask[..., Any] | None = None,
         description: str = "",
         backend: str = DEFAULT_TASK_BACKEND_ALIAS,
     ) -> None:
@@ -113,7 +111,7 @@ class batch:
         entry = Entry(id=self.id, database=self._backend.database, opens=self._is_new)
         if self._is_new:
             self._is_new = False
-            self._with_its_jobs(partial(self._backend.batches.create_open, self._batch))
+            self._with_its_jobs(partial(self._backend.open_batch, self._batch))
         return entry
 
     def _pop(self) -> Entry:
@@ -135,26 +133,22 @@ class batch:
             after_commit(action)
 
     def _leave(self, entry: Entry, has_failed: bool) -> None:
-        rows = self._backend.batches.filter(pk=self.id)
         if has_failed and entry.opens:
             # The jobs enqueued before the error are not the whole batch: none of them may run, and
             # no callback may follow.
             self.discard()
-            rows.filter(finished_at=None).update(on_finish=None, on_success=None)
+            self._backend.batches.filter(pk=self.id, finished_at=None).update(on_finish=None, on_success=None)
         elif has_failed:
             self._batch.withdraw([job.pk for jobs in entry.added for job in jobs])
         if entry.opens:
-            rows.seal()
-        after_commit(partial(self._finish, rows))
-
-    def _finish(self, rows: Any) -> None:
-        """Finish the batch if it had no jobs at all, or if all of them have ended by now."""
-        notify_queues(self._backend.database, rows.finish())
+            self._backend.seal_batch(self.id)
+        # It finishes now if it had no jobs at all, or if all of them have ended.
+        after_commit(partial(self._backend.finish_batches, [self.id]))
 
     def _callback(self, name: str, task: Any) -> Any:
         if task is None:
             return None
-        if not isinstance(task, Task):
+        if not isinstance(task, self._backend.task_class):
             raise InvalidTask(f"{name} must be a task that takes the batch's id, not {task!r}.")
         if task.run_after is not None or task.key is not None:
             raise InvalidTask(f"{name} is a job of its own, enqueued when the batch has finished: leave run_after and key out.")

@@ -19,7 +19,8 @@ from .core.options import Options
 from .exceptions import InvalidOption, InvalidSchedule, InvalidTaskPath
 from .limits import Limit, Rate
 from .recurrence.declare import Declared, declared
-from .tasks import Task, load, modules_with_tasks
+from .registry import load, modules_with_tasks
+from .tasks import Task
 
 SUPPORTED = ("postgresql", "mysql", "sqlite")
 NOT_IMMEDIATE = "SQLite without immediate transactions fails with 'database is locked' under load."

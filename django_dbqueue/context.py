@@ -13,8 +13,9 @@ from .batches import batch
 from .compat import TaskContext
 from .core import serialization
 from .core.progress_value import ProgressValue
+from .engine.claim import save_metadata
 from .exceptions import JobLost, Retried, Snoozed
-from .models import Job
+from .models import ClaimedJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,7 @@ class JobContext(TaskContext):  # type: ignore[misc, type-arg]
     call: the attempt, as its worker sees it.
     """
 
-    job: Job
+    job: ClaimedJob
     call: Any
 
     @property
@@ -52,7 +53,7 @@ class JobContext(TaskContext):  # type: ignore[misc, type-arg]
         to another process by now.
         """
         self.job.metadata.update(serialization.to_json(self.metadata, of=f"metadata of {self.job.task}"))
-        if not Job.objects.using(self.job._state.db).save_metadata(self.job):
+        if not save_metadata(self.job):
             raise JobLost(f"Job {self.job.pk} belongs to another process now.")
 
     async def asave_metadata(self) -> None:
@@ -65,7 +66,7 @@ class JobContext(TaskContext):  # type: ignore[misc, type-arg]
         The call itself writes nothing, and so costs nothing, in a coroutine too: the worker writes
         the newest report about once a second. Raises TypeError or ValueError for other values.
         """
-        self.job.noted = ProgressValue.of(done, total, note)
+        self.job.progress_value = ProgressValue.of(done, total, note)
 
     def snooze(self, delay: float | timedelta | datetime) -> NoReturn:
         """End this attempt without spending it, and run the job again after ``delay``.

@@ -11,13 +11,12 @@ from uuid import UUID
 
 from django.db import connections
 
-from .compat import TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
+from .compat import FrameworkTask, TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
 from .core.progress_value import ProgressValue
-from .exceptions import InvalidTaskPath, NotYetVisible
+from .exceptions import NotYetVisible
 from .models import Execution, Job, Progress
 from .models.document import Unreadable
-from .models.states import EnqueueStatus
-from .tasks import Task, load
+from .models.enums import EnqueueStatus
 
 STATUS: dict[str, TaskResultStatus] = {
     Job.State.SCHEDULED: TaskResultStatus.READY,
@@ -179,7 +178,7 @@ def _is_committed(result_id: str, database: str) -> bool:
 
 
 def result_of(
-    job: Job, alias: str, task: Task[..., Any], executions: Iterable[Execution] = (), progress: Progress | None = None
+    job: Job, alias: str, task: FrameworkTask[..., Any], executions: Iterable[Execution] = (), progress: Progress | None = None
 ) -> JobResult:
     """Return the result for a job and its attempts so far, oldest first."""
     attempts = list(executions)
@@ -198,7 +197,7 @@ def result_of(
         errors=[TaskError(exception_class_path=e.error_type, traceback=e.traceback) for e in attempts if e.error_type],
         worker_ids=[e.process for e in attempts] + ([job.process.name if job.process else "?"] if running else []),
         metadata=_as_json(job.metadata),
-        progress=progress.noted if progress else None,
+        progress=progress.value if progress else None,
     )
     object.__setattr__(result, "_return_value", _as_json(job.result))
     return result
@@ -210,56 +209,3 @@ def _as_json(document: Any) -> Any:
     TaskResult accepts only JSON.
     """
     return repr(document) if isinstance(document, Unreadable) else document
-
-
-def task_of(job: Job, alias: str) -> Task[..., Any]:
-    """Return the job's task as it was enqueued.
-
-    Raises InvalidTaskPath if its path no longer has a task.
-    """
-    return _as_enqueued(load(job.task), job, alias)
-
-
-def task_or_stand_in(job: Job, alias: str) -> Task[..., Any]:
-    """Return the job's task, or a stand-in if the task is gone.
-
-    The stand-in has the same path and cannot be called.
-    """
-    try:
-        return task_of(job, alias)
-    except InvalidTaskPath:
-        return _as_enqueued(_stand_in(job.task), job, alias)
-
-
-def _as_enqueued(task: Task[..., Any], job: Job, alias: str) -> Task[..., Any]:
-    """Return a copy of the task with the job's settings, made without the constructor.
-
-    The constructor would validate the task, and a job whose queue is gone from ``QUEUES`` could not
-    be read.
-    """
-    wanted: dict[str, Any] = {
-        "priority": job.priority,
-        "queue_name": job.queue,
-        "run_after": None if job.run_after == job.enqueued_at else job.run_after,
-        "expires": job.expires_at,
-        "backend": alias,
-        "metadata": job.metadata,
-    }
-    if all(getattr(task, name) == value for name, value in wanted.items()):
-        return task
-    enqueued = object.__new__(type(task))
-    for each in fields(task):
-        object.__setattr__(enqueued, each.name, wanted.get(each.name, getattr(task, each.name)))
-    return enqueued
-
-
-def _stand_in(path: str) -> Task[..., Any]:
-    def gone(*args: Any, **kwargs: Any) -> None:
-        load(path)
-
-    gone.__module__, _, gone.__qualname__ = path.rpartition(".")
-    gone.__name__ = gone.__qualname__
-    task = object.__new__(Task)
-    for each in fields(Task):
-        object.__setattr__(task, each.name, gone if each.name == "func" else each.default)
-    return task

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
-from importlib import import_module
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
 from asgiref.sync import sync_to_async
-from django.apps import apps as django_apps
-from django.utils.module_loading import module_has_submodule
 
 from . import task_options
 from .backoff import Backoff
@@ -23,13 +19,11 @@ from .compat import (
     DEFAULT_TASK_PRIORITY,
     DEFAULT_TASK_QUEUE_NAME,
     BaseTask,
-    FrameworkTask,
     InvalidTask,
     task_backends,
 )
 from .core import serialization
 from .core.transactions import after_commit
-from .exceptions import InvalidTaskPath
 from .limits import Limit, Rate
 
 if TYPE_CHECKING:
@@ -268,48 +262,6 @@ def task(
         )
 
     return decorate(function) if function else decorate
-
-
-def modules_with_tasks(modules: Iterable[str]) -> list[str]:
-    """Return these modules, the ``tasks`` module of each installed app, and the package's own."""
-    apps = [f"{config.name}.tasks" for config in django_apps.get_app_configs() if module_has_submodule(config.module, "tasks")]
-    return ["django_dbqueue.contrib.tasks", *apps, *modules]
-
-
-def discover(modules: Iterable[str]) -> list[str]:
-    """Import the modules that hold tasks, including these.
-
-    Returns the modules that cannot be imported; the reason is logged.
-    """
-    broken = []
-    for name in modules_with_tasks(modules):
-        try:
-            import_module(name)
-        except Exception:
-            broken.append(name)
-            logger.exception("tasks: %s cannot be imported; jobs of its tasks are left to other workers", name)
-    return broken
-
-
-def load(path: str) -> Task[..., Any]:
-    """Return the task at a job's path.
-
-    Never imports a module: the path comes from a row of a table, and finds only imported modules.
-    Raises InvalidTaskPath for anything that does not carry ``@task``.
-    """
-    module, _, name = path.rpartition(".")
-    found = getattr(sys.modules.get(module), name, None)
-    if found is None:
-        raise InvalidTaskPath(
-            f"{path!r} is not known here. Deploy the code that has it, in the module tasks of an installed app or in one that "
-            "OPTIONS['task_modules'] names: jobs that wait then run, and one that has failed can be retried; or discard it."
-        )
-    if not isinstance(found, FrameworkTask):
-        raise InvalidTaskPath(f"{path!r} is a {type(found).__name__}, not a task. Decorate it with @task, or discard the job.")
-    if isinstance(found, Task):
-        return found
-    # Made by another backend: this package's defaults apply.
-    return Task(**{each.name: getattr(found, each.name) for each in fields(found)})
 
 
 def split(call: tuple[Any, ...] | dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -9,14 +9,18 @@ from contextlib import contextmanager
 from .backend import DatabaseBackend
 from .compat import DEFAULT_TASK_BACKEND_ALIAS, task_backends
 from .core.queue_selector import QueueSelector
-from .models import AttemptResult, Execution, Job, Process
+from .engine.attempt_result import AttemptResult
+from .engine.claim import claim, release
+from .engine.dispatch import dispatch
+from .engine.settle import settle
+from .models import ClaimedJob, Process
 from .models.expressions import after
+from .registry import discover
 from .runtime.shutdown import Shutdown
 from .runtime.worker import executor
 from .runtime.worker.durations import RunTimes
 from .runtime.worker.task_call import ThreadCall
 from .runtime.worker.watchdog import Watchdog
-from .tasks import discover
 
 
 def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
@@ -31,16 +35,16 @@ def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
     if not isinstance(queue, DatabaseBackend):
         raise TypeError(f"TASKS[{backend!r}] is of {type(queue).__qualname__}; drain() needs a DatabaseBackend.")
     discover(queue.config.task_modules)
-    jobs, attempts = Job.objects.using(queue.database), 0
+    jobs, attempts = ClaimedJob.objects.using(queue.database), 0
     selector = QueueSelector(("*",), frozenset(queue.queues))
     call: list[ThreadCall] = []
     with _process(queue.database) as process, _watched(queue, call):
         while True:
-            jobs.dispatch()
+            dispatch(queue.database)
             lanes = [lane for lane in jobs.lanes() if selector.rank(lane.queue) is not None]
             if not lanes:
                 return attempts
-            for job in jobs.claim(max(lanes, key=lambda lane: lane.priority), process, limit=1):
+            for job in claim(jobs, max(lanes, key=lambda lane: lane.priority), process, limit=1):
                 call[:] = [ThreadCall(job)]
                 _run(call[0], queue)
                 call.clear()
@@ -52,11 +56,11 @@ def _run(call: ThreadCall, queue: DatabaseBackend) -> None:
     try:
         outcome = executor.run(call, queue)
         if isinstance(outcome, AttemptResult):
-            Execution.objects.using(queue.database).settle([outcome])
+            settle(queue.database, [outcome])
         if job.batch_id:
-            queue.batches.finish([job.batch_id])
+            queue.finish_batches([job.batch_id])
     except BaseException:
-        Job.objects.using(queue.database).release([job])
+        release(queue.database, [job])
         raise
 
 

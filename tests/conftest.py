@@ -26,6 +26,7 @@ from django_dbqueue.runtime.shutdown import Shutdown
 from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.runtime.worker.worker import Worker
 
+from . import engine
 from .flush import flush
 
 BOTH = ["default", "other"]
@@ -79,8 +80,8 @@ def a_process(name: str, **values: Any) -> Process:
 def claim(process: Process) -> Callable[..., list[Job]]:
     """Claim all that is ready, for the process or for another."""
 
-    def claim(owner: Process = process, limit: int = 100, in_a_row: int = 1) -> list[Job]:
-        found = (Job.objects.claim(lane, owner, limit, lambda job: in_a_row) for lane in Job.objects.lanes())
+    def claim(owner: Process = process, limit: int = 100, group_size: int = 1) -> list[Job]:
+        found = (engine.claim(lane, owner, limit, lambda job: group_size) for lane in Job.objects.lanes())
         return list(itertools.chain.from_iterable(found))
 
     return claim

@@ -13,7 +13,8 @@ PACKAGE = Path(django_dbqueue.__file__).parent
 LAYERS = [
     ["compat", "exceptions", "backoff", "limits", "log", "core", "recurrence.rule", "recurrence.cron", "recurrence.cron_syntax"],
     ["models"],
-    ["task_options", "tasks", "pipelines", "batches", "results", "context", "backend", "routers", "recurrence", ""],
+    ["engine"],
+    ["task_options", "tasks", "registry", "pipelines", "batches", "results", "context", "backend", "routers", "recurrence", ""],
     ["runtime"],
     ["checks", "apps", "testing", "contrib", "doctor", "management"],
     ["admin"],
@@ -34,26 +35,18 @@ MODULES = modules()
 
 
 def imports_of(name: str) -> set[str]:
-    """The modules of the package that a module imports when it runs."""
+    """The modules of the package that a module imports."""
     path = MODULES[name]
     package = [part for part in name.split(".") if part]
     package = package if path.name == "__init__.py" else package[:-1]
     found = set()
-    for node in ast.walk(_without_type_checking(ast.parse(path.read_text()))):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
             target = [*package[: len(package) - node.level + 1], *(node.module.split(".") if node.module else [])]
             for alias in node.names:
                 inner = ".".join([*target, alias.name])
                 found.add(inner if inner in MODULES else ".".join(target))
     return found - {name}
-
-
-def _without_type_checking(tree: ast.Module) -> ast.Module:
-    class Drop(ast.NodeTransformer):
-        def visit_If(self, node):
-            return None if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" else self.generic_visit(node)
-
-    return Drop().visit(tree)
 
 
 def layer(name: str) -> int:

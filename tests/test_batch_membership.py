@@ -9,14 +9,15 @@ import pytest
 from django.db import connection, connections, transaction
 
 from django_dbqueue import batch
+from django_dbqueue.engine.dispatch import fetch_pending
 from django_dbqueue.exceptions import BatchFinished
 from django_dbqueue.models import Batch, Job
-from django_dbqueue.models.chores import look
 from django_dbqueue.models.expressions import Now, after
 from django_dbqueue.runtime.dispatcher import Dispatcher
 from django_dbqueue.runtime.shared_status import SharedStatus
 from django_dbqueue.testing import drain
 
+from . import engine
 from .conftest import LONG
 from .tasks import add, add_and_fail_once, fail, rejoice, sum_up
 from .test_batches import callbacks, settle
@@ -30,7 +31,7 @@ keyed = add.using(key="one")
 
 
 def finish() -> list[str]:
-    Batch.objects.finish()
+    engine.finish_batches()
     return callbacks()
 
 
@@ -91,7 +92,7 @@ def test_abandoned_batch_is_sealed_by_the_dispatcher_and_logged(backend, claim, 
     Batch.objects.update(opened_until=after(-1))
 
     with caplog.at_level(logging.WARNING, "django_dbqueue"):
-        Dispatcher(backend, backend.config, SharedStatus.private(1))._sweep(look("default"))
+        Dispatcher(backend, backend.config, SharedStatus.private(1))._sweep(fetch_pending("default"))
 
     assert "abandoned" in caplog.text
     assert str(opened.id) in caplog.text
@@ -106,7 +107,7 @@ def test_opener_that_lives_takes_an_abandoned_batch_back(backend):
     with batch(**BOTH) as opened:
         add.enqueue(1)
         Batch.objects.update(opened_until=after(-1))
-        assert Batch.objects.seal_abandoned() == [opened.id]
+        assert engine.seal_abandoned() == [opened.id]
         add.enqueue(2)
     assert not Batch.objects.get().is_abandoned
     drain()
@@ -119,7 +120,7 @@ def test_opener_that_adds_jobs_renews_its_lease():
         Batch.objects.update(opened_until=after(-1))
         add.enqueue(1)
 
-        assert Batch.objects.seal_abandoned() == []
+        assert engine.seal_abandoned() == []
 
 
 # Outcomes that are gone before the end.
@@ -132,7 +133,7 @@ def test_a_failed_member_that_was_pruned_still_counts(claim, state):
     first, second = claim()
     settle(first, state=state)
     Job.objects.filter(pk=first.pk).update(finished_at=after(-60))
-    assert Job.objects.prune([state], 10, 100) == 1
+    assert engine.prune_jobs([state], 10, 100) == 1
 
     settle(second)
 
@@ -145,7 +146,7 @@ def test_a_successful_member_that_was_pruned_or_erased_does_not_count_as_failed(
     first, second = claim()
     settle(first)
     Job.objects.filter(pk=first.pk).update(finished_at=after(-60))
-    Job.objects.prune([State.SUCCESSFUL], 10, 100)
+    engine.prune_jobs([State.SUCCESSFUL], 10, 100)
     settle(second)
 
     assert finish() == SUCCESSFUL

@@ -10,10 +10,12 @@ from django.db import connection, connections, transaction
 
 from django_dbqueue import batch, pipeline
 from django_dbqueue.compat import InvalidTask
+from django_dbqueue.engine.attempt_result import AttemptResult
 from django_dbqueue.exceptions import BatchFinished
-from django_dbqueue.models import AttemptResult, Batch, Execution, Job
+from django_dbqueue.models import Batch, Execution, Job
 from django_dbqueue.testing import drain
 
+from . import engine
 from .conftest import LONG, until
 from .models import Run
 from .tasks import add, brew, fail, nothing, rejoice, sort_out, spread, sum_up
@@ -28,7 +30,7 @@ def callbacks() -> list[str]:
 
 def settle(*jobs, state=State.SUCCESSFUL):
     outcome = Execution.Outcome.SUCCESSFUL if state == State.SUCCESSFUL else Execution.Outcome.FAILED
-    return Execution.objects.settle([AttemptResult.of(job, outcome, state) for job in jobs])
+    return engine.settle([AttemptResult.of(job, outcome, state) for job in jobs])
 
 
 def test_a_job_follows_when_all_have_ended():
@@ -94,7 +96,7 @@ def test_it_does_not_finish_before_all_of_it_is_enqueued(claim):
     with batch(on_finish=sum_up):
         add.enqueue(1)
         settle(*claim())
-        assert Batch.objects.finish() == []
+        assert engine.finish_batches() == []
         add.enqueue(2)
 
     assert callbacks() == []
@@ -143,11 +145,11 @@ def test_a_batch_that_somebody_adds_to_does_not_finish_before_that_is_committed(
     assert added.wait(LONG)
     settle(job)
 
-    assert Batch.objects.finish() == []
+    assert engine.finish_batches() == []
 
     go_on.set()
     thread.join()
-    assert Batch.objects.finish() == []
+    assert engine.finish_batches() == []
     drain()
     assert Run.objects.count() == 1
 
@@ -162,7 +164,7 @@ def test_the_callback_comes_once_though_many_see_the_end(claim):
 
     def finisher():
         barrier.wait(LONG)
-        Batch.objects.finish()
+        engine.finish_batches()
         connections.close_all()
 
     threads = [threading.Thread(target=finisher) for _ in range(6)]
@@ -181,7 +183,7 @@ def test_the_rest_can_be_called_off(claim):
 
     assert import_.discard() == 3
     settle(*jobs)
-    Batch.objects.finish()
+    engine.finish_batches()
 
     assert import_.progress() == {"discarded": 3, "successful": 2}
     assert callbacks() == ["tests.tasks.sum_up"]
@@ -211,7 +213,7 @@ def test_jobs_of_a_retried_kind_hold_it_open(claim):
     (job,) = claim()
     settle(job, state=State.SCHEDULED)
 
-    assert Batch.objects.finish() == []
+    assert engine.finish_batches() == []
 
 
 def test_what_a_stage_fans_out_to_belongs_to_it():

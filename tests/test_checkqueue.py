@@ -20,7 +20,7 @@ from django.utils import timezone
 from django_dbqueue.compat import task_backends
 from django_dbqueue.doctor import bloat, database, innodb, mysql, postgresql, runner, snapshots, sqlite, vacuum
 from django_dbqueue.doctor.database import QueueDatabase
-from django_dbqueue.models import Job, KnownTask, Queue
+from django_dbqueue.models import Job, Queue, TaskState
 from django_dbqueue.models.expressions import after
 
 from .conftest import a_process, until
@@ -251,7 +251,7 @@ def test_what_is_paused_may_wait(alive):
     assert len(findings("lag")) == 2
 
     Queue.objects.named("paused").pause()
-    KnownTask.objects.named("shop.tasks.paused").pause()
+    TaskState.objects.named("shop.tasks.paused").pause()
 
     assert findings("lag") == []
 

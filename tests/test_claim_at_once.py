@@ -13,15 +13,15 @@ from django.test.utils import CaptureQueriesContext
 from django_dbqueue.core.notify import parse_payload
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
-from django_dbqueue.models import Execution, Job, KnownTask, Process, Queue
-from django_dbqueue.models.at_once import SingleStatementClaim
-from django_dbqueue.models.states import Lane
+from django_dbqueue.engine.claim_fast_path import SingleStatementClaim
+from django_dbqueue.models import Job, Process, Queue, TaskState
+from django_dbqueue.models.enums import Lane
 from django_dbqueue.runtime.connections import close_connections, prepare
 from django_dbqueue.runtime.worker import executor
 from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.runtime.worker.task_call import ThreadCall
 
-from . import tasks
+from . import engine, tasks
 from .conftest import LONG, a_process, all_claimed, until
 
 pytestmark = [
@@ -88,7 +88,7 @@ def test_a_process_that_was_declared_dead_claims_nothing_though_it_does_not_know
 def test_a_job_that_was_claimed_so_is_like_any_other(claimer, claim, backend):
     tasks.add.using(metadata={"who": "me"}).enqueue(1, b=2)
     ((job,), _statements) = told(claimer)
-    Job.objects.release([job])
+    engine.release([job])
 
     (other,) = claim()
 
@@ -97,7 +97,7 @@ def test_a_job_that_was_claimed_so_is_like_any_other(claimer, claim, backend):
         k: v for k, v in vars(other).items() if k not in differing
     }
     assert job.claimed_at == job.started_at
-    Execution.objects.settle([executor.run(ThreadCall(other), backend)])
+    engine.settle([executor.run(ThreadCall(other), backend)])
     assert Job.objects.get().result == 3
 
 
@@ -182,7 +182,7 @@ def test_a_queue_that_was_just_paused_is_left_alone(claimer, until):
 def test_a_task_that_was_just_paused_is_left_alone(claimer):
     tasks.add.enqueue(1)
     tasks.fail.enqueue("x")
-    KnownTask.objects.named(tasks.add.module_path).pause()
+    TaskState.objects.named(tasks.add.module_path).pause()
 
     jobs, _statements = told(claimer)
 

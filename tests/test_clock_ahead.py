@@ -13,6 +13,7 @@ from django_dbqueue.models.expressions import Now, after
 from django_dbqueue.runtime.dispatcher import Dispatcher
 from django_dbqueue.runtime.shared_status import SharedStatus
 
+from . import engine
 from .tasks import add
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -123,7 +124,7 @@ def test_rate_whose_times_were_booked_ahead_goes_on_once_the_clock_is_set_back(d
     set_back(dispatcher)
 
     dispatcher._work()
-    Semaphore.objects.reserve_times()
+    engine.reserve_times()
 
     (waiting,) = Job.objects.exclude(state="running").annotate(db_now=Now())
     assert waiting.state == "scheduled"

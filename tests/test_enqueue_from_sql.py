@@ -15,7 +15,7 @@ from django_dbqueue.models import Job
 from django_dbqueue.models.expressions import after
 from django_dbqueue.testing import drain
 
-from . import tasks
+from . import engine, tasks
 from .conftest import log_of, until
 from .models import Run
 
@@ -124,7 +124,7 @@ def test_a_call_that_comes_while_the_job_starts_keeps_its_own_policy(enqueue, op
     tasks.fail.using(key="a", queue_name="mail").enqueue()
     job.max_attempts, job.timeout = 1, None
 
-    Job.objects.save_policy(job)
+    engine.save_policy(job)
 
     row = Job.objects.get()
     assert (row.max_attempts, row.timeout) == (4, timedelta(seconds=30))

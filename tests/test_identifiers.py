@@ -12,7 +12,7 @@ from django_dbqueue import recurring
 from django_dbqueue.compat import task_backends
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
-from django_dbqueue.models import Execution, Failure, Job, KnownTask, Process, Queue, RecurringTask, Semaphore
+from django_dbqueue.models import Execution, Failure, Job, Process, Queue, RecurringTask, Semaphore, TaskState
 from django_dbqueue.models.expressions import after
 from django_dbqueue.runtime.scheduler import Scheduler
 from django_dbqueue.runtime.worker.claimer import Claimer
@@ -79,10 +79,10 @@ def test_recurring_tasks_with_names_that_look_alike_each_have_a_row():
 
 
 def test_a_paused_task_pauses_none_that_looks_alike():
-    KnownTask.objects.named("shop.tasks.mail").pause()
+    TaskState.objects.named("shop.tasks.mail").pause()
 
-    assert not KnownTask.objects.filter(name="shop.tasks.Mail").exists()
-    assert Job.objects.exclude(task__in=KnownTask.objects.names_of_paused()).filter(task="shop.tasks.Mail").count() == 0
+    assert not TaskState.objects.filter(name="shop.tasks.Mail").exists()
+    assert Job.objects.exclude(task__in=TaskState.objects.names_of_paused()).filter(task="shop.tasks.Mail").count() == 0
 
 
 @pytest.mark.parametrize(

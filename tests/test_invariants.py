@@ -13,11 +13,13 @@ from django.utils import timezone
 
 from django_dbqueue.compat import task_backends
 from django_dbqueue.core.error_reports import ErrorReport
-from django_dbqueue.models import AttemptResult, Execution, Failure, Job, Process, Queue
-from django_dbqueue.models.states import Lane, Outcome, State
+from django_dbqueue.engine import settle as settling
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.models import Execution, Failure, Job, Process, Queue
+from django_dbqueue.models.enums import Lane, Outcome, State
 from django_dbqueue.runtime import announcer, recovery
 
-from . import tasks
+from . import engine, tasks
 from .conftest import LONG, a_process
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -33,7 +35,7 @@ def recover(dead, how="was killed by signal 9", **values):
 
 
 def settle(*settlements: AttemptResult):
-    return Execution.objects.settle(settlements)
+    return engine.settle(settlements)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,7 @@ def test_an_attempt_is_recorded_once(claim):
     settle(succeed(job))
 
     with pytest.raises(IntegrityError):
-        Execution.objects.all()._record([succeed(job)])
+        settling._record(engine.DATABASE, [succeed(job)])
 
 
 def test_a_process_that_was_declared_dead_claims_nothing_though_it_does_not_know_it(claim, process):
@@ -78,7 +80,7 @@ def test_a_process_that_was_declared_dead_claims_nothing_though_it_does_not_know
 def test_a_late_finisher_cannot_overwrite_the_new_owner(claim):
     tasks.add.enqueue(1)
     (late,) = claim()
-    Job.objects.release([late])
+    engine.release([late])
     (owner,) = claim(a_process("another"))
 
     settled = settle(succeed(late, result="late"))
@@ -94,7 +96,7 @@ def test_a_late_finisher_cannot_overwrite_the_new_owner(claim):
 def test_a_late_finisher_cannot_overwrite_the_new_owners_result(claim):
     tasks.add.enqueue(1)
     (late,) = claim()
-    Job.objects.release([late])
+    engine.release([late])
     (owner,) = claim(a_process("another"))
     settle(succeed(owner, result="right"))
 
@@ -114,16 +116,16 @@ def test_two_outcomes_of_one_attempt_write_one(claim):
 def test_a_stale_release_changes_nothing(claim):
     tasks.add.enqueue(1)
     (stale,) = claim()
-    Job.objects.release([stale])
+    engine.release([stale])
     claim(a_process("another"))
 
-    Job.objects.release([stale])
+    engine.release([stale])
     assert Job.objects.get().state == Job.State.RUNNING
 
 
 def test_a_released_job_keeps_its_number_of_attempts_and_records_none(claim):
     tasks.add.enqueue(1)
-    Job.objects.release(claim())
+    engine.release(claim())
     (job,) = claim()
 
     assert job.attempt == 2
@@ -191,7 +193,7 @@ def test_two_claimers_never_get_the_same_job():
         prepare("default", 10)
         process = a_process(f"claimer {number}")
         start.wait()
-        while jobs := Job.objects.claim(Lane("default", 0), process, 7):
+        while jobs := engine.claim(Lane("default", 0), process, 7):
             claimed[number] += [job.pk for job in jobs]
         connections["default"].close()
 
@@ -244,7 +246,7 @@ def test_a_job_that_its_processes_die_of_ends_as_failed():
     for number in range(3):
         process = a_process(f"victim {number}")
         Job.objects.filter(state=Job.State.SCHEDULED).update(state=Job.State.READY)
-        assert Job.objects.claim(Lane("default", 0), process, 1)
+        assert engine.claim(Lane("default", 0), process, 1)
         recover(Process.objects.filter(pk=process.pk))
 
     assert Job.objects.get().state == Job.State.FAILED
@@ -256,7 +258,7 @@ def lose(how: str) -> None:
     """A job of a new process is lost."""
     process = a_process(f"worker@web1:{Job.objects.count()}:{how[-1]}f3a")
     tasks.add.enqueue(Job.objects.count())
-    assert Job.objects.claim(Lane("default", 0), process, 1)
+    assert engine.claim(Lane("default", 0), process, 1)
     recover(Process.objects.filter(pk=process.pk), how)
 
 
@@ -316,7 +318,7 @@ def test_due_jobs_become_ready_and_others_do_not():
     tasks.add.using(run_after=timedelta(milliseconds=-1)).enqueue(1)
     tasks.add.using(run_after=timedelta(hours=1)).enqueue(2)
 
-    assert Job.objects.dispatch() == ["default"]
+    assert engine.dispatch() == ["default"]
     assert Job.objects.ready().get().args == [1]
 
 

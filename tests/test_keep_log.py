@@ -12,8 +12,8 @@ from django.db import DataError
 from django_dbqueue import testing
 from django_dbqueue.core.options import Options
 from django_dbqueue.models import Execution, Job
-from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.runtime.worker import executor, log_capture
+from django_dbqueue.runtime.worker import settler as settler_module
 from django_dbqueue.runtime.worker.settler import Settler
 from django_dbqueue.runtime.worker.task_call import ThreadCall
 
@@ -159,18 +159,18 @@ def test_a_later_attempt_does_not_load_it(backend, keeping, django_assert_num_qu
 @pytest.mark.django_db(transaction=True)
 def test_text_that_the_database_refuses_costs_no_job_its_result(claim, backend, monkeypatch):
     """As on a database whose character set is not Unicode."""
-    settle = ExecutionQuerySet.settle
+    settle = settler_module.settle
 
-    def refuse(self, outcomes):
-        if any(not (o.log + (o.noted.note if o.noted else "")).isascii() for o in outcomes):
+    def refuse(database, outcomes):
+        if any(not (o.log + (o.progress.note if o.progress else "")).isascii() for o in outcomes):
             raise DataError("Incorrect string value")
-        return settle(self, outcomes)
+        return settle(database, outcomes)
 
     tasks.add.enqueue(1)
     (job,) = claim()
     outcome = executor.run(ThreadCall(job), backend)
     outcome.log = "a ☃"
-    monkeypatch.setattr(ExecutionQuerySet, "settle", refuse)
+    monkeypatch.setattr(settler_module, "settle", refuse)
 
     assert Settler("default", Options(), lambda: True)._write([outcome]) == []
 

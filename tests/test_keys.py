@@ -9,9 +9,11 @@ from django.db import IntegrityError, transaction
 
 from django_dbqueue import task
 from django_dbqueue.compat import InvalidTask
-from django_dbqueue.models import AttemptResult, Execution, Job
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.models import Execution, Job
 from django_dbqueue.testing import drain
 
+from . import engine
 from .conftest import BOTH
 from .tasks import add, add_newest, index_document
 
@@ -24,7 +26,7 @@ def keyed(key="a", **settings):
 
 
 def settle(job, outcome=Execution.Outcome.SUCCESSFUL, state=State.SUCCESSFUL, **rest):
-    return Execution.objects.settle([AttemptResult.of(job, outcome, state, **rest)])
+    return engine.settle([AttemptResult.of(job, outcome, state, **rest)])
 
 
 def the_job() -> Job:
@@ -106,11 +108,11 @@ def test_a_run_that_was_asked_for_later_has_what_its_attempt_noted_and_no_more(c
     keyed(metadata={"by": "first"}).enqueue(1)
     (running,) = claim()
     running.metadata["page"] = 7
-    assert Job.objects.save_metadata(running)
+    assert engine.save_metadata(running)
     keyed(metadata={"by": "second"}).enqueue(2)
     running.metadata["page"] = 8
 
-    assert Job.objects.save_metadata(running)
+    assert engine.save_metadata(running)
 
     assert the_job().metadata == {"by": "second"}
 
@@ -121,7 +123,7 @@ def test_a_lost_attempt_is_followed_by_one_with_the_arguments_that_were_asked_fo
     keyed().enqueue(2)
 
     settle(running, Execution.Outcome.LOST, State.SCHEDULED, wait=-1.0)
-    Job.objects.dispatch()
+    engine.dispatch()
     (job,) = claim()
 
     assert job.args == [2]
@@ -130,7 +132,7 @@ def test_a_lost_attempt_is_followed_by_one_with_the_arguments_that_were_asked_fo
 
 
 def test_of_earlier_runs_only_the_newest_attempts_are_kept(claim, monkeypatch):
-    monkeypatch.setattr("django_dbqueue.models.execution.KEPT", 5)
+    monkeypatch.setattr("django_dbqueue.engine.settle.KEPT", 5)
     for number in range(23):
         keyed().enqueue(number)
         settle(*claim())
@@ -259,7 +261,7 @@ def test_replace_while_it_runs_waits_for_its_time_however_the_attempt_ends(claim
     keyed(on_conflict="replace", run_after=timedelta(minutes=5)).enqueue(2)
     wanted = the_job().run_after
 
-    Execution.objects.settle([AttemptResult.of(running, Execution.Outcome(outcome), state, wait=wait)])
+    engine.settle([AttemptResult.of(running, Execution.Outcome(outcome), state, wait=wait)])
 
     assert (the_job().state, the_job().args, the_job().run_after) == (State.SCHEDULED, [2], wanted)
     assert (the_job().asked_again, the_job().failures, the_job().attempts_before) == (False, 0, 1)
@@ -271,7 +273,7 @@ def test_replace_of_one_that_is_given_back_waits_for_its_time(claim):
     keyed(on_conflict="replace", run_after=timedelta(minutes=5)).enqueue(2)
     wanted = the_job().run_after
 
-    assert Job.objects.release([claimed]) == {claimed.pk}
+    assert engine.release([claimed]) == {claimed.pk}
 
     assert (the_job().state, the_job().args, the_job().run_after) == (State.SCHEDULED, [2], wanted)
     assert not the_job().asked_again
@@ -282,7 +284,7 @@ def test_a_call_during_an_attempt_that_is_tried_again_waits_as_long_as_the_retry
     (running,) = claim()
     keyed().enqueue(2)
 
-    Execution.objects.settle([AttemptResult.of(running, Execution.Outcome.FAILED, State.SCHEDULED, wait=60.0)])
+    engine.settle([AttemptResult.of(running, Execution.Outcome.FAILED, State.SCHEDULED, wait=60.0)])
 
     assert (the_job().state, the_job().args) == (State.SCHEDULED, [2])
     assert the_job().run_after - the_job().enqueued_at > timedelta(seconds=59)

@@ -13,12 +13,14 @@ from django_dbqueue import Rate, limit, task
 from django_dbqueue.compat import InvalidTask
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
-from django_dbqueue.models import AttemptResult, Execution, Job, Queue, Semaphore, Slot
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.models import Execution, Job, Queue, Semaphore, Slot
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.supervisor.drain import Drain
 from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.testing import drain
 
+from . import engine
 from .conftest import a_process, all_claimed, most_at_a_time, until
 from .models import Interval
 from .tasks import add, call_often, call_service, charge, occupy, one_at_a_time, report, scan
@@ -28,7 +30,7 @@ State, Outcome = Job.State, Execution.Outcome
 
 
 def settle(*jobs, outcome=Outcome.SUCCESSFUL, state=State.SUCCESSFUL, **rest):
-    return Execution.objects.settle([AttemptResult.of(job, outcome, state, **rest) for job in jobs])
+    return engine.settle([AttemptResult.of(job, outcome, state, **rest) for job in jobs])
 
 
 def states(task=None) -> list[str]:
@@ -87,7 +89,7 @@ def test_what_is_given_back_before_it_began_takes_its_slot_anew(claim):
     enqueue_ready(one_at_a_time, (), ())
     (job,) = claim()
 
-    Job.objects.release([job])
+    engine.release([job])
 
     assert len(claim()) == 1
     assert states().count("running") == 1
@@ -108,7 +110,7 @@ def test_a_slot_that_was_left_behind_counts_for_nothing(claim):
     Job.objects.filter(pk=job.pk).delete()
     Slot.objects.create(semaphore_id="tests.tasks.one_at_a_time", job_id=job.pk, attempt=1)
 
-    assert Semaphore.objects.sweep(100) == ["default"]
+    assert engine.sweep(100) == ["default"]
     assert len(claim()) == 1
 
 
@@ -138,7 +140,7 @@ def test_a_sweep_goes_past_a_limit_that_was_lowered_below_what_runs(claim):
     Semaphore.objects.filter(pk="tests.tasks.charge account=1").update(most=1)
     Slot.objects.filter(job=last.pk).delete()
 
-    assert Semaphore.objects.sweep(100) == ["default"]
+    assert engine.sweep(100) == ["default"]
     assert states() == ["running", "running", "blocked", "running", "running", "ready"]
 
 
@@ -147,7 +149,7 @@ def test_one_that_waits_although_its_line_has_gone_is_found(claim):
     Job.objects.exclude(state=State.BLOCKED).delete()
     Semaphore.objects.create(key="tests.tasks.charge account=1", most=2)
 
-    assert Semaphore.objects.sweep(100) == ["default"]
+    assert engine.sweep(100) == ["default"]
     assert states() == ["ready"]
 
 
@@ -155,7 +157,7 @@ def test_a_line_whose_first_jobs_are_called_off_before_one_is_claimed_goes_on(cl
     charge.enqueue_many([(1,)] * 5)
     Job.objects.ready().discard()
 
-    assert Semaphore.objects.unblock_orphans(100) == ["default"]
+    assert engine.unblock_orphans(100) == ["default"]
     settle(*claim())
 
     assert states() == ["discarded", "discarded", "successful", "ready", "ready"]
@@ -165,7 +167,7 @@ def test_a_rate_whose_first_job_is_called_off_before_it_is_claimed_goes_on(claim
     call_service.enqueue_many([(1,)] * 3)
     Job.objects.ready().discard()
 
-    assert Semaphore.objects.unblock_orphans(100) == ["default"]
+    assert engine.unblock_orphans(100) == ["default"]
     claim()
 
     assert states() == ["discarded", "running", "blocked"]
@@ -199,7 +201,7 @@ def test_a_job_that_would_have_to_wait_can_be_discarded_instead(claim):
 
     (refused,) = claim()
 
-    assert refused.called_off
+    assert refused.not_to_run
     assert Slot.objects.taken().count() == 1
     settle(running)
 
@@ -254,7 +256,7 @@ def test_unused_semaphores_and_left_slots_are_forgotten(claim):
     enqueue_ready(charge, (1,), (2,))
     settle(claim()[0])
 
-    assert Semaphore.objects.prune(100) == 1
+    assert engine.prune_semaphores(100) == 1
 
     assert Semaphore.objects.count() == 1
     assert Slot.objects.count() == 1
@@ -278,7 +280,7 @@ def test_jobs_without_keys_and_limits_cost_not_one_statement_more(claim, process
     jobs = []
 
     finds_first = ["SELECT"] if connection.vendor == "mysql" else []
-    assert statements(lambda: jobs.extend(Job.objects.claim(lane, process, 1))) == [*finds_first, "SELECT", "UPDATE"]
+    assert statements(lambda: jobs.extend(engine.claim(lane, process, 1))) == [*finds_first, "SELECT", "UPDATE"]
     assert statements(lambda: settle(*jobs)) == ["SELECT", "UPDATE", "INSERT"]
 
 
@@ -367,9 +369,9 @@ def test_jobs_start_evenly(claim):
     assert starts(5, claim) == 1
     assert starts(5, claim) == 0
     step(6)
-    Semaphore.objects.reserve_times()
+    engine.reserve_times()
     step(5)
-    Job.objects.dispatch()
+    engine.dispatch()
     assert starts(5, claim) == 1
 
 
@@ -381,7 +383,7 @@ def test_the_next_ones_get_their_times_ahead_by_priority(claim):
     frequent.using(priority=9).enqueue(9)
     claim()
 
-    Semaphore.objects.reserve_times()
+    engine.reserve_times()
 
     scheduled = list(Job.objects.filter(state=State.SCHEDULED).order_by("run_after"))
     assert 2 <= len(scheduled) <= 3
@@ -398,7 +400,7 @@ def test_after_a_pause_of_all_workers_the_rate_holds(claim):
     assert states().count("scheduled") >= 3
 
     step(60)
-    Job.objects.dispatch()
+    engine.dispatch()
 
     assert starts(10, claim) == 1
 

@@ -13,9 +13,11 @@ from django.db import connection
 from django_dbqueue import Rate, limit, limits, task
 from django_dbqueue.compat import task_backends
 from django_dbqueue.core.options import Options
+from django_dbqueue.engine.attempt_result import AttemptResult
 from django_dbqueue.limits import of_call
-from django_dbqueue.models import AttemptResult, Execution, Job, Semaphore
+from django_dbqueue.models import Execution, Job, Semaphore
 
+from . import engine
 from .conftest import LONG, a_process
 from .tasks import add
 
@@ -30,7 +32,7 @@ def enqueue_ready(task, *calls):
 
 
 def settle(*jobs):
-    return Execution.objects.settle([AttemptResult.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in jobs])
+    return engine.settle([AttemptResult.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in jobs])
 
 
 def by(text):
@@ -128,7 +130,7 @@ def test_a_limit_that_a_deploy_has_raised_holds_when_those_before_it_have_ended(
 
     settle(*before)
     started = claim()
-    Semaphore.objects.sweep(100)
+    engine.sweep(100)
 
     assert len([*started, *claim()]) == 3
 

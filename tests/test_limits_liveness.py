@@ -9,9 +9,11 @@ from itertools import chain
 import pytest
 
 from django_dbqueue import Rate, limit, task
-from django_dbqueue.models import AttemptResult, Execution, Job, KnownTask, Process, Queue, Semaphore, Slot
-from django_dbqueue.models.states import Lane, State
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.models import ClaimedJob, Execution, Job, Process, Queue, Semaphore, Slot, TaskState
+from django_dbqueue.models.enums import Lane, State
 
+from . import engine
 from .conftest import a_process
 from .tasks import add, charge, row
 
@@ -23,7 +25,7 @@ statement = task(concurrency=LIMITS)(add.func)
 
 
 def settle(*jobs):
-    return Execution.objects.settle([AttemptResult.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in jobs])
+    return engine.settle([AttemptResult.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in jobs])
 
 
 def running():
@@ -80,7 +82,7 @@ def pause_queue():
 
 
 def pause_task():
-    KnownTask.objects.named(row.module_path).pause()
+    TaskState.objects.named(row.module_path).pause()
 
 
 def leave_unserved():
@@ -98,7 +100,7 @@ def test_jobs_that_no_worker_takes_do_not_hold_a_line(claim, hold):
 
     assert "default" in settle(first).unblocked
 
-    assert len(Job.objects.claim(Lane("default", 0), first.process, 10)) == 1
+    assert len(engine.claim(Lane("default", 0), first.process, 10)) == 1
 
 
 @pytest.mark.parametrize("hold", [pause_queue, leave_unserved])
@@ -110,7 +112,7 @@ def test_jobs_that_no_worker_takes_use_no_times_of_a_rate(claim, hold):
     of_rate.using(queue_name="elsewhere").enqueue_many([(1, 1)] * 12)
     last = of_rate.enqueue(0, 1)
 
-    Semaphore.objects.reserve_times()
+    engine.reserve_times()
 
     assert Job.objects.get(pk=last.id).state == State.SCHEDULED
 
@@ -122,9 +124,9 @@ def test_jobs_whose_workers_have_no_room_do_not_hold_a_line(claim):
     one_at_a_time.enqueue(0, 1)
     settle(first)
 
-    Semaphore.objects.sweep(100)
+    engine.sweep(100)
 
-    assert len(Job.objects.claim(Lane("default", 0), first.process, 10)) == 1
+    assert len(engine.claim(Lane("default", 0), first.process, 10)) == 1
 
 
 # All of it, at random
@@ -179,10 +181,11 @@ def test_after_each_sweep_a_job_runs_while_one_can(seed):
 
     def claim(worker, limit):
         lanes = [Lane(queue, priority) for queue in workers[worker] for priority in (1, 0) if queue not in paused_queues]
-        wanted = Job.objects.exclude(task__in=paused_tasks)
-        in_a_row = chance.choice([1, 1, 2])
-        found = list(chain.from_iterable(wanted.claim(lane, worker, limit, lambda job: in_a_row) for lane in lanes))
-        ends = [job for job in found if job.called_off]
+        wanted = ClaimedJob.objects.exclude(task__in=paused_tasks)
+        group_size = chance.choice([1, 1, 2])
+        claims = [engine.claim(lane, worker, limit, lambda job: group_size, jobs=wanted) for lane in lanes]
+        found = list(chain.from_iterable(claims))
+        ends = [job for job in found if job.not_to_run]
         own.extend(found)
         if ends:
             own[:] = [job for job in own if job not in ends]
@@ -198,7 +201,7 @@ def test_after_each_sweep_a_job_runs_while_one_can(seed):
             claim(chance.choice(list(workers)), chance.randint(1, 5))
         elif act in ("settle", "release") and own:
             ends = [own.pop(chance.randrange(len(own))) for _ in range(min(len(own), chance.randint(1, 3)))]
-            settle(*ends) if act == "settle" else Job.objects.release(ends)
+            settle(*ends) if act == "settle" else engine.release(ends)
         elif act == "pause":
             if chance.random() < 0.5:
                 paused_queues = {chance.choice(QUEUES)}
@@ -206,24 +209,24 @@ def test_after_each_sweep_a_job_runs_while_one_can(seed):
                 Queue.objects.named(*paused_queues).pause()
             else:
                 paused_tasks = {chance.choice(tasks).module_path}
-                KnownTask.objects.named(*paused_tasks).pause()
+                TaskState.objects.named(*paused_tasks).pause()
         elif act == "resume":
             paused_queues, paused_tasks = set(), set()
             Queue.objects.all().resume()
-            KnownTask.objects.all().resume()
+            TaskState.objects.all().resume()
         elif act == "discard" and chance.random() < 0.3:
             Job.objects.ready().discard()
-    paused_tasks = set(KnownTask.objects.paused().values_list("name", flat=True))
+    paused_tasks = set(TaskState.objects.paused().values_list("name", flat=True))
 
     for worker in workers:
         claim(worker, 100)
     while _could_run({"a", "b"}, paused_queues, paused_tasks):
         before = running()
-        Semaphore.objects.unblock_orphans(100)
-        Semaphore.objects.sweep(100)
+        engine.unblock_orphans(100)
+        engine.sweep(100)
         for worker in workers:
             claim(worker, 100)
         assert running() > before
     for key in Semaphore.objects.exclude(most=None).values_list("key", flat=True):
-        holders = {slot.series: slot.most for slot in Slot.objects.taken().filter(semaphore=key)}
+        holders = {slot.slot_group: slot.most for slot in Slot.objects.taken().filter(semaphore=key)}
         assert len(holders) <= min(holders.values(), default=0)

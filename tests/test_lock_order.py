@@ -17,12 +17,14 @@ from django_dbqueue.compat import task_backends
 from django_dbqueue.core import error_reports
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
-from django_dbqueue.models import AttemptResult, Batch, Execution, Job, Queue, Semaphore
-from django_dbqueue.models.states import State
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.models import Execution, Job, Queue
+from django_dbqueue.models.enums import State
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.connections import prepare
 from django_dbqueue.runtime.worker.claimer import Claimer
 
+from . import engine
 from .conftest import a_process
 from .tasks import add, row
 
@@ -123,7 +125,7 @@ def test_a_mixed_load_has_no_deadlock():
                 limited.using(**at).enqueue(chance.randrange(8), 0)
 
     def outcome(job, chance):
-        if job.called_off:
+        if job.not_to_run:
             return AttemptResult.of(job, Outcome.DISCARDED, State.DISCARDED)
         if chance.random() < 0.1:
             error = error_reports.report(ValueError(chance.choice("abcdef")))
@@ -137,27 +139,27 @@ def test_a_mixed_load_has_no_deadlock():
         def work(chance):
             jobs = list(chain.from_iterable(claimer.claim(chance.randint(1, 20))))
             chance.shuffle(jobs)
-            given_back = [job for job in jobs if chance.random() < 0.1 and not job.called_off]
-            Job.objects.release(given_back)
+            given_back = [job for job in jobs if chance.random() < 0.1 and not job.not_to_run]
+            engine.release(given_back)
             ends = [outcome(job, chance) for job in jobs if job not in given_back]
             if chance.random() < 0.03:
                 return  # It is lost: recovered with its process.
-            settled = Execution.objects.settle(ends)
+            settled = engine.settle(ends)
             while settled.held:
-                settled = Execution.objects.settle(settled.held)
+                settled = engine.settle(settled.held)
             if batches := {end.job.batch_id for end in ends} - {None}:
-                backend.batches.finish(batches)
+                backend.finish_batches(batches)
 
         return work
 
     def dispatch(chance):
-        Job.objects.dispatch(100)
-        Semaphore.objects.reserve_times()
-        Semaphore.objects.sweep(100)
-        Semaphore.objects.unblock_orphans(100)
-        Semaphore.objects.prune(100)
-        Batch.objects.finish()
-        Job.objects.all().prune([State.SUCCESSFUL, State.DISCARDED], 1, 100)
+        engine.dispatch(100)
+        engine.reserve_times()
+        engine.sweep(100)
+        engine.unblock_orphans(100)
+        engine.prune_semaphores(100)
+        engine.finish_batches()
+        engine.prune_jobs([State.SUCCESSFUL, State.DISCARDED], 1, 100)
 
     def recover(chance):
         time.sleep(0.2)

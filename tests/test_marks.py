@@ -11,14 +11,15 @@ from django.db import connection, connections
 from django.utils import timezone
 
 from django_dbqueue.core.queue_selector import QueueSelector
-from django_dbqueue.models import AttemptResult, Execution, Job, Queue
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.models import Job, Queue
+from django_dbqueue.models.enums import Lane, Outcome, State
 from django_dbqueue.models.expressions import NotBefore
 from django_dbqueue.models.locking import lock
-from django_dbqueue.models.states import Lane, Outcome, State
 from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.runtime.worker.lane_cursors import LaneCursors
 
-from . import tasks
+from . import engine, tasks
 from .conftest import all_claimed
 from .test_query_plans import analyze, buffers, plan
 
@@ -211,7 +212,7 @@ def test_an_old_transaction_makes_claims_no_dearer(claimer):
             cursor.execute("SELECT count(*) FROM dbqueue_job")
         for _ in range(9):
             jobs = all_claimed(claimer, 500)
-            Execution.objects.settle([AttemptResult.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in jobs])
+            engine.settle([AttemptResult.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in jobs])
         analyze()
 
         from_the_start = plan(lock(Job.objects.of_lane(LANE))[:10])

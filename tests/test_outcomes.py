@@ -18,7 +18,7 @@ from django_dbqueue.results import result_of
 from django_dbqueue.runtime.worker import executor
 from django_dbqueue.runtime.worker.task_call import ThreadCall
 
-from . import tasks
+from . import engine, tasks
 
 pytestmark = pytest.mark.django_db
 
@@ -204,7 +204,7 @@ def test_a_job_whose_history_cannot_be_read_for_a_moment_is_given_back(backend, 
     (job,) = claim()
     monkeypatch.setattr(ExecutionQuerySet, "of_this_stage", raise_error(OperationalError("server closed the connection")))
 
-    Execution.objects.settle([executor.run(ThreadCall(job), backend)])
+    engine.settle([executor.run(ThreadCall(job), backend)])
 
     job.refresh_from_db()
     assert (job.state, job.failures, Execution.objects.get().outcome) == ("scheduled", 1, "interrupted")

@@ -11,7 +11,7 @@ from django.utils.timezone import now
 
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
-from django_dbqueue.models import Job, KnownTask, Queue
+from django_dbqueue.models import Job, Queue, TaskState
 from django_dbqueue.models.expressions import after
 from django_dbqueue.runtime.supervisor.drain import Drain
 from django_dbqueue.runtime.worker.claimer import Claimer
@@ -117,13 +117,13 @@ def test_what_is_no_name_of_a_queue_is_refused(name):
 @pytest.mark.parametrize("name", ["", "confirm", "x." + "x" * 255, None, tasks.add])
 def test_what_is_no_task_is_refused(name):
     with pytest.raises(ValueError, match="is not a task"):
-        KnownTask.objects.named(name)
+        TaskState.objects.named(name)
 
 
 def test_jobs_of_a_paused_task_are_left_out_of_claims(claimer):
     tasks.add.enqueue(1)
     tasks.nothing.enqueue()
-    paused = KnownTask.objects.named(tasks.add.module_path)
+    paused = TaskState.objects.named(tasks.add.module_path)
 
     assert paused.pause() == 1
     assert [job.task for job in all_claimed(claimer(), 10)] == ["tests.tasks.nothing"]
@@ -142,7 +142,7 @@ def test_a_worker_sees_within_a_second_that_a_task_is_paused(claimer, monkeypatc
     clock[0] += 0.9
     assert len(all_claimed(claims, 1)) == 1
 
-    KnownTask.objects.named(tasks.add.module_path).pause()
+    TaskState.objects.named(tasks.add.module_path).pause()
     clock[0] += 0.2
 
     assert all_claimed(claims, 1) == []
@@ -159,7 +159,7 @@ def test_paused_tasks_cost_one_look_a_second_and_none_for_each_claim(claimer):
         for _ in range(3):
             all_claimed(claims, 1)
 
-    looks = [sum("dbqueue_knowntask" in query["sql"] for query in queries) for queries in (first, seen)]
+    looks = [sum("dbqueue_taskstate" in query["sql"] for query in queries) for queries in (first, seen)]
     assert looks == [1, 0]
 
 
@@ -170,7 +170,7 @@ def test_a_drain_does_not_wait_for_jobs_of_paused_tasks(state):
     Job.objects.create(task="tests.tasks.add", queue="default", state=state, run_after=after(-5))
     assert drain._any_left(Job.objects.all())
 
-    KnownTask.objects.named(tasks.add.module_path).pause()
+    TaskState.objects.named(tasks.add.module_path).pause()
 
     assert not drain._any_left(Job.objects.all())
 

@@ -9,12 +9,14 @@ from django.test.utils import CaptureQueriesContext
 from django_dbqueue import pipeline
 from django_dbqueue.compat import InvalidTask, signals, task_backends
 from django_dbqueue.core.options import Options
-from django_dbqueue.models import AttemptResult, Execution, Job
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.models import Execution, Job
 from django_dbqueue.runtime.worker import executor
 from django_dbqueue.runtime.worker.settler import Settler
 from django_dbqueue.runtime.worker.task_call import ThreadCall
 from django_dbqueue.testing import drain
 
+from . import engine
 from .conftest import LONG, a_process, until
 from .tasks import add, brew, charge, fail, grind, nothing, pour, sort_out, taste
 
@@ -30,9 +32,9 @@ def the_job() -> Job:
 def drain_one() -> int:
     """One stage."""
     (lane,) = Job.objects.lanes()
-    jobs = Job.objects.claim(lane, a_process(f"worker {Execution.objects.count()}"), 1)
+    jobs = engine.claim(lane, a_process(f"worker {Execution.objects.count()}"), 1)
     for job in jobs:
-        Execution.objects.settle([executor.run(ThreadCall(job), task_backends["default"])])
+        engine.settle([executor.run(ThreadCall(job), task_backends["default"])])
     return len(jobs)
 
 
@@ -70,7 +72,7 @@ def test_moving_on_is_one_update_and_one_for_the_arguments(claim):
     outcome = executor.run(ThreadCall(job), task_backends["default"])
 
     with CaptureQueriesContext(connection) as captured:
-        Execution.objects.settle([outcome])
+        engine.settle([outcome])
 
     assert sum(query["sql"].startswith("UPDATE") for query in captured) == 2
     assert (the_job().state, the_job().stage, the_job().args) == (State.READY, 1, ["ground arabica"])
@@ -185,7 +187,7 @@ def test_one_that_is_asked_for_again_while_a_stage_runs_begins_anew_after_it(cla
     keyed.enqueue("robusta")
     then = Job(task="tests.tasks.brew", queue="slow", args=["ground arabica"], stage=1)
 
-    Execution.objects.settle([AttemptResult.of(running, Execution.Outcome.SUCCESSFUL, State.READY, then=then)])
+    engine.settle([AttemptResult.of(running, Execution.Outcome.SUCCESSFUL, State.READY, then=then)])
 
     assert (the_job().state, the_job().stage, the_job().args) == (State.READY, 0, ["robusta"])
     drain()
@@ -223,10 +225,10 @@ def test_who_has_lost_a_job_moves_it_nowhere(claim, what):
     pipeline(sort_out, pour).enqueue(what)
     (late,) = claim()
     outcome = executor.run(ThreadCall(late), task_backends["default"])
-    Job.objects.release([late])
+    engine.release([late])
     claim(a_process("another"))
 
-    settled = Execution.objects.settle([outcome])
+    settled = engine.settle([outcome])
 
     assert settled.lost == [outcome]
     assert (the_job().state, the_job().stage, the_job().attempt) == (State.RUNNING, 0, 2)

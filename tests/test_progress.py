@@ -12,15 +12,16 @@ from django.test.utils import CaptureQueriesContext
 
 from django_dbqueue import testing
 from django_dbqueue.core.progress_value import MOST, ProgressValue
+from django_dbqueue.engine.attempt_result import AttemptResult
 from django_dbqueue.exceptions import JobLost
-from django_dbqueue.models import AttemptResult, Execution, Job, Progress
+from django_dbqueue.models import Execution, Job, Progress
 from django_dbqueue.models.expressions import after
 from django_dbqueue.models.progress import ProgressQuerySet
 from django_dbqueue.runtime.worker import executor
 from django_dbqueue.runtime.worker.progress_writer import ProgressWriter
 from django_dbqueue.runtime.worker.task_call import ThreadCall
 
-from . import tasks, timely
+from . import engine, tasks, timely
 from .conftest import LONG, until
 from .models import Run
 
@@ -65,9 +66,9 @@ def test_a_call_costs_no_statement_and_the_end_costs_one(backend, claim, django_
         noted, nothing = (executor.run(ThreadCall(job), backend) for job in (noting, plain))
 
     with CaptureQueriesContext(connection) as without:
-        Execution.objects.settle([nothing])
+        engine.settle([nothing])
     with django_assert_num_queries(len(without) + 1):
-        Execution.objects.settle([noted])
+        engine.settle([noted])
 
 
 @pytest.mark.parametrize("fail", [True, False])
@@ -94,7 +95,7 @@ def test_an_attempt_that_has_noted_nothing_has_no_progress():
 def test_it_is_erased_with_its_job():
     result = drained(timely.note.enqueue(1))
 
-    assert Job.objects.erase([result.id]) == 1
+    assert engine.erase([result.id]) == 1
     assert not Progress.objects.exists()
 
 
@@ -143,7 +144,7 @@ class TestFence:
     def running(self, claim):
         timely.note.enqueue(1)
         (job,) = claim()
-        job.noted = ProgressValue.of(1, 2)
+        job.progress_value = ProgressValue.of(1, 2)
         return job
 
     def notes(self, *jobs):
@@ -161,7 +162,7 @@ class TestFence:
     def test_at_most_once_a_second_and_only_what_is_new(self, running, django_assert_num_queries):
         notes, _ = self.notes(running)
         notes.write()
-        running.noted = ProgressValue.of(2, 2)
+        running.progress_value = ProgressValue.of(2, 2)
 
         with django_assert_num_queries(0):
             notes.write()
@@ -185,12 +186,12 @@ class TestFence:
     def test_who_lost_a_job_does_not_overwrite_what_its_new_owner_noted(self, running, claim):
         Job.objects.update(state="ready", process=None)
         (again,) = claim()
-        again.noted = ProgressValue.of(1, 3, "the new one")
+        again.progress_value = ProgressValue.of(1, 3, "the new one")
         self.notes(again)[0].write()
 
         notes, (late,) = self.notes(running)
         notes.write()
-        Execution.objects.settle([AttemptResult.of(running, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
+        engine.settle([AttemptResult.of(running, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
 
         assert all_rows() == [(2, 1.0, 3.0, "the new one")]
         assert late.reason is JobLost

@@ -13,14 +13,16 @@ from django.utils import timezone
 from django_dbqueue.compat import task_backends
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
-from django_dbqueue.models import AttemptResult, Batch, Execution, Job, Queue, Semaphore
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.models import Batch, Execution, Job, Queue, Semaphore
+from django_dbqueue.models.enums import Lane, Outcome, State
 from django_dbqueue.models.expressions import Among
 from django_dbqueue.models.locking import lock
-from django_dbqueue.models.states import Lane, Outcome, State
 from django_dbqueue.runtime.dispatcher import Dispatcher
 from django_dbqueue.runtime.shared_status import SharedStatus
 from django_dbqueue.runtime.worker.claimer import Claimer
 
+from . import engine
 from .conftest import a_process
 from .flush import flush
 from .tasks import add
@@ -145,7 +147,7 @@ def test_due_jobs_are_found_by_their_time(many_rows):
 
 
 def test_what_a_queue_holds_costs_the_same_however_much_that_is(many_rows, monkeypatch):
-    for module in ("counts", "queue"):
+    for module in ("bounded_count", "queue"):
         monkeypatch.setattr(f"django_dbqueue.models.{module}.LIMIT", 100)
 
     with CaptureQueriesContext(connection) as seen:
@@ -181,7 +183,7 @@ def test_whether_a_batch_has_ended_is_one_look_however_many_of_its_jobs_have(man
 
     text = plan(Batch.objects.due().filter(pk=batch.pk))
 
-    assert Batch.objects.finish([batch.pk]) == []
+    assert engine.finish_batches([batch.pk]) == []
     assert "dbqueue_job_batch" in text
     if connection.vendor == "postgresql":
         assert buffers(text) <= 30, text
@@ -223,10 +225,10 @@ def test_claim_and_settle_are_a_few_statements_for_a_whole_batch(
 ):
     Job.objects.bulk_create([Job(task="t", queue="q") for _ in range(100)])
     with django_assert_num_queries(5 if connection.vendor == "mysql" else 4):
-        jobs = Job.objects.claim(Lane("q", 0), process, 100)
+        jobs = engine.claim(Lane("q", 0), process, 100)
     # BEGIN, SELECT, UPDATE, COPY, COMMIT.
     with django_assert_max_num_queries(5):
-        Execution.objects.settle([AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL) for job in jobs])
+        engine.settle([AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL) for job in jobs])
 
     assert len(jobs) == 100
 
@@ -240,7 +242,7 @@ def test_a_job_writes_at_most_2700_bytes_of_log(process, claim):
 
     def through(number: int) -> None:
         add.enqueue_many([("x" * 500,)] * number)
-        Execution.objects.settle([AttemptResult.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in claim(limit=number)])
+        engine.settle([AttemptResult.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in claim(limit=number)])
 
     def written() -> int:
         with connection.cursor() as cursor:

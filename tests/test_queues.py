@@ -7,9 +7,11 @@ from datetime import timedelta
 import pytest
 from django.db import transaction
 
-from django_dbqueue.models import Job, Queue, clearing
-from django_dbqueue.models.counts import BoundedCount
+from django_dbqueue.models import Job, Queue
+from django_dbqueue.models import queue as queue_module
+from django_dbqueue.models.bounded_count import BoundedCount
 from django_dbqueue.models.expressions import after
+from django_dbqueue.models.job import JobQuerySet
 
 from . import tasks
 from .conftest import a_process
@@ -46,14 +48,14 @@ def test_what_waits_in_a_cleared_queue_is_discarded_and_nothing_else():
 
 
 def test_very_many_are_cleared_in_statements_of_bounded_size(monkeypatch):
-    monkeypatch.setattr(clearing, "BATCH", 7)
+    monkeypatch.setattr(queue_module, "CLEARED_TOGETHER", 7)
     Job.objects.bulk_create([Job(task="t", queue="mail", priority=n % 2) for n in range(50)])
     Job.objects.bulk_create(
         [Job(task="t", queue=q, state="scheduled", run_after=after(60)) for q in ("mail", "x") for n in range(30)]
     )
     numbers = []
-    discard = clearing.JobQuerySet.discard
-    monkeypatch.setattr(clearing.JobQuerySet, "discard", lambda rows: numbers.append(discard(rows)) or numbers[-1])
+    discard = JobQuerySet.discard
+    monkeypatch.setattr(JobQuerySet, "discard", lambda rows: numbers.append(discard(rows)) or numbers[-1])
 
     assert Queue.objects.named("mail").clear() == 80
 
@@ -62,15 +64,15 @@ def test_very_many_are_cleared_in_statements_of_bounded_size(monkeypatch):
 
 
 def test_what_is_enqueued_while_a_queue_is_cleared_is_left_and_there_is_an_end(monkeypatch):
-    monkeypatch.setattr(clearing, "BATCH", 5)
+    monkeypatch.setattr(queue_module, "CLEARED_TOGETHER", 5)
     Job.objects.bulk_create([Job(task="t", queue="mail", enqueued_at=after(-1)) for n in range(20)])
-    discard = clearing.JobQuerySet.discard
+    discard = JobQuerySet.discard
 
     def discard_beside_an_enqueuer(rows):
         Job.objects.bulk_create([Job(task="t", queue="mail", enqueued_at=after(1)) for n in range(10)])
         return discard(rows)
 
-    monkeypatch.setattr(clearing.JobQuerySet, "discard", discard_beside_an_enqueuer)
+    monkeypatch.setattr(JobQuerySet, "discard", discard_beside_an_enqueuer)
 
     assert Queue.objects.named("mail").clear() <= 25
     assert Job.objects.ready().exists()
@@ -137,7 +139,7 @@ def test_an_empty_queue_holds_nothing():
 
 
 def test_more_than_are_counted_are_said_to_be_more(monkeypatch):
-    for module in ("counts", "queue"):
+    for module in ("bounded_count", "queue"):
         monkeypatch.setattr(f"django_dbqueue.models.{module}.LIMIT", 10)
     Job.objects.bulk_create([Job(task="t", queue="mail") for n in range(20)])
 

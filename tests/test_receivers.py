@@ -12,7 +12,9 @@ from django.db.models.signals import m2m_changed, post_delete, post_save, pre_de
 
 from django_dbqueue import batch, recurring
 from django_dbqueue.compat import task_backends
-from django_dbqueue.models import Batch, Execution, Failure, Job, Process, RecurringExecution, RecurringTask, Stack
+from django_dbqueue.engine import retention
+from django_dbqueue.engine.recurring import delete_undeclared
+from django_dbqueue.models import Batch, Execution, Failure, Job, Process, RecurringExecution, RecurringTask, StackTrace
 from django_dbqueue.models.expressions import after
 from django_dbqueue.recurrence.target import enqueue
 from django_dbqueue.runtime import recovery
@@ -21,7 +23,7 @@ from django_dbqueue.runtime.scheduler import Scheduler
 from django_dbqueue.runtime.shared_status import SharedStatus
 from django_dbqueue.testing import drain
 
-from . import tasks
+from . import engine, tasks
 
 SIGNALS = (pre_save, post_save, pre_delete, post_delete, m2m_changed)
 
@@ -130,9 +132,9 @@ def test_recurring_tasks_are_declared_enqueued_and_forgotten_whatever_receivers_
 
     execution = RecurringExecution.objects.get()
     assert execution.job == Job.objects.get().pk
-    assert RecurringTask.objects.run_now(enqueue) == 1
+    assert engine.run_now(enqueue) == 1
     RecurringTask.objects.update(declared_at=long_ago())
-    RecurringTask.objects.forget(86_400)
+    delete_undeclared(engine.DATABASE, 86_400)
     assert not RecurringTask.objects.exists() and not RecurringExecution.objects.exists()
 
 
@@ -149,7 +151,7 @@ def test_recurring_task_that_is_declared_while_it_is_forgotten_stays(backend):
 
     try:
         with connection.execute_wrapper(declare):
-            RecurringTask.objects.forget(86_400)
+            delete_undeclared(engine.DATABASE, 86_400)
     finally:
         pre_delete.disconnect(ignore)
 
@@ -162,8 +164,8 @@ def test_failures_and_batches_are_pruned_whatever_receivers_raise(receivers, bac
     Failure.objects.update(last_seen=long_ago())
     Batch.objects.bulk_create([Batch(finished_at=long_ago())])
 
-    Failure.objects.prune(86_400)
-    Batch.objects.prune(86_400)
+    retention.prune_failures(engine.DATABASE, 86_400)
+    engine.prune_batches(86_400)
 
     assert not Failure.objects.exists() and not Batch.objects.exists()
     assert Execution.objects.get().failure_id is None
@@ -173,10 +175,10 @@ def test_stack_of_a_hanged_job_is_kept_whatever_receivers_raise(receivers):
     tasks.add.enqueue(1)
     job = Job.objects.get()
 
-    Stack.objects.record(job, "first")
-    Stack.objects.record(job, "second")
+    StackTrace.objects.record(job, "first")
+    StackTrace.objects.record(job, "second")
 
-    assert Stack.objects.get().text == "second"
+    assert StackTrace.objects.get().text == "second"
 
 
 def a_process_without_signals() -> Process:

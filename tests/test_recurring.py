@@ -16,14 +16,16 @@ from django.test.utils import CaptureQueriesContext
 from django_dbqueue import checks, recurring, recurring_command, testing
 from django_dbqueue.compat import FrameworkTask
 from django_dbqueue.contrib.tasks import call_command
+from django_dbqueue.engine import recurring as recurring_engine
+from django_dbqueue.engine.attempt_result import AttemptResult
 from django_dbqueue.exceptions import InvalidSchedule, InvalidTaskPath
-from django_dbqueue.models import AttemptResult, Execution, Job, RecurringExecution, RecurringTask
+from django_dbqueue.models import Execution, Job, RecurringExecution, RecurringTask
 from django_dbqueue.models.expressions import Now, after
 from django_dbqueue.recurrence.declare import declared
 from django_dbqueue.recurrence.target import enqueue
 from django_dbqueue.runtime.scheduler import Scheduler
 
-from . import tasks
+from . import engine, tasks
 from .conftest import LONG, log_of, until
 from .models import Effect
 from .reliability.conftest import Elsewhere
@@ -90,7 +92,7 @@ def end(job: Job, claim, state=Job.State.SUCCESSFUL, **values) -> None:
     (claimed,) = claim()
     assert claimed.pk == job.pk
     outcome = Execution.Outcome.SUCCESSFUL if state == Job.State.SUCCESSFUL else Execution.Outcome.FAILED
-    Execution.objects.settle([AttemptResult.of(claimed, outcome, state, **values)])
+    engine.settle([AttemptResult.of(claimed, outcome, state, **values)])
 
 
 class TestDeclared:
@@ -519,7 +521,7 @@ class TestDrift:
     @pytest.mark.parametrize("how", ["deleted", "discarded", "failed"])
     def test_it_goes_on_whatever_becomes_of_its_job(self, row, scheduler, claim, how):
         if how == "deleted":
-            Job.objects.erase([Job.objects.get().pk])
+            engine.erase([Job.objects.get().pk])
         elif how == "discarded":
             Job.objects.all().discard()
         else:
@@ -540,7 +542,7 @@ class TestDrift:
 
     def test_run_now_begins_anew(self, row, scheduler, claim):
         first = Job.objects.get()
-        RecurringTask.objects.all().run_now(enqueue)
+        engine.run_now(enqueue)
 
         row.refresh_from_db()
         assert row.waits_for == Job.objects.exclude(pk=first.pk).get().pk
@@ -648,7 +650,7 @@ class TestOnce:
             raise RuntimeError("lost power")
 
         with pytest.raises(RuntimeError):
-            RecurringTask.objects.enqueue_due(row, fail)
+            recurring_engine.enqueue_due(RecurringTask.objects.all(), row, fail)
 
         assert not RecurringExecution.objects.exists()
         turn(scheduler)
@@ -658,7 +660,7 @@ class TestOnce:
         row = a_row()
         due(row)
         turn(scheduler)
-        Job.objects.erase([Job.objects.get().pk])
+        engine.erase([Job.objects.get().pk])
         assert RecurringExecution.objects.count() == 1
 
         assert scheduler.prune(10) == 0
@@ -770,7 +772,7 @@ class TestRunNow:
         row = a_row(jitter=MINUTE)
         planned = due(row, -17 * MINUTE)
 
-        assert RecurringTask.objects.all().run_now(enqueue) == 1
+        assert engine.run_now(enqueue) == 1
 
         row.refresh_from_db()
         assert Job.objects.get().state == "ready"
@@ -779,13 +781,13 @@ class TestRunNow:
     def test_one_that_is_disabled_can_be_run(self):
         a_row(is_enabled=False)
 
-        assert RecurringTask.objects.all().run_now(enqueue) == 1
+        assert engine.run_now(enqueue) == 1
 
     def test_what_cannot_be_called_is_not_run(self):
         a_row(task="shop.tasks.report")
 
         with pytest.raises(InvalidTaskPath):
-            RecurringTask.objects.all().run_now(enqueue)
+            engine.run_now(enqueue)
 
         assert not RecurringExecution.objects.exists()
 

@@ -9,11 +9,11 @@ from django.utils import timezone
 
 from django_dbqueue import task, testing
 from django_dbqueue.compat import TaskResultDoesNotExist, task_backends
-from django_dbqueue.models import Execution, Failure, Job, Stack
+from django_dbqueue.models import Execution, Failure, Job, StackTrace
 from django_dbqueue.runtime.dispatcher import Dispatcher
 from django_dbqueue.runtime.shared_status import SharedStatus
 
-from . import tasks
+from . import engine, tasks
 
 pytestmark = pytest.mark.django_db
 
@@ -24,7 +24,7 @@ def finished(state: str, days: float, queue: str = "default") -> Job:
     ended = timezone.now() - timedelta(days=days)
     job = Job.objects.create(task="t", queue=queue, state=state, started_at=ended, finished_at=ended, attempt=1)
     Execution.objects.create(job=job, attempt=1, outcome=state, claimed_at=ended, started_at=ended, finished_at=ended)
-    Stack.objects.create(job=job, attempt=1, text="somewhere")
+    StackTrace.objects.create(job=job, attempt=1, text="somewhere")
     return job
 
 
@@ -34,7 +34,7 @@ def prune(backend, **options) -> set[tuple[str, str]]:
     dispatcher = Dispatcher(backend, backend.config, SharedStatus.private())
     while dispatcher._prune():
         pass
-    for rows in (Execution.objects, Stack.objects):
+    for rows in (Execution.objects, StackTrace.objects):
         assert not rows.exclude(job__in=Job.objects.values("pk")).exists()
     return {(state, queue) for state, queue in Job.objects.values_list("state", "queue")}
 
@@ -48,7 +48,7 @@ def test_successful_jobs_go_after_a_week_and_failed_ones_after_three_months(back
 
     kept = sorted((job.state, (timezone.now() - job.finished_at).days) for job in Job.objects.all())
     assert kept == [("discarded", d) for d in (6, 8, 80)] + [("failed", d) for d in (6, 8, 80)] + [("successful", 6)]
-    assert Execution.objects.count() == Stack.objects.count() == 7
+    assert Execution.objects.count() == StackTrace.objects.count() == 7
 
 
 def test_a_queue_keeps_its_own_for_its_own_time(backend):
@@ -113,10 +113,10 @@ def test_a_late_finisher_deletes_nothing(claim, backend):
 
     tasks.leave_no_trace.enqueue()
     (late,) = claim()
-    Job.objects.release([late])
+    engine.release([late])
     claim()
 
-    assert Execution.objects.settle([executor.run(ThreadCall(late), backend)]).lost
+    assert engine.settle([executor.run(ThreadCall(late), backend)]).lost
     assert Job.objects.get().attempt == 2
 
 

@@ -8,16 +8,16 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 
 from django_dbqueue.core.queue_selector import QueueSelector
-from django_dbqueue.models import Execution, Job
+from django_dbqueue.models import Job
 from django_dbqueue.models.document import Unreadable
+from django_dbqueue.models.enums import Lane
 from django_dbqueue.models.job import TIMES_OF_A_JOB
-from django_dbqueue.models.states import Lane
 from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.runtime.worker.executor import run
 from django_dbqueue.runtime.worker.task_call import ThreadCall
 from django_dbqueue.testing import drain
 
-from . import tasks
+from . import engine, tasks
 from .conftest import a_process
 
 pytestmark = pytest.mark.django_db
@@ -88,7 +88,7 @@ def test_job_with_json_that_python_cannot_decode_does_not_stop_its_lane(claim_it
         if connection.vendor != "postgresql":
             pytest.skip("PostgreSQL only")
         claimed = Claimer("default", a_process("another"), QueueSelector(["*"]))._at_once(Lane("default", 0))(10)
-        Execution.objects.settle([run(ThreadCall(job), backend) for job in claimed])
+        engine.settle([run(ThreadCall(job), backend) for job in claimed])
     drain()
 
     ends_and_holds_up_none(by_hand, behind, admin_client)

@@ -9,11 +9,12 @@ from django.db import OperationalError, connections
 
 from django_dbqueue.compat import task_backends
 from django_dbqueue.core.options import Options
-from django_dbqueue.models import AttemptResult, Execution, Job, Process
-from django_dbqueue.models.execution import ExecutionQuerySet
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.models import Execution, Job, Process
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.dispatcher import Dispatcher
 from django_dbqueue.runtime.shared_status import SharedStatus
+from django_dbqueue.runtime.worker import settler as settler_module
 from django_dbqueue.runtime.worker.settler import Settler
 from django_dbqueue.runtime.worker.worker import Worker
 
@@ -68,7 +69,7 @@ def test_five_hundred_locked_rows_keep_no_other_outcome_from_being_written(claim
 def test_an_outcome_whose_commit_is_refused_again_and_again_for_others_is_written_as_it_is(claim, settler, monkeypatch):
     tasks.add.enqueue(1)
     (job,) = claim()
-    settle, refusals = ExecutionQuerySet.settle, iter(range(5))
+    settle, refusals = settler_module.settle, iter(range(5))
 
     class Conflict(Exception):
         sqlstate = "40001"
@@ -79,7 +80,7 @@ def test_an_outcome_whose_commit_is_refused_again_and_again_for_others_is_writte
             raise OperationalError from Conflict()
         return settle(executions, outcomes)
 
-    monkeypatch.setattr(ExecutionQuerySet, "settle", settle_at_last)
+    monkeypatch.setattr(settler_module, "settle", settle_at_last)
     settler.put(replace(success(job), result=1))
 
     until(lambda: not Job.objects.running().exists())

@@ -10,8 +10,9 @@ from django.db import connection, connections
 
 from django_dbqueue import batch
 from django_dbqueue.core.queue_selector import QueueSelector
-from django_dbqueue.models import AttemptResult, Batch, Execution, Job, Process
-from django_dbqueue.models.jobs import JobQuerySet
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.models import Execution, Job, Process
+from django_dbqueue.models.job import JobQuerySet
 from django_dbqueue.runtime.connections import keep_connections
 from django_dbqueue.runtime.heartbeat import Heartbeat
 from django_dbqueue.runtime.shared_status import SharedStatus
@@ -21,7 +22,7 @@ from django_dbqueue.runtime.supervisor import supervisor as module
 from django_dbqueue.runtime.supervisor.drain import Drain
 from django_dbqueue.runtime.supervisor.supervisor import Supervisor
 
-from . import tasks
+from . import engine, tasks
 from .conftest import LONG, a_process, address_of_the_test_database, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -85,7 +86,7 @@ def test_a_job_that_moves_while_a_drain_looks_is_not_overlooked(backend, claim, 
 
     def slowly(self, queues=None):
         found = lanes(self, queues)
-        elsewhere(lambda: Job.objects.release([job]))
+        elsewhere(lambda: engine.release([job]))
         return found
 
     monkeypatch.setattr(JobQuerySet, "lanes", slowly)
@@ -99,10 +100,10 @@ def test_a_drain_is_not_over_while_a_batch_is_about_to_finish(backend, claim):
     with batch(on_finish=tasks.sum_up):
         tasks.add.enqueue(1)
     (job,) = claim()
-    Execution.objects.settle([AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
+    engine.settle([AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
 
     assert not drain.is_over()
-    Batch.objects.finish()
+    engine.finish_batches()
     assert not drain.is_over()
     claim()[0].delete()
     assert drain.is_over()

@@ -20,7 +20,7 @@ from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.runtime.worker.lane_cursors import LaneCursors
 from django_dbqueue.runtime.worker.task_call import ThreadCall
 
-from . import tasks, timely
+from . import engine, tasks, timely
 from .conftest import LONG, all_claimed
 from .models import Run
 
@@ -69,7 +69,7 @@ class TestExpires:
         (job,) = claim()
         job.clock -= 601
 
-        Execution.objects.settle([executor.run(ThreadCall(job), backend)])
+        engine.settle([executor.run(ThreadCall(job), backend)])
 
         assert Execution.objects.get().outcome == "discarded"
         assert not Run.objects.exists()
@@ -212,7 +212,7 @@ class TestSnooze:
         timely.snooze.enqueue("then")
         (job,) = claim()
 
-        Execution.objects.settle([executor.run(ThreadCall(job), backend)])
+        engine.settle([executor.run(ThreadCall(job), backend)])
 
         assert Job.objects.get().run_after == end
 

@@ -9,10 +9,11 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_dbqueue import batch
-from django_dbqueue.models import AttemptResult, Execution, Job
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.models import Execution, Job
 from django_dbqueue.testing import drain
 
-from . import tasks
+from . import engine, tasks
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -38,7 +39,7 @@ VERBS = {
     "call in a batch": call_in_a_batch,
     "call of a key": lambda: tasks.add.using(key="one").enqueue(1),
     "calls of keys": lambda: tasks.add.using(key="one").enqueue_many([(1,), (2,)]),
-    "dispatch": lambda: Job.objects.dispatch(),
+    "dispatch": lambda: engine.dispatch(),
     "claim, run, settle": drain,
     "atomic task": run_an_atomic_task,
 }
@@ -56,7 +57,7 @@ def new_project():
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 def test_verb_waits_for_other_writers_before_it_reads(verb, claim, new_project):
     tasks.add.enqueue_many([(number,) for number in range(3)])
-    Execution.objects.settle([AttemptResult.of(job, Execution.Outcome.FAILED, Job.State.FAILED) for job in claim(limit=1)])
+    engine.settle([AttemptResult.of(job, Execution.Outcome.FAILED, Job.State.FAILED) for job in claim(limit=1)])
     tasks.add.enqueue(1)
 
     with CaptureQueriesContext(connection) as queries:

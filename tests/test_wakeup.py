@@ -12,16 +12,17 @@ from django.utils import timezone
 from django_dbqueue.core import notify
 from django_dbqueue.core.notify import wake
 from django_dbqueue.core.options import Options
-from django_dbqueue.models import AttemptResult, Execution, Job
-from django_dbqueue.models.execution import ExecutionQuerySet
-from django_dbqueue.models.semaphores import SemaphoreQuerySet
-from django_dbqueue.models.states import Lane
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.models import Execution, Job
+from django_dbqueue.models.enums import Lane
+from django_dbqueue.runtime import dispatcher as dispatcher_module
 from django_dbqueue.runtime.dispatcher import Dispatcher
 from django_dbqueue.runtime.shared_status import SharedStatus
+from django_dbqueue.runtime.worker import settler as settler_module
 from django_dbqueue.runtime.worker.notify_listener import NotifyListener
 from django_dbqueue.runtime.worker.settler import Settler
 
-from . import tasks
+from . import engine, tasks
 from .conftest import LONG, until
 
 pytestmark = [
@@ -64,11 +65,11 @@ def test_what_is_ready_again_does_not_wait_until_it_looks_again(worker):
 
 def test_what_another_worker_gives_back_is_claimed_at_once(worker, process):
     jobs = tasks.nothing.enqueue_many([()] * 3)
-    claimed = Job.objects.claim(Lane("default", 0), process, 3)
+    claimed = engine.claim(Lane("default", 0), process, 3)
     worker(poll_interval=60)
     time.sleep(0.3)
 
-    Job.objects.release(claimed)
+    engine.release(claimed)
 
     for each in jobs:
         each.wait(timeout=30)
@@ -79,7 +80,7 @@ def test_a_key_that_is_asked_for_in_another_queue_while_it_runs_is_told_of_there
     (job,) = claim()
     tasks.wait_with_key.using(queue_name="mail").enqueue("a key", 0)
 
-    settled = Execution.objects.settle([AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
+    settled = engine.settle([AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
 
     assert settled.unblocked == ["mail"]
     assert (Job.objects.get().queue, Job.objects.get().state) == ("mail", "ready")
@@ -197,27 +198,27 @@ def test_what_was_due_is_told_of_even_if_the_sweep_after_it_fails(backend, told,
     tasks.add.enqueue(1)
     Job.objects.update(state="scheduled")
     tasks.one_at_a_time.enqueue_many([(), ()])
-    Job.objects.claim(Lane("default", 0), process, 2)
+    engine.claim(Lane("default", 0), process, 2)
 
-    def fail(self, *args):
+    def fail(*args):
         raise OperationalError("deadlock detected")
 
-    monkeypatch.setattr(SemaphoreQuerySet, "sweep", fail)
+    monkeypatch.setattr(dispatcher_module, "sweep", fail)
     Dispatcher(backend, backend.config, SharedStatus.private(10))._work()
 
     assert told == ["default"]
 
 
 def test_an_outcome_that_is_written_at_the_second_try_is_told_of(claim, monkeypatch):
-    settle, calls, told = ExecutionQuerySet.settle, [], []
+    settle, calls, told = settler_module.settle, [], []
 
-    def refuse_once(self, outcomes):
+    def refuse_once(database, outcomes):
         calls.append(outcomes)
         if len(calls) == 1:
             raise OperationalError("a passing error")
-        return settle(self, outcomes)
+        return settle(database, outcomes)
 
-    monkeypatch.setattr(ExecutionQuerySet, "settle", refuse_once)
+    monkeypatch.setattr(settler_module, "settle", refuse_once)
     tasks.one_at_a_time.enqueue()
     (job,) = claim()
     settler = Settler("default", Options(), lambda: True, told.append)

@@ -8,7 +8,7 @@ import pytest
 
 from django_dbqueue.core.uuid7 import uuid7
 from django_dbqueue.exceptions import TimedOut
-from django_dbqueue.models import Job
+from django_dbqueue.models import ClaimedJob
 from django_dbqueue.runtime.shared_status import SharedStatus
 from django_dbqueue.runtime.worker.durations import RunTimes
 from django_dbqueue.runtime.worker.task_call import Call
@@ -33,7 +33,7 @@ def watch(backend):
 
 
 def call(began: float = 0.0, **values) -> Stub:
-    stub = Stub(Job(task="t", queue="q", **values))
+    stub = Stub(ClaimedJob(task="t", queue="q", **values))
     stub.began = began
     return stub
 

@@ -12,9 +12,11 @@ from django.db import DataError, InternalError, OperationalError, connection, co
 
 from django_dbqueue.compat import signals
 from django_dbqueue.core.options import Options
-from django_dbqueue.models import AttemptResult, Execution, Job, Settled
-from django_dbqueue.models.execution import ExecutionQuerySet
-from django_dbqueue.models.jobs import JobQuerySet
+from django_dbqueue.engine.attempt_result import AttemptResult, Settled
+from django_dbqueue.models import Execution, Job
+from django_dbqueue.models.job import JobQuerySet
+from django_dbqueue.runtime.worker import claimer as claimer_module
+from django_dbqueue.runtime.worker import settler as settler_module
 from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.runtime.worker.settler import Settler
 
@@ -25,23 +27,23 @@ from .models import Run
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def break_once(monkeypatch, queryset, verb, error, *, call=1, done=True):
+def break_once(monkeypatch, module, verb, error, *, call=1, done=True):
     """Let one call of a verb raise: after it has done its work, as a connection does that is lost at COMMIT, or before.
 
     Returns the calls so far.
     """
-    original = getattr(queryset, verb)
+    original = getattr(module, verb)
     calls = []
 
-    def breaking(self, *args):
+    def breaking(*args):
         calls.append(args)
         if len(calls) != call:
-            return original(self, *args)
+            return original(*args)
         if done:
-            original(self, *args)
+            original(*args)
         raise error
 
-    monkeypatch.setattr(queryset, verb, breaking)
+    monkeypatch.setattr(module, verb, breaking)
     return calls
 
 
@@ -54,7 +56,7 @@ def finished():
 def test_a_claim_that_breaks_leaves_no_job_behind(worker, monkeypatch, call, done):
     for priority in (1, 2, 3):
         tasks.record.using(priority=priority).enqueue()
-    break_once(monkeypatch, JobQuerySet, "claim", OperationalError("server closed the connection"), call=call, done=done)
+    break_once(monkeypatch, claimer_module, "claim", OperationalError("server closed the connection"), call=call, done=done)
 
     worker()
 
@@ -65,7 +67,7 @@ def test_a_claim_that_breaks_leaves_no_job_behind(worker, monkeypatch, call, don
 @pytest.mark.parametrize("done", [True, False])
 def test_an_outcome_is_written_after_an_outage(worker, monkeypatch, caplog, done):
     tasks.record.enqueue()
-    calls = break_once(monkeypatch, ExecutionQuerySet, "settle", OperationalError("server closed the connection"), done=done)
+    calls = break_once(monkeypatch, settler_module, "settle", OperationalError("server closed the connection"), done=done)
 
     worker()
 
@@ -78,14 +80,14 @@ def test_an_outcome_is_written_after_an_outage(worker, monkeypatch, caplog, done
 
 def test_an_outcome_that_the_database_refuses_fails_its_job_alone(worker, monkeypatch):
     refused = tasks.add.enqueue_many([(n,) for n in range(5)])[0]
-    settle = ExecutionQuerySet.settle
+    settle = settler_module.settle
 
-    def refuse(self, outcomes):
+    def refuse(database, outcomes):
         if any(str(outcome.job.pk) == refused.id and outcome.result == 0 for outcome in outcomes):
             raise DataError("invalid value")
-        return settle(self, outcomes)
+        return settle(database, outcomes)
 
-    monkeypatch.setattr(ExecutionQuerySet, "settle", refuse)
+    monkeypatch.setattr(settler_module, "settle", refuse)
 
     worker()
 
@@ -97,14 +99,14 @@ def test_an_outcome_that_the_database_refuses_fails_its_job_alone(worker, monkey
 
 def test_a_message_that_the_database_refuses_is_stored_in_ascii(worker, monkeypatch):
     """As MySQL with a character set of three bytes does, by the class of error that it has for outages too."""
-    settle = ExecutionQuerySet.settle
+    settle = settler_module.settle
 
-    def refuse(self, outcomes):
+    def refuse(database, outcomes):
         if any("🙈" in (outcome.error.message if outcome.error else "") for outcome in outcomes):
             raise OperationalError(1366, "Incorrect string value")
-        return settle(self, outcomes)
+        return settle(database, outcomes)
 
-    monkeypatch.setattr(ExecutionQuerySet, "settle", refuse)
+    monkeypatch.setattr(settler_module, "settle", refuse)
     tasks.fail.enqueue("no 🙈")
     tasks.record.enqueue()
 
@@ -116,15 +118,15 @@ def test_a_message_that_the_database_refuses_is_stored_in_ascii(worker, monkeypa
 
 
 def test_while_the_database_is_read_only_outcomes_wait(worker, monkeypatch):
-    settle = ExecutionQuerySet.settle
+    settle = settler_module.settle
     until_then = time.monotonic() + 1.0
 
-    def refuse(self, outcomes):
+    def refuse(database, outcomes):
         if time.monotonic() < until_then:
             raise InternalError("cannot execute UPDATE in a read-only transaction")
-        return settle(self, outcomes)
+        return settle(database, outcomes)
 
-    monkeypatch.setattr(ExecutionQuerySet, "settle", refuse)
+    monkeypatch.setattr(settler_module, "settle", refuse)
     tasks.record.enqueue_many([()] * 20)
     tasks.fail.enqueue()
 
@@ -150,14 +152,14 @@ def test_outcomes_that_are_too_large_together_are_written_apart(claim):
 
 def test_outcomes_that_come_one_after_the_other_are_written_in_few_groups(claim, monkeypatch):
     tasks.nothing.enqueue_many([()] * 100)
-    settle, groups = ExecutionQuerySet.settle, []
+    settle, groups = settler_module.settle, []
 
-    def slow(self, outcomes):
+    def slow(database, outcomes):
         groups.append(len(outcomes))
         time.sleep(0.005)
-        return settle(self, outcomes)
+        return settle(database, outcomes)
 
-    monkeypatch.setattr(ExecutionQuerySet, "settle", slow)
+    monkeypatch.setattr(settler_module, "settle", slow)
     settler = Settler("default", Options(), lambda: True)
     settler.start()
     began = time.monotonic()
@@ -176,8 +178,8 @@ def test_outcomes_that_come_one_after_the_other_are_written_in_few_groups(claim,
 
 def test_no_more_is_begun_than_can_be_written(worker, monkeypatch):
     """What has ended and is not written would run again, if its process died."""
-    settle, may_write = ExecutionQuerySet.settle, threading.Event()
-    monkeypatch.setattr(ExecutionQuerySet, "settle", lambda *args: may_write.wait(LONG) and settle(*args))
+    settle, may_write = settler_module.settle, threading.Event()
+    monkeypatch.setattr(settler_module, "settle", lambda *args: may_write.wait(LONG) and settle(*args))
     monkeypatch.setattr(Settler, "LARGEST_GROUP", 5)
     tasks.nothing.enqueue_many([()] * 200)
     worker(prefetch=5)
@@ -361,13 +363,13 @@ class TestAfterAFailover:
         fail_over(**self.READY)
         until(lambda: "goes on: its claim was lost" in caplog.text)
 
-        settle = ExecutionQuerySet.settle
+        settle = settler_module.settle
 
-        def refuse(self, outcomes):
-            monkeypatch.setattr(ExecutionQuerySet, "settle", settle)
+        def refuse(database, outcomes):
+            monkeypatch.setattr(settler_module, "settle", settle)
             return Settled([], [], list(outcomes), [], [])
 
-        monkeypatch.setattr(ExecutionQuerySet, "settle", refuse)
+        monkeypatch.setattr(settler_module, "settle", refuse)
         go.touch()
 
         until(lambda: finished() == 1)

@@ -97,8 +97,8 @@ def memory_beside_a_shell(figures: Figures) -> float | None:
 
 
 def scaled(name: str) -> Callable[[Figures], float | None]:
-    alone, crowded = f"scale, {ALONE}", f"scale, {name}"
-    return lambda figures: within(figures.of(alone, crowded), crowded, alone)
+    ungrouped, crowded = f"scale, {ALONE}", f"scale, {name}"
+    return lambda figures: within(figures.of(ungrouped, crowded), crowded, ungrouped)
 
 
 def under_a_snapshot(figures: Figures) -> float | None:

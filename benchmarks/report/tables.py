@@ -40,8 +40,8 @@ def by_system(columns: Sequence[Column], figures: Figures, compared: bool = Fals
 
 def by_scenario(first: str, names: Mapping[str, str], figures: Figures) -> str:
     """Ours in several scenarios, each also as a part of the first of them."""
-    run, (alone, *_) = figures.of(*names.values()), names.values()
-    base = run.median(alone, OUR)
+    run, (ungrouped, *_) = figures.of(*names.values()), names.values()
+    base = run.median(ungrouped, OUR)
     rows = []
     for name, scenario in names.items():
         if rate := run.median(scenario, OUR):

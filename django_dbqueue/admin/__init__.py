@@ -8,16 +8,16 @@ from .limits import SemaphoreAdmin
 from .processes import ProcessAdmin
 from .queues import QueueAdmin
 from .recurring import RecurringTaskAdmin
-from .tasks import KnownTaskAdmin
+from .tasks import TaskStateAdmin
 
 __all__ = [
     "BatchAdmin",
     "FailureAdmin",
     "HangedJobAdmin",
     "JobAdmin",
-    "KnownTaskAdmin",
     "ProcessAdmin",
     "QueueAdmin",
     "RecurringTaskAdmin",
     "SemaphoreAdmin",
+    "TaskStateAdmin",
 ]

@@ -11,7 +11,8 @@ from django.db.models import QuerySet
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
-from ..models.states import HIGHEST_PRIORITY
+from ..engine.recurring import run_now
+from ..models.enums import HIGHEST_PRIORITY
 from ..recurrence.target import enqueue
 from .config import alias_for
 
@@ -160,6 +161,6 @@ RUN_NOW = Verb(
     means=_("It is enqueued once more, at once; its next time stays."),
     done=_("Enqueued"),
     eligible=themselves,
-    act=lambda tasks: tasks.run_now(lambda row, wait: enqueue(row, wait, alias_for(row))),
+    act=lambda tasks: run_now(tasks, lambda row, wait: enqueue(row, wait, alias_for(row))),
     asks_from=2,
 )

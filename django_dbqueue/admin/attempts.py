@@ -7,7 +7,7 @@ from datetime import datetime
 
 from django.utils.translation import gettext as _
 
-from ..models import Execution, Job, Stack
+from ..models import Execution, Job, StackTrace
 from . import formatting
 
 SHOWN = 50
@@ -45,11 +45,11 @@ class Attempt:
         return formatting.moment(self.execution.finished_at)
 
 
-def stack_of(job: Job) -> Stack | None:
+def stack_of(job: Job) -> StackTrace | None:
     """Return the stack that the worker recorded last, if the job hangs."""
     if job.state != Job.State.RUNNING:
         return None
-    return Stack.objects.filter(job=job, attempt=job.attempt).first()
+    return StackTrace.objects.filter(job=job, attempt=job.attempt).first()
 
 
 def attempts_of(job: Job) -> list[Attempt]:

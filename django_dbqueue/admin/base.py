@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.functional import cached_property
 from django.utils.text import capfirst
 
-from ..models.counts import count
+from ..models.bounded_count import count
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]

@@ -17,7 +17,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext as _
 
-from ..models.counts import BoundedCount, count
+from ..models.bounded_count import BoundedCount, count
 from .actions import Verb
 from .base import ReadingAdmin
 

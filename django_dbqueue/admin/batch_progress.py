@@ -13,8 +13,8 @@ from django.utils.translation import gettext_lazy
 
 from ..core.progress_value import ProgressValue
 from ..models import Batch, Job
-from ..models.counts import BoundedCount
-from ..models.states import FINISHED, UNSUCCESSFUL, State
+from ..models.bounded_count import BoundedCount
+from ..models.enums import FINISHED, UNSUCCESSFUL, State
 from . import columns, formatting, progress
 
 # Unsuccessful states first, then those under way, then the successful one.

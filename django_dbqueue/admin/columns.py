@@ -48,7 +48,7 @@ def linked_queue(job: Job) -> str:
 @admin.display(description=gettext_lazy("task"))
 def linked_task(job: Job) -> str:
     """Return a link to the page on which the task can be paused."""
-    return format_html('<a href="{}">{}</a>', reverse("admin:dbqueue_knowntask_change", args=[quote(job.task)]), job.task)
+    return format_html('<a href="{}">{}</a>', reverse("admin:dbqueue_taskstate_change", args=[quote(job.task)]), job.task)
 
 
 @admin.display(description=gettext_lazy("key"))

@@ -11,8 +11,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..models import HangedJob
+from ..models.enums import OnLost
 from ..models.expressions import Now
-from ..models.states import OnLost
 from . import columns
 from .base import ReadingAdmin
 from .config import options

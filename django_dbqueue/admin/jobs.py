@@ -8,7 +8,7 @@ from django.db.models import QuerySet, Subquery
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext_lazy as _
 
-from ..models import Execution, Job, KnownTask
+from ..models import Execution, Job, TaskState
 from ..models.expressions import Now
 from . import columns, formatting, progress
 from .actions import DISCARD, REPRIORITISE, RETRY, STOP
@@ -61,7 +61,7 @@ class JobAdmin(OperatingAdmin):
         return rows.filter(asked(text.strip())), False
 
     def beside(self, request: HttpRequest, one: Job) -> dict[str, Any]:
-        KnownTask.objects.know([one.task])
+        TaskState.objects.know([one.task])
         may = request.user.has_perm("dbqueue.view_failure")
         stack, attempts = stack_of(one), attempts_of(one)
         shown = {

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..models import Job, Semaphore, Slot
-from ..models.counts import count
+from ..models.bounded_count import count
 from ..models.expressions import Now
 from . import columns, formatting
 from .base import ReadingAdmin
@@ -80,11 +80,11 @@ class SemaphoreAdmin(ReadingAdmin):
 
     def beside(self, request: HttpRequest, one: Semaphore) -> dict[str, Any]:
         taken = Slot.objects.taken().filter(semaphore=one.pk).select_related("job")
-        held = taken.order_by("job__started_at", "series", "-job__priority", "job")[:SHOWN]
+        held = taken.order_by("job__started_at", "slot_group", "-job__priority", "job")[:SHOWN]
         line = Job.objects.waiting_for(one.pk).defer(*columns.NOT_LISTED)[:SHOWN]
         shown = {
             "holders": [
-                {**_row(slot.job, slot.job.started_at), "is_behind": before is not None and before.series == slot.series}
+                {**_row(slot.job, slot.job.started_at), "is_behind": before is not None and before.slot_group == slot.slot_group}
                 for before, slot in zip([None, *held], held, strict=False)
             ],
             "line": [_row(job, job.enqueued_at) for job in line],

@@ -13,8 +13,8 @@ from django.utils.translation import gettext_lazy
 
 from ..core.progress_value import ProgressValue
 from ..models import Job
+from ..models.enums import WAITING, State
 from ..models.progress import progress_of
-from ..models.states import WAITING, State
 from . import columns, formatting
 from .limit_text import named
 
@@ -32,7 +32,7 @@ def state_and_progress(job: Job) -> str:
 
 def _beneath(job: Any) -> str:
     if job.state == State.RUNNING and (progress := progress_of(job)):
-        return bar(progress.noted)
+        return bar(progress.value)
     if job.state in WAITING and job.expires_at and job.expires_at <= job.seen_at:
         return format_html('<span class="dbq-quiet">{}</span>', _("expired"))
     if job.state == State.SCHEDULED:
@@ -47,7 +47,7 @@ def described(job: Any) -> str:
     progress = progress_of(job)
     if progress is None:
         return ""
-    noted, when = progress.noted, formatting.ago(progress.noted_at, job.seen_at)
+    noted, when = progress.value, formatting.ago(progress.noted_at, job.seen_at)
     return format_html('{} {} <span class="dbq-quiet">({})</span>', bar(noted), noted.note, when)
 
 

@@ -9,7 +9,7 @@ from django import forms
 from django.utils.translation import gettext_lazy as _
 
 from ..core.queue_selector import check_name
-from ..models.clearing import clear
+from ..models.queue import clear
 from .actions import Verb, themselves
 from .config import backend
 from .formatting import duration

@@ -11,8 +11,8 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext_lazy
 
 from ..models import Job, Queue
+from ..models.enums import State
 from ..models.queue import Load
-from ..models.states import State
 from . import columns, formatting
 from .base_actions import OperatingAdmin
 from .config import limit_of

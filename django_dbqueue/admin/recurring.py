@@ -12,10 +12,10 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..engine.recurring import SCHEDULE
 from ..exceptions import InvalidSchedule, InvalidTaskPath
 from ..models import Job, RecurringExecution, RecurringTask
-from ..models.recurring_tasks import SCHEDULE
-from ..tasks import discover
+from ..registry import discover
 from . import columns, formatting
 from .actions import DISABLE, ENABLE, RUN_NOW, Verb
 from .base_actions import OperatingAdmin

@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from ..exceptions import InvalidSchedule, InvalidTaskPath
 from ..models import RecurringTask
 from ..recurrence.target import RecurringCall
-from ..tasks import discover
+from ..registry import discover
 from .config import alias_for, options
 
 WHAT = ("name", "task", "command", "args", "kwargs", "queue", "priority")

@@ -11,7 +11,8 @@ from typing import Any
 from ..core.serialization import signature_of
 from ..exceptions import InvalidTaskPath
 from ..models import Job, RecurringTask
-from ..tasks import Task, discover, load
+from ..registry import discover, load
+from ..tasks import Task
 from .config import options
 
 HIDDEN = "••••••"

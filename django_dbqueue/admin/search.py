@@ -9,7 +9,7 @@ from uuid import UUID
 
 from django.db.models import Q
 
-from ..models import Job, KnownTask
+from ..models import Job, TaskState
 
 # Maximum number of tasks to try with a key that is given without a task.
 MOST_TASKS = 1000
@@ -38,7 +38,7 @@ def _with_key(text: str) -> Q:
     The unique index holds each key after its task, so the lookup tries the key after each known
     task.
     """
-    tasks = {*KnownTask.objects.order_by("name").values_list("name", flat=True)[:MOST_TASKS]}
+    tasks = {*TaskState.objects.order_by("name").values_list("name", flat=True)[:MOST_TASKS]}
     tasks |= Job.objects.recent_keyed_tasks()
     name, _space, rest = text.partition(" ")
     of_any = [f"{task} {text}" for task in tasks]

@@ -11,9 +11,9 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ..models import Job, KnownTask, Process, Queue, Semaphore, Slot
-from ..models.counts import count
-from ..models.states import WAITING, State
+from ..models import Job, Process, Queue, Semaphore, Slot, TaskState
+from ..models.bounded_count import count
+from ..models.enums import WAITING, State
 from .columns import span_of_pause
 from .config import limit_of
 from .formatting import ago, duration, moment
@@ -68,7 +68,7 @@ def _blocked(job: Job) -> str:
 def _ready(job: Job) -> str:
     if queue := Queue.objects.paused().filter(name=job.queue).first():
         return _paused(_("Its queue “{}” is paused, {}."), queue)
-    if task := KnownTask.objects.paused().filter(name=job.task).first():
+    if task := TaskState.objects.paused().filter(name=job.task).first():
         return _paused(_("Its task “{}” is paused, {}."), task)
     if said := _full(job.queue):
         return said
@@ -92,12 +92,12 @@ def _full(name: str) -> str:
     return format_html(said, _linked(queue), running, limit) if running >= limit else ""
 
 
-def _linked(row: Queue | KnownTask) -> str:
+def _linked(row: Queue | TaskState) -> str:
     address = reverse(f"admin:dbqueue_{row._meta.model_name}_change", args=[quote(row.pk)])
     return format_html('<a href="{}">{}</a>', address, row)
 
 
-def _paused(said: str, row: Queue | KnownTask) -> str:
+def _paused(said: str, row: Queue | TaskState) -> str:
     return format_html(said, _linked(row), span_of_pause(row))
 
 

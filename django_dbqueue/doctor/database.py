@@ -13,7 +13,7 @@ from django.db import Error, connections, transaction
 
 from ..backend import DatabaseBackend
 from ..models import Job
-from ..models.jobs import JobQuerySet
+from ..models.job import JobQuerySet
 
 # Statement timeout of a check, in seconds.
 LONGEST = 5

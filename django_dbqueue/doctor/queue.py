@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..models import KnownTask, Process, Queue
+from ..models import Process, Queue, TaskState
+from ..models.enums import State
 from ..models.expressions import Now, after
-from ..models.states import State
 from .database import QueueDatabase
 from .finding import Finding, lasting
 
@@ -99,7 +99,7 @@ def _alive(database: QueueDatabase) -> list[Process]:
 def _waits(database: QueueDatabase) -> dict[str, float]:
     """Return the seconds that each queue's oldest job has been ready, without paused jobs."""
     paused = set(Queue.objects.using(database.alias).paused().values_list("name", flat=True))
-    tasks = list(KnownTask.objects.using(database.alias).paused().values_list("name", flat=True))
+    tasks = list(TaskState.objects.using(database.alias).paused().values_list("name", flat=True))
     lanes = [lane for lane in database.jobs.lanes() if lane.queue not in paused]
     found: dict[str, float] = {}
     jobs = database.jobs.exclude(task__in=tasks) if tasks else database.jobs

@@ -264,7 +264,7 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name='KnownTask',
+            name='TaskState',
             fields=[
                 ('paused_at', models.DateTimeField(blank=True, null=True, verbose_name='paused at')),
                 ('resume_at', models.DateTimeField(blank=True, null=True, verbose_name='resumes at')),
@@ -323,7 +323,7 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name='Stack',
+            name='StackTrace',
             fields=[
                 ('job', models.OneToOneField(db_constraint=False, on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='stack', serialize=False, to='dbqueue.job', verbose_name='job')),
                 ('attempt', models.PositiveIntegerField(verbose_name='attempt')),
@@ -335,6 +335,18 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'stacks',
                 'default_permissions': (),
             },
+        ),
+        migrations.CreateModel(
+            name='ClaimedJob',
+            fields=[
+            ],
+            options={
+                'proxy': True,
+                'default_permissions': (),
+                'indexes': [],
+                'constraints': [],
+            },
+            bases=('dbqueue.job',),
         ),
         migrations.CreateModel(
             name='HangedJob',
@@ -432,7 +444,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('attempt', models.PositiveIntegerField(verbose_name='attempt')),
-                ('series', models.UUIDField(default=django_dbqueue.core.uuid7.uuid7, verbose_name='series')),
+                ('slot_group', models.UUIDField(default=django_dbqueue.core.uuid7.uuid7, verbose_name='slot group')),
                 ('most', models.PositiveIntegerField(help_text='As its job has it.', null=True, verbose_name='most at a time')),
                 ('job', models.ForeignKey(db_constraint=False, on_delete=django.db.models.deletion.CASCADE, related_name='slots', to='dbqueue.job', verbose_name='job')),
                 ('semaphore', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='slots', to='dbqueue.semaphore', verbose_name='semaphore')),

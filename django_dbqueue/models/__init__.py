@@ -1,38 +1,36 @@
-"""Models of the queue, one per file, and every statement that changes a job's state."""
+"""Models of the queue: one table a file, with its filters and the operators' actions."""
 
 from .batch import Batch
 from .batch_share import BatchShare
+from .claimed_job import ClaimedJob
 from .execution import Execution
 from .failure import Failure
-from .hanged import HangedJob
 from .job import Job
-from .known_task import KnownTask
 from .process import Process
 from .progress import Progress
 from .queue import Queue
-from .recurring import RecurringTask
 from .recurring_execution import RecurringExecution
+from .recurring_task import RecurringTask
 from .semaphore import Semaphore
-from .settlement import AttemptResult, Settled
 from .slot import Slot
-from .stack import Stack
+from .stack_trace import HangedJob, StackTrace
+from .task_state import TaskState
 
 __all__ = [
-    "AttemptResult",
     "Batch",
     "BatchShare",
+    "ClaimedJob",
     "Execution",
     "Failure",
     "HangedJob",
     "Job",
-    "KnownTask",
     "Process",
     "Progress",
     "Queue",
     "RecurringExecution",
     "RecurringTask",
     "Semaphore",
-    "Settled",
     "Slot",
-    "Stack",
+    "StackTrace",
+    "TaskState",
 ]

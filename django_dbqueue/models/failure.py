@@ -10,14 +10,10 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 
 from ..core.error_reports import ErrorReport
-from ..core.transactions import writing
 from .expressions import Now, after
 from .identifier import IdentifierField
-from .locking import lock_first
 from .primary import PrimaryQuerySet
 
-# The largest number of failures that are deleted in one transaction.
-MOST_PRUNED = 10_000
 # The largest number of groups of one exception at one location; and the message pattern of all
 # further ones, which no message has.
 MOST_ALIKE = 20
@@ -54,15 +50,6 @@ class FailureQuerySet(PrimaryQuerySet["Failure"]):
     def reopen(self) -> int:
         """Reopen failures. Returns how many were muted or resolved."""
         return self.closed().update(state=Failure.State.OPEN)
-
-    def prune(self, older_than: float) -> None:
-        """Delete failures that were not seen for ``older_than`` seconds."""
-        with writing(self.db):
-            old = self.filter(last_seen__lt=after(-older_than))
-            if ids := lock_first(old.values_list("pk", flat=True), MOST_PRUNED):
-                executions = self.model._meta.get_field("executions").related_model._base_manager.using(self.db)
-                executions.filter(failure__in=ids).update(failure=None)
-                old.filter(pk__in=ids)._raw_delete(self.db)
 
     def identify(self, reports: Mapping[str, ErrorReport]) -> dict[str, int]:
         """Return the group's id for each fingerprint. A new fingerprint gets a new group."""

@@ -1,31 +1,191 @@
 from __future__ import annotations
 
-import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
-from django.db import models
-from django.db.models import F, Q
+from django.db import connections, models
+from django.db.models import Exists, F, OuterRef, Q
 from django.db.models.base import ModelState
 from django.utils.translation import gettext_lazy as _
 
-from ..core.progress_value import ProgressValue
+from ..core.notify import notify_queues
+from ..core.queue_selector import check_name
 from ..core.uuid7 import uuid7
 from ..limits import LONGEST_KEY
 from .document import DocumentField
-from .expressions import Now, PartialIndex, StrictOnSQLite, UniqueIfPresent
+from .enums import FINISHED, HIGHEST_PRIORITY, UNSUCCESSFUL, WAITING, Lane, OnLost, State
+from .expressions import Now, PartialIndex, StrictOnSQLite, UniqueIfPresent, after, by_index
 from .identifier import IdentifierField
-from .jobs import JobQuerySet
+from .lanes import lanes
+from .primary import PrimaryQuerySet
 from .process import Process
-from .states import FINISHED, Fence, OnLost, State
 
 # The times that Python can read. A row that no claim can read, such as one with PostgreSQL's
 # infinity, would stop its lane.
 SPAN = datetime(1000, 1, 1, tzinfo=timezone.utc), datetime(9999, 12, 31, tzinfo=timezone.utc)
 TIMES_OF_A_JOB = ("enqueued_at", "run_after", "expires_at", "started_at", "finished_at", "stop_asked_at")
 READABLE = Q(**{f"{name}__range": SPAN for name in TIMES_OF_A_JOB}, timeout__range=(timedelta(0), timedelta(seconds=10**9)))
+
+
+class JobQuerySet(PrimaryQuerySet["Job"]):
+    def ready(self) -> JobQuerySet:
+        return self.filter(state=State.READY)
+
+    def of_lane(self, lane: Lane) -> JobQuerySet:
+        """Return the lane's ready jobs, in the order in which they are claimed."""
+        rows = self.filter(state=State.READY, queue=lane.queue, priority=lane.priority).order_by("run_after", "id")
+        return by_index(rows, "dbqueue_job_lane")
+
+    def running(self) -> JobQuerySet:
+        return self.filter(state=State.RUNNING)
+
+    def failed(self) -> JobQuerySet:
+        return self.filter(state=State.FAILED)
+
+    def due(self) -> JobQuerySet:
+        return self.filter(state=State.SCHEDULED, run_after__lte=Now())
+
+    def orphaned(self) -> JobQuerySet:
+        """Return the running jobs whose process is gone."""
+        return self.running().filter(~Exists(Process.objects.using(self.db).filter(pk=OuterRef("process_id"))))
+
+    def overdue(self, grace: float = 0.0) -> JobQuerySet:
+        """Return the jobs that have run past their timeout by at least ``grace`` seconds."""
+        end = models.ExpressionWrapper(F("started_at") + F("timeout"), output_field=models.DateTimeField())
+        return self.running().filter(timeout__isnull=False).annotate(end=end).filter(end__lt=after(-grace))
+
+    def asked_to_stop(self) -> JobQuerySet:
+        return self.running().filter(stop_asked_at__isnull=False)
+
+    def owned(self, job: Job) -> JobQuerySet:
+        """Return the job, if it still belongs to the process that claimed it: see Fence."""
+        return self.running().filter(pk=job.pk, attempt=job.attempt, process=job.process_id)
+
+    # Operators' actions, on one job or very many. Jobs in another state are left unchanged.
+
+    def waiting(self) -> JobQuerySet:
+        return self.filter(state__in=WAITING)
+
+    def retriable(self) -> JobQuerySet:
+        return self.filter(state__in=UNSUCCESSFUL)
+
+    def retry(self) -> int:
+        """Make failed and discarded jobs ready again, with all their attempts, and wake workers.
+
+        Return the number of jobs. They no longer expire: a retry means that they are to run.
+        """
+        changes = {"failures": 0, "expires_at": None, "started_at": None, "finished_at": None, "stop_asked_at": None}
+        queues = list(self.retriable().order_by().values_list("queue", flat=True).distinct())
+        retried = self.retriable().update_in_parts(state=State.READY, run_after=Now(), **changes)
+        notify_queues(self.db, queues)
+        return retried
+
+    def discardable(self) -> JobQuerySet:
+        return self.filter(state__in=[*WAITING, State.FAILED])
+
+    def discard(self) -> int:
+        """Discard waiting and failed jobs; running and finished ones stay. Return their number."""
+        return self.discardable().update_in_parts(state=State.DISCARDED, blocked_by=None, finished_at=Now())
+
+    def move(self, queue: str) -> int:
+        """Move waiting jobs to another queue, and wake its workers.
+
+        Return the number of jobs that were in another queue. Raises ValueError for an invalid name.
+        """
+        check_name(queue)
+        if moved := self.waiting().exclude(queue=queue).update_in_parts(queue=queue):
+            notify_queues(self.db, [queue])
+        return moved
+
+    def reprioritise(self, priority: int) -> int:
+        """Change the priority of waiting jobs; running and finished jobs keep theirs.
+
+        Return the number of changed jobs. Raises ValueError unless ``priority`` is a whole number
+        from -100 to 100.
+        """
+        if type(priority) is not int or abs(priority) > HIGHEST_PRIORITY:
+            raise ValueError(f"priority={priority!r} is not a whole number from -100 to 100. Change it.")
+        return self.waiting().exclude(priority=priority).update_in_parts(priority=priority)
+
+    def stoppable(self) -> JobQuerySet:
+        return self.filter(state=State.RUNNING, stop_asked_at__isnull=True)
+
+    def stop(self) -> int:
+        """Request that running jobs stop. Return the number of new requests.
+
+        The jobs become DISCARDED, even if the attempt ends by itself first, is released or would
+        be retried. A rerun of a key that was enqueued before the stop is discarded with the job;
+        a rerun enqueued after the stop runs.
+        """
+        return self.stoppable().update_in_parts(stop_asked_at=Now(), asked_again=False)
+
+    # Lanes, and places in line.
+
+    def lanes(self, queues: Iterable[str] | None = None) -> list[Lane]:
+        """Return the lanes that have ready jobs, of these queues or of all.
+
+        Each step is one lookup in the lane index.
+        """
+        if connections[self.db].vendor == "postgresql" and not self.query.where:
+            return lanes(self.db, self.model._meta.db_table, queues)
+        found = []
+        for queue in self._ready_queues() if queues is None else queues:
+            rows = self.ready().filter(queue=queue).order_by("priority").values_list("priority", flat=True)
+            priority = rows.first()
+            while priority is not None:
+                found.append(Lane(queue, priority))
+                priority = rows.filter(priority__gt=priority).first()
+        return found
+
+    def _ready_queues(self) -> Iterable[str]:
+        rows = self.ready().order_by("queue").values_list("queue", flat=True)
+        queue = rows.first()
+        while queue is not None:
+            yield queue
+            queue = rows.filter(queue__gt=queue).first()
+
+    def waits(self, lanes: Iterable[Lane]) -> dict[Lane, float]:
+        """Return the seconds since the oldest job of each lane could have run.
+
+        One lookup in the lane index for each lane.
+        """
+        found = {}
+        for lane in lanes:
+            if times := self.of_lane(lane).values_list("run_after", Now()).first():
+                found[lane] = (times[1] - times[0]).total_seconds()
+        return found
+
+    def ahead_of(self, job: Job) -> JobQuerySet:
+        """Return the ready jobs of a job's queue that are claimed before it."""
+        sooner = Q(run_after__lt=job.run_after) | Q(run_after=job.run_after, pk__lt=job.pk)
+        ahead = Q(priority__gt=job.priority) | Q(sooner, priority=job.priority)
+        return self.ready().filter(ahead, queue=job.queue).exclude(pk=job.pk)
+
+    def in_line_before(self, job: Job) -> JobQuerySet:
+        """Return the blocked jobs that get the next slot of a job's semaphore before it."""
+        sooner = Q(priority__gt=job.priority) | Q(priority=job.priority, pk__lt=job.pk)
+        return self.filter(sooner, state=State.BLOCKED, blocked_by=job.blocked_by)
+
+    def waiting_for(self, semaphore: Any) -> JobQuerySet:
+        """Return the blocked jobs of a semaphore, in the order in which they get its slots."""
+        return self.filter(state=State.BLOCKED, blocked_by=semaphore).order_by("-priority", "id")
+
+    def count_running(self) -> dict[int, int]:
+        """Count the jobs that each process runs, or holds to run next."""
+        return dict(self.running().values_list("process").annotate(number=models.Count("pk")))
+
+    def recent_keyed_tasks(self, sample: int = 2000) -> set[str]:
+        """Return the tasks whose keys the newest jobs have."""
+        return {key.partition(" ")[0] for key in self.order_by("-pk").values_list("key", flat=True)[:sample] if key}
+
+    def recent_tasks(self, sample: int = 2000) -> list[str]:
+        """Return the tasks of the newest jobs.
+
+        Only these are cheap to find in a large table, whose ids are in order of time.
+        """
+        return sorted(set(self.order_by("-pk").values_list("task", flat=True)[:sample]))
 
 
 class Job(models.Model):
@@ -105,20 +265,6 @@ class Job(models.Model):
 
     objects = JobQuerySet.as_manager()
 
-    # For a job that this process has claimed: the database's time and this process's clock at the
-    # claim.
-    claimed_at: datetime
-    clock: float
-    # The reason why a claimed job is not to run.
-    called_off = ""
-    # For a limited job: all jobs of one series run one after the other, and share its slots.
-    series: UUID | None = None
-    # Bytes of the arguments as JSON, as far as they were counted at the claim: small arguments are
-    # not.
-    size = 0
-    # The progress that the task has reported, until it is written.
-    noted: ProgressValue | None = None
-
     class Meta:
         verbose_name = _("job")
         verbose_name_plural = _("jobs")
@@ -188,21 +334,6 @@ class Job(models.Model):
         job.__dict__ = {**self.__dict__, "id": pk, "metadata": dict(self.metadata), "_state": ModelState()}
         return job
 
-    def belong_to(self, process: Process, now: Any, clock: float) -> None:
-        """Mark the job as claimed for the process.
-
-        ``now`` is the database's time of the claim, ``clock`` that of this process's clock.
-        """
-        self.state = State.RUNNING
-        self.process_id, self._state.fields_cache["process"] = process.pk, process
-        self.started_at = self.claimed_at = now
-        self.clock = clock
-
-    @property
-    def fence(self) -> Fence:
-        """The fencing token of the attempt that this claimed job is in."""
-        return self.id, self.attempt, self.process_id
-
     @property
     def stages(self) -> list[dict[str, Any]]:
         """The stages of the job's pipeline.
@@ -217,20 +348,3 @@ class Job(models.Model):
         """The values that the job was enqueued with, as JSON."""
         names = ("task", "queue", "priority", "args", "kwargs", "max_attempts", "on_lost", "limits")
         return {**{name: getattr(self, name) for name in names}, "timeout": self.timeout and self.timeout.total_seconds()}
-
-    @property
-    def log_fields(self) -> dict[str, Any]:
-        """Structured fields of log lines about the job, once it is claimed."""
-        process = self.process.log_fields if self.process else {}
-        return {"job_id": str(self.pk), "task": self.task, "queue": self.queue, "attempt": self.attempt, **process}
-
-    def has_expired(self, wait: float = 0.0) -> bool:
-        """Return whether it is too late to start this claimed job ``wait`` seconds from now."""
-        return self.expires_at is not None and self.now() + timedelta(seconds=wait) >= self.expires_at
-
-    def now(self) -> datetime:
-        """Return the database's time, for the process that has claimed this job.
-
-        It is the time of the claim, plus the time since then by the monotonic clock.
-        """
-        return self.claimed_at + timedelta(seconds=time.monotonic() - self.clock)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from django.db import connections
 
-from .states import Lane
+from .enums import Lane
 
 # Each step is one probe of the lane index: the next queue, or the next priority of a queue.
 LANES = """

@@ -32,6 +32,11 @@ def lock(rows: QS) -> QS:
     return rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked)
 
 
+def lock_waiting(rows: QS) -> QS:
+    """SELECT … FOR UPDATE, which waits for other transactions; no-op on SQLite."""
+    return rows.select_for_update() if connections[rows.db].features.has_select_for_update else rows
+
+
 def lock_first(rows: QS, limit: int) -> list[Any]:
     """Lock and return the first rows that no other transaction has locked."""
     found: list[Any] = []

@@ -43,6 +43,10 @@ class PausableQuerySet(PrimaryQuerySet[M]):
     def paused(self) -> Any:
         return self.filter(PAUSED)
 
+    def names_of_paused(self) -> list[str]:
+        """Return the names whose jobs may not be claimed now."""
+        return list(self.paused().values_list("name", flat=True))
+
     def pausable(self) -> Any:
         """Exclude rows that are paused until they are resumed."""
         return self.exclude(ENDLESS)

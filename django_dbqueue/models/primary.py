@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from django.db import models, router
+from django.db import connections, models, router
 
 from ..core.transactions import writing
 from .locking import lock_keys
@@ -21,6 +22,12 @@ class PrimaryQuerySet(models.QuerySet[M]):
     @property
     def db(self) -> str:
         return self._db or router.db_for_write(self.model, **self._hints)  # type: ignore[attr-defined]
+
+    def upsert(self, rows: Iterable[M], *, key: Sequence[str], fields: Sequence[str]) -> None:
+        """Insert rows; where a row with the same ``key`` exists, set its ``fields``."""
+        # MySQL has no conflict target: there, any unique index identifies the row.
+        unique = None if connections[self.db].vendor == "mysql" else key
+        self.bulk_create(list(rows), update_conflicts=True, unique_fields=unique, update_fields=fields)
 
     def update_in_parts(self, **changes: Any) -> int:
         """Update the rows that match now, in transactions of up to a thousand rows.

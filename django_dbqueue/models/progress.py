@@ -3,16 +3,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from django.db import connections, models
+from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ..core.progress_value import LONGEST_NOTE, ProgressValue
 from ..core.transactions import writing
+from .claimed_job import ClaimedJob
+from .enums import Fence, State
 from .expressions import Now
 from .job import Job
 from .locking import lock
 from .primary import PrimaryQuerySet
-from .states import Fence, State
 
 
 class Recorded(NamedTuple):
@@ -23,7 +24,7 @@ class Recorded(NamedTuple):
 
 
 class ProgressQuerySet(PrimaryQuerySet["Progress"]):
-    def record(self, notes: Sequence[tuple[Job, ProgressValue]]) -> Recorded:
+    def record(self, notes: Sequence[tuple[ClaimedJob, ProgressValue]]) -> Recorded:
         """Write the progress of running jobs that their process still owns (see Fence).
 
         A job that another transaction has locked is skipped: neither written nor lost.
@@ -45,9 +46,7 @@ class ProgressQuerySet(PrimaryQuerySet["Progress"]):
             for job, noted in notes
         ]
         if rows:
-            unique = ["job"] if connections[self.db].features.supports_update_conflicts_with_target else None
-            changed = ["attempt", "done", "total", "note", "noted_at"]
-            self.bulk_create(rows, update_conflicts=True, unique_fields=unique, update_fields=changed)
+            self.upsert(rows, key=["job"], fields=["attempt", "done", "total", "note", "noted_at"])
 
 
 def _running(rows: models.QuerySet[Job]) -> set[Fence]:
@@ -78,7 +77,7 @@ class Progress(models.Model):
         return f"{self.job_id} #{self.attempt}"
 
     @property
-    def noted(self) -> ProgressValue:
+    def value(self) -> ProgressValue:
         return ProgressValue.of(self.done, self.total, self.note)
 
 

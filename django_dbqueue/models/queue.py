@@ -1,31 +1,29 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import connections, models, router
-from django.db.models import F, Q, Value
-from django.db.models.functions import Coalesce, NullIf
+from django.db import models
+from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from ..core.notify import notify_queues
 from ..core.queue_selector import check_name
-from .clearing import clear
-from .cluster import certify
-from .counts import LIMIT, BoundedCount, count
+from .bounded_count import LIMIT, BoundedCount, count
+from .enums import WAITING, Lane, State
 from .expressions import Now
 from .identifier import IdentifierField
-from .job import Job
-from .jobs import JobQuerySet
+from .job import Job, JobQuerySet
 from .pausing import Pausable, PausableQuerySet
-from .states import WAITING, Lane, State
 
 # Maximum number of queues notified at once. Workers find the jobs of other queues by polling,
 # within their poll interval.
 WOKEN = 1000
+# Number of jobs that one statement of clear() discards.
+CLEARED_TOGETHER = 1000
 
 
 @dataclass
@@ -53,7 +51,7 @@ class QueueQuerySet(PausableQuerySet["Queue"]):
         """Let workers claim again, and wake idle ones. Return how many queues were paused."""
         names = list(self.paused().values_list("name", flat=True)[:WOKEN])
         resumed = super().resume()
-        notify_queues(router.db_for_write(self.model) if self._db is None else self._db, names)  # type: ignore[attr-defined]
+        notify_queues(self.db, names)
         return resumed
 
     def waiting(self) -> JobQuerySet:
@@ -62,17 +60,7 @@ class QueueQuerySet(PausableQuerySet["Queue"]):
         # One condition per state: each state has its own index, and PostgreSQL would use none of
         # them for a list of states.
         states = [Q(state=state, queue__in=names) for state in WAITING]
-        return Job.objects.using(self._db).filter(states[0] | states[1] | states[2])  # type: ignore[attr-defined]
-
-    def room(self, queue: str, limit: int) -> int:
-        """Lock a queue and return how many more of its jobs may run.
-
-        The caller keeps the lock until the end of its transaction.
-        """
-        row = self.filter(name=queue)
-        list(row.select_for_update() if connections[self.db].features.has_select_for_update else row)
-        certify(row, {"limit": Coalesce(F("limit"), 0) + 1}, {"limit": NullIf(F("limit") - 1, Value(0))})
-        return limit - Job.objects.using(self.db).running().filter(queue=queue).count()
+        return Job.objects.using(self.db).filter(states[0] | states[1] | states[2])
 
     def restrict(self, limit: int | None) -> int:
         """Set the number of jobs that may run at a time in each queue, over all hosts.
@@ -87,7 +75,7 @@ class QueueQuerySet(PausableQuerySet["Queue"]):
 
     def load(self, queue: str) -> Load:
         """Return the load of one queue. The cost does not depend on the number of jobs."""
-        lanes = Job.objects.using(self._db).lanes([queue])  # type: ignore[attr-defined]
+        lanes = Job.objects.using(self.db).lanes([queue])
         return self.loads(lanes).get(queue, Load())
 
     def loads(self, lanes: Iterable[Lane]) -> dict[str, Load]:
@@ -96,7 +84,7 @@ class QueueQuerySet(PausableQuerySet["Queue"]):
         Takes a few index probes for each lane.
         """
         found: defaultdict[str, Load] = defaultdict(Load)
-        jobs = Job.objects.using(self._db)  # type: ignore[attr-defined]
+        jobs = Job.objects.using(self.db)
         for lane in lanes:
             waiting, load = jobs.ready().filter(queue=lane.queue, priority=lane.priority), found[lane.queue]
             load.ready = _sum(load.ready, count(waiting, "run_after"))
@@ -118,6 +106,33 @@ def _by_queue(jobs: models.QuerySet[Job]) -> dict[str, int]:
     found = Counter(jobs.values_list("queue", flat=True)[: LIMIT + 1])
     number = BoundedCount if found.total() > LIMIT else int
     return {queue: number(each) for queue, each in found.items()}
+
+
+def clear(jobs: JobQuerySet) -> int:
+    """Discard the waiting jobs that were enqueued before the call. Return their number."""
+    return sum(_clear(rows) for rows in _in_index_order(jobs))
+
+
+def _in_index_order(jobs: JobQuerySet) -> Iterator[JobQuerySet]:
+    """Yield the waiting jobs, in parts that an index holds in the order of ``run_after``."""
+    for lane in jobs.lanes():
+        yield jobs.ready().filter(queue=lane.queue, priority=lane.priority)
+    yield jobs.filter(state=State.SCHEDULED)
+    yield jobs.filter(state=State.BLOCKED)
+
+
+def _clear(rows: JobQuerySet) -> int:
+    cleared, rest = 0, rows
+    while found := list(rest.order_by("run_after").values_list("pk", "run_after", Now())[:CLEARED_TOGETHER]):
+        cleared += rows.filter(pk__in=[pk for pk, after, now in found]).discard()
+        if rest is rows:
+            # Jobs enqueued from here on are left alone: otherwise the loop might not end.
+            rows = rows.filter(enqueued_at__lte=found[0][2])
+        # Not from the beginning: it may be full of other queues' jobs, and on PostgreSQL of the
+        # dead rows of this loop. SQLite compares times as text: a time that it has written itself,
+        # to the millisecond, is less than the same time passed as a parameter.
+        rest = rows.filter(run_after__gte=found[-1][1] - timedelta(milliseconds=1))
+    return cleared
 
 
 class Queue(Pausable):

@@ -3,19 +3,12 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ..core.transactions import writing
-from .expressions import Now, after
-from .locking import lock_first
+from .expressions import Now
 from .primary import PrimaryQuerySet
 
 
 class RecurringExecutionQuerySet(PrimaryQuerySet["RecurringExecution"]):
-    def prune(self, older_than: float, limit: int) -> int:
-        """Delete executions from over ``older_than`` seconds ago. Return their number."""
-        with writing(self.db):
-            old = self.filter(run_at__lt=after(-older_than)).order_by("run_at")
-            ids = lock_first(old.values_list("pk", flat=True), limit)
-            return self.filter(pk__in=ids)._raw_delete(self.db) if ids else 0
+    """Recurring executions, read from the primary."""
 
 
 class RecurringExecution(models.Model):

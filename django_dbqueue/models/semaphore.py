@@ -4,14 +4,28 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import models
+from django.db.models import OuterRef, Subquery
 from django.utils.translation import gettext_lazy as _
 
 from ..limits import LONGEST_KEY, RATE
+from .enums import State
 from .identifier import IdentifierField
-from .semaphores import AHEAD, SemaphoreQuerySet
+from .job import Job
+from .primary import PrimaryQuerySet
 
+# Seconds ahead that start times are reserved. Until then, priority decides which job is next.
+RESERVED_AHEAD_SECONDS = 5.0
 # Seconds that a job may start before its time: finding and claiming due jobs is no more precise.
-EARLY = 0.1
+EARLY_SECONDS = 0.1
+
+
+class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
+    def waiting(self) -> SemaphoreQuerySet:
+        """Filter semaphores that jobs wait for."""
+        # Not Exists(): PostgreSQL may turn it into a join with all waiting jobs of a semaphore.
+        blocked = Job.objects.using(self.db).filter(state=State.BLOCKED, blocked_by=OuterRef("pk"))
+        first = blocked.order_by("-priority", "id").values("pk")[:1]
+        return self.alias(first=Subquery(first)).filter(first__isnull=False)
 
 
 class Semaphore(models.Model):
@@ -73,7 +87,7 @@ class Semaphore(models.Model):
         now: datetime = self.db_now  # type: ignore[attr-defined]
         earliest = self.earliest + max(timedelta(), every - self.every)
         slack = every * (min(limit.get("burst", 1), self.burst) - 1)
-        return bool(earliest - now <= slack + timedelta(seconds=EARLY))
+        return bool(earliest - now <= slack + timedelta(seconds=EARLY_SECONDS))
 
     def use(self, limit: dict[str, Any]) -> None:
         if "most" in limit:
@@ -91,7 +105,7 @@ class Semaphore(models.Model):
         """True if times are later than the last start and the reservations since can explain."""
         if not self.every or not self.earliest or not self.booked:
             return False
-        latest_booked = self.db_now + timedelta(seconds=AHEAD + EARLY) + 2 * self.every  # type: ignore[attr-defined]
+        latest_booked = self.db_now + timedelta(seconds=RESERVED_AHEAD_SECONDS + EARLY_SECONDS) + 2 * self.every  # type: ignore[attr-defined]
         return bool(self.earliest > self._latest or self.booked > latest_booked)
 
     def come_back(self) -> bool:
@@ -108,16 +122,16 @@ class Semaphore(models.Model):
     @property
     def _latest(self) -> datetime:
         now: datetime = self.db_now  # type: ignore[attr-defined]
-        return now + (self.every or timedelta()) * self.burst + timedelta(seconds=EARLY)
+        return now + (self.every or timedelta()) * self.burst + timedelta(seconds=EARLY_SECONDS)
 
     def free_times(self) -> list[datetime]:
         """Return the next free start times that may be reserved now."""
         now = self.db_now  # type: ignore[attr-defined]
         assert self.every and self.earliest and self.booked
         start = max(self.booked, self.earliest - self._slack, now)
-        number = max(0, int((timedelta(seconds=AHEAD) - (start - now)) / self.every) + 1)
+        number = max(0, int((timedelta(seconds=RESERVED_AHEAD_SECONDS) - (start - now)) / self.every) + 1)
         # Several jobs share a start time where the rate is faster than a dispatcher can be.
-        together = max(1, int(timedelta(seconds=EARLY / 2) / self.every))
+        together = max(1, int(timedelta(seconds=EARLY_SECONDS / 2) / self.every))
         return [start + self.every * (n - n % together) for n in range(min(number, 10_000))]
 
     @property

@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from django.db import connections, models
+from django.db import models
 from django.db.models import Count, F, Min
 from django.utils.translation import gettext_lazy as _
 
 from ..core.uuid7 import uuid7
+from .enums import State
 from .primary import PrimaryQuerySet
-from .states import State
 
 
 class SlotQuerySet(PrimaryQuerySet["Slot"]):
@@ -19,32 +19,18 @@ class SlotQuerySet(PrimaryQuerySet["Slot"]):
         return self.filter(job__state=State.RUNNING, job__attempt=F("attempt"))
 
     def count_by_key(self, keys: Iterable[str]) -> Counter[str]:
-        return Counter({key: number for key, number, _smallest in self._by_key(keys)})
+        return Counter({key: number for key, number, _smallest in self.totals(keys)})
 
-    def look(self, semaphores: Mapping[str, Any]) -> None:
-        """Set ``taken`` and ``smallest`` of these semaphores, by key."""
-        for key, number, smallest in self._by_key(semaphores):
-            semaphores[key].taken, semaphores[key].smallest = number, smallest
-
-    def _by_key(self, keys: Iterable[str]) -> Iterable[tuple[str, int, int | None]]:
+    def totals(self, keys: Iterable[str]) -> Iterable[tuple[str, int, int | None]]:
+        """Return key, number of taken slots and smallest ``most`` of their jobs, if there are any."""
         rows: Any = self.taken().filter(semaphore__in=list(keys)).order_by().values_list("semaphore")
-        return rows.annotate(number=Count("series", distinct=True), smallest=Min("most"))  # type: ignore[no-any-return]
-
-    def take(self, jobs: Iterable[Any]) -> None:
-        """Take one slot of each semaphore of each job, for the attempt that begins now."""
-        wanted = [(job, limit) for job in jobs for limit in job.limits if "most" in limit]
-        rows = [
-            Slot(semaphore_id=limit["key"], job=job, attempt=job.attempt + 1, series=job.series, most=limit["most"])
-            for job, limit in wanted
-        ]
-        unique = None if connections[self.db].vendor == "mysql" else ["semaphore", "job"]
-        self.bulk_create(rows, update_conflicts=True, update_fields=["attempt", "series", "most"], unique_fields=unique)
+        return rows.annotate(number=Count("slot_group", distinct=True), smallest=Min("most"))  # type: ignore[no-any-return]
 
 
 class Slot(models.Model):
     """The place of a running attempt at a semaphore. It counts only while the attempt runs.
 
-    Jobs of one series, which one process runs one after the other, share one place.
+    Jobs of one slot group, which one process runs one after the other, share one place.
     """
 
     semaphore = models.ForeignKey(
@@ -59,7 +45,7 @@ class Slot(models.Model):
         "dbqueue.Job", verbose_name=_("job"), on_delete=models.CASCADE, db_constraint=False, related_name="slots"
     )
     attempt = models.PositiveIntegerField(_("attempt"))
-    series = models.UUIDField(_("series"), default=uuid7)
+    slot_group = models.UUIDField(_("slot group"), default=uuid7)
     most = models.PositiveIntegerField(_("most at a time"), null=True, help_text=_("As its job has it."))
 
     objects = SlotQuerySet.as_manager()

@@ -52,7 +52,7 @@ def _checked(expression: str) -> str:
         raise _refused(expression, f"{len(fields)} fields. There are five, six with the seconds first, or one of {aliases}")
     for place, field in enumerate(fields, start=6 - len(fields)):
         for term in field.split(","):
-            _check(expression, place, term, alone=term == field)
+            _check(expression, place, term, ungrouped=term == field)
     _check_days(expression, *fields[-3::2])
     return " ".join(fields)
 
@@ -65,7 +65,7 @@ def follows_elapsed_time(expression: str) -> bool:
     return any(field.startswith("*") or re.match(r"h.*/", field) for field in expression.split()[:-3])
 
 
-def _check(expression: str, place: int, term: str, *, alone: bool) -> None:
+def _check(expression: str, place: int, term: str, *, ungrouped: bool) -> None:
     base, slash, step = term.partition("/")
     least, most = BOUNDS[place]
     where = f"{term!r} as {FIELDS[place]}"
@@ -73,7 +73,7 @@ def _check(expression: str, place: int, term: str, *, alone: bool) -> None:
         raise _refused(expression, f"{where}: R is another time whenever it is read. Write H, which is chosen once, by the name")
     if place == DAY and term == "h":
         raise _refused(expression, f"{where}: it could be the 31st, which half of the months do not have. Write H(1-28)")
-    if base in ("*", "?") and not alone:
+    if base in ("*", "?") and not ungrouped:
         raise _refused(expression, f"{where}, beside others in a list: it is all of them already. Leave the others out")
     if slash and step.isdigit() and int(step) > most - least:
         raise _refused(expression, f"{where}: the step is never reached. For an interval, use every=timedelta(...)")

@@ -13,7 +13,7 @@ from django.core.management import get_commands
 from ..compat import InvalidTask
 from ..core import serialization
 from ..exceptions import CommandNotAllowed, InvalidSchedule, SqlNotAllowed
-from ..tasks import load
+from ..registry import load
 
 if TYPE_CHECKING:
     from ..models import RecurringTask

@@ -12,7 +12,7 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
-from ..models.cluster import is_cluster
+from ..engine.galera import is_cluster
 from .socket_watchdog import unwatch_socket, watch_socket
 
 # A connection that was idle for more than this many seconds is checked before its next use.

@@ -16,11 +16,12 @@ from ..backend import DatabaseBackend
 from ..core.notify import notify_queues
 from ..core.options import Options
 from ..core.transactions import is_conflict
-from ..models import Failure, Job, Process, Semaphore
-from ..models.batch import OPEN_SECONDS
-from ..models.chores import PendingMaintenance, look
-from ..models.semaphores import SemaphoreQuerySet
-from ..models.states import State
+from ..engine.batches import OPEN_SECONDS, seal_abandoned
+from ..engine.dispatch import PendingMaintenance, dispatch, fetch_pending, next_due_in
+from ..engine.limits import replan_rates, reserve_times, sweep, unblock_orphans
+from ..engine.retention import prune_batches, prune_failures, prune_jobs, prune_semaphores
+from ..models import Job, Process
+from ..models.enums import State
 from . import recovery
 from .announcer import announce_beside
 from .connections import close_connections, discard, leave_old_connections, prepare
@@ -86,10 +87,10 @@ class Dispatcher:
         pause = min(self._options.poll_interval, self._options.statement_limit / 2) * random.uniform(0.95, 1.0)
         leave_old_connections()
         try:
-            if not (chores := look(self._database)):
+            if not (chores := fetch_pending(self._database)):
                 return pause
             self._replan(chores)
-            queues = self._jobs.dispatch(self.BATCH) if chores.due_in == 0.0 else []
+            queues = dispatch(self._database, self.BATCH) if chores.due_in == 0.0 else []
             due_in = self._due_in(chores, bool(queues))
             notify_queues(self._database, queues)
             self._sweep(chores)
@@ -115,7 +116,7 @@ class Dispatcher:
             self._locked_pause = self.LOCKED
             return chores.due_in
         self._locked_pause *= 2
-        return min([self._locked_pause, *self._jobs.scheduled_in()])
+        return min([self._locked_pause, *next_due_in(self._database)])
 
     def _sweep(self, chores: PendingMaintenance) -> None:
         """Unblock jobs and finish batches that no settlement has handled.
@@ -126,22 +127,21 @@ class Dispatcher:
         if time.monotonic() < self._sweep_at:
             return
         self._sweep_at = time.monotonic() + self.SWEEP * random.uniform(0.8, 1.2)
-        semaphores = Semaphore.objects.using(self._database)
         if chores.blocked:
-            semaphores.reserve_times()
-            notify_queues(self._database, semaphores.sweep(self.BATCH))
-            self._unblock_orphans(semaphores)
+            reserve_times(self._database)
+            notify_queues(self._database, sweep(self._database, self.BATCH))
+            self._unblock_orphans()
         if chores.batches:
-            for batch in self._backend.batches.seal_abandoned():
+            for batch in seal_abandoned(self._database):
                 logger.warning(
                     "dispatcher: batch %s is abandoned: its opener added no job for %g s and did not end.", batch, OPEN_SECONDS
                 )
-            notify_queues(self._database, self._backend.batches.finish())
+            self._backend.finish_batches()
 
-    def _unblock_orphans(self, semaphores: SemaphoreQuerySet) -> None:
+    def _unblock_orphans(self) -> None:
         began = time.monotonic()
         if began >= self._unblock_orphans_at:
-            notify_queues(self._database, semaphores.unblock_orphans(self.BATCH))
+            notify_queues(self._database, unblock_orphans(self._database, self.BATCH))
             self._unblock_orphans_at = time.monotonic() + min(self.PRUNE, self.REST * (time.monotonic() - began))
 
     def _replan(self, chores: PendingMaintenance) -> None:
@@ -149,7 +149,7 @@ class Dispatcher:
         self._is_to_replan |= self._witness.look(chores.now)
         if self._is_to_replan:
             self._scheduler.replan()
-            Semaphore.objects.using(self._database).replan()
+            replan_rates(self._database)
             self._is_to_replan = False
 
     def _recover(self, chores: PendingMaintenance) -> None:
@@ -163,12 +163,12 @@ class Dispatcher:
         """Delete some rows past their retention. Returns whether more may remain."""
         if time.monotonic() < self._prune_at:
             return False
-        semaphores = Semaphore.objects.using(self._database)
-        if self._prune_some() or self.BATCH in (self._scheduler.prune(self.BATCH), semaphores.prune(self.BATCH)):
+        others = (self._scheduler.prune(self.BATCH), prune_semaphores(self._database, self.BATCH))
+        if self._prune_some() or self.BATCH in others:
             return True
         if self._options.keep_failed is not None:
-            Failure.objects.using(self._database).prune(self._options.keep_failed)
-            self._backend.batches.prune(self._options.keep_failed)
+            prune_failures(self._database, self._options.keep_failed)
+            prune_batches(self._database, self._options.keep_failed)
         self._prune_at = time.monotonic() + self.PRUNE * random.uniform(0.8, 1.2)
         return False
 
@@ -176,7 +176,7 @@ class Dispatcher:
         own = {queue: self._backend.options_of(queue) for queue in self._options.per_queue}
         kept = [(self._jobs.filter(queue=queue), options) for queue, options in own.items()]
         return any(
-            seconds is not None and rows.prune(states, seconds, self.BATCH)
+            seconds is not None and prune_jobs(rows, states, seconds, self.BATCH)
             for rows, options in [*kept, (self._jobs.exclude(queue__in=list(own)), self._options)]
             for states, seconds in (
                 ([State.SUCCESSFUL], options.keep_successful),

@@ -15,12 +15,15 @@ from ..backend import DatabaseBackend
 from ..core.error_reports import ErrorReport
 from ..core.notify import notify_queues
 from ..core.transactions import writing
+from ..engine.attempt_result import AttemptResult, Settled
+from ..engine.claim import release
+from ..engine.settle import settle
 from ..exceptions import ProcessLost, Stopped, TimedOut
-from ..models import AttemptResult, Execution, Job, Process, Settled, Stack
+from ..models import ClaimedJob, Process, StackTrace
+from ..models.enums import FINISHED, OnLost, Outcome, State
 from ..models.expressions import Now
 from ..models.locking import lock_first
 from ..models.process import ProcessQuerySet
-from ..models.states import FINISHED, OnLost, Outcome, State
 from .shared_status import SharedStatus, not_started_of
 from .worker.thread_pool import ThreadPool
 
@@ -64,7 +67,7 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: ExitReason, 
     """
     database = backend.database
     processes: dict[int, Process] = {}
-    left: list[Job] = []
+    left: list[ClaimedJob] = []
     released = 0 if death.silent else _release(database, dead, death.not_started)
     if dead.using(database).exists():
         with writing(database):
@@ -95,7 +98,7 @@ def _release(database: str, dead: ProcessQuerySet, not_started: frozenset[UUID])
     jobs = list(_jobs(database).filter(process__in=owners, pk__in=not_started))
     number, end = len(jobs), time.monotonic() + LOCKED
     while jobs:
-        done = Job.objects.using(database).release(jobs)
+        done = release(database, jobs)
         jobs = [job for job in jobs if job.pk not in done]
         if not jobs or time.monotonic() > end:
             break
@@ -103,16 +106,16 @@ def _release(database: str, dead: ProcessQuerySet, not_started: frozenset[UUID])
     return number - len(jobs)
 
 
-def _finished(jobs: Iterable[Job]) -> list[UUID]:
+def _finished(jobs: Iterable[ClaimedJob]) -> list[UUID]:
     return [job.pk for job in jobs if job.state in FINISHED]
 
 
-def _ready(jobs: Iterable[Job]) -> Iterator[str]:
+def _ready(jobs: Iterable[ClaimedJob]) -> Iterator[str]:
     return (job.queue for job in jobs if job.state == State.READY)
 
 
 def _jobs(database: str) -> Any:
-    return Job.objects.using(database).running().annotate(seen_at=Now())
+    return ClaimedJob.objects.using(database).running().annotate(seen_at=Now())
 
 
 def _deregister_dead(dead: ProcessQuerySet, death: ExitReason) -> dict[int, Process]:
@@ -128,8 +131,8 @@ def _deregister_dead(dead: ProcessQuerySet, death: ExitReason) -> dict[int, Proc
 
 
 def _settle(
-    database: str, rows: Iterable[Job], processes: Mapping[int, Process], death: ExitReason
-) -> tuple[list[Job], list[str]]:
+    database: str, rows: Iterable[ClaimedJob], processes: Mapping[int, Process], death: ExitReason
+) -> tuple[list[ClaimedJob], list[str]]:
     """Settle the jobs of dead processes.
 
     Returns the settled jobs, and the queues of jobs that had waited for one of them.
@@ -137,13 +140,13 @@ def _settle(
     deaths = [(job, death if job.process_id in processes else ExitReason(how="is gone", silent=True)) for job in rows]
     not_started = [job for job, death in deaths if _has_not_started(job, death)]
     ran = [(job, death) for job, death in deaths if not _has_not_started(job, death)]
-    stacks = Stack.objects.using(database).of(job for job, _death in ran)
+    stacks = StackTrace.objects.using(database).of(job for job, _death in ran)
     lost = [_outcome(job, processes.get(job.process_id or 0), end, stacks.get(job.pk, "")) for job, end in ran]
-    done = Job.objects.using(database).release(not_started)
+    done = release(database, not_started)
     not_started = [job for job in not_started if job.pk in done]
     for job in not_started:
         job.state = State.READY
-    settled = Execution.objects.using(database).settle(lost) if lost else Settled([], [], [], [], [])
+    settled = settle(database, lost) if lost else Settled([], [], [], [], [])
     for outcome in settled.written:
         job, why = outcome.job, outcome.error.message if outcome.error else ""
         logger.warning(
@@ -152,7 +155,7 @@ def _settle(
     return not_started + [outcome.job for outcome in settled.written], settled.unblocked
 
 
-def _has_not_started(job: Job, death: ExitReason) -> bool:
+def _has_not_started(job: ClaimedJob, death: ExitReason) -> bool:
     return job.pk in death.not_started or (job.on_lost == OnLost.FAIL and not job.has_begun)
 
 

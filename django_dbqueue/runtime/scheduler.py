@@ -11,8 +11,10 @@ from uuid import UUID
 from django.db import InterfaceError, OperationalError
 
 from ..backend import DatabaseBackend
+from ..engine.recurring import delete_undeclared, enqueue_due, replan_ahead, save_problem, synchronise
+from ..engine.retention import prune_recurring_executions
 from ..exceptions import InvalidSchedule, InvalidTaskPath
-from ..models import RecurringExecution, RecurringTask
+from ..models import RecurringTask
 from ..recurrence.declare import declared
 from ..recurrence.target import enqueue
 
@@ -42,7 +44,6 @@ class Scheduler:
 
     def __init__(self, backend: DatabaseBackend) -> None:
         self._backend, self._tasks = backend, RecurringTask.objects.using(backend.database)
-        self._executions = RecurringExecution.objects.using(backend.database)
         self._definitions: list[str] = []
         # Rows that are left to other dispatchers, and until when; the last message about each task.
         self._aside: dict[int, float] = {}
@@ -62,7 +63,7 @@ class Scheduler:
             self._declare()
             self._declare_at = now + self.DECLARE
         if now >= self._forget_at:
-            self._tasks.forget(self.KEEP)
+            delete_undeclared(self._backend.database, self.KEEP)
             self._forget_at = now + self.FORGET
         if now >= self._known_at or (waiting and now >= self._look_at):
             self._look_at = now + self.LOOK
@@ -71,12 +72,12 @@ class Scheduler:
 
     def replan(self) -> None:
         """Replan tasks whose next time is later than possible, and scan for due ones next turn."""
-        self._tasks.replan_ahead()
+        replan_ahead(self._backend.database)
         self._known_at = 0.0
 
     def prune(self, limit: int) -> int:
         """Delete old executions. Returns the number; more may remain if it equals the limit."""
-        return self._executions.prune(self.KEEP_EXECUTIONS, limit)
+        return prune_recurring_executions(self._backend.database, self.KEEP_EXECUTIONS, limit)
 
     def _enqueue_due(self, now: float) -> float:
         self._aside = {pk: until for pk, until in self._aside.items() if until > now}
@@ -88,7 +89,7 @@ class Scheduler:
     def _enqueue(self, row: RecurringTask, now: float) -> bool:
         """Enqueue one task. Its errors do not affect the other tasks."""
         try:
-            times = self._tasks.of(self._definitions).enqueue_due(row, self._write)
+            times = enqueue_due(self._tasks.of(self._definitions), row, self._write)
         except (OperationalError, InterfaceError):
             raise
         except Exception as error:
@@ -112,7 +113,7 @@ class Scheduler:
                     mine[name] = one.values()
             except InvalidSchedule as error:
                 self._say(logging.ERROR, f"declared {name}", f"scheduler: {error} It does not run.")
-        for name in self._tasks.synchronise(mine, takes_over=self._is_new):
+        for name in synchronise(self._backend.database, mine, takes_over=self._is_new):
             self._say(
                 logging.ERROR,
                 f"declared {name}",
@@ -135,7 +136,7 @@ class Scheduler:
                 None if known else error,
             )
         if not is_unknown or _wait(row) < -self.LATE:
-            self._tasks.note(row, problem)
+            save_problem(self._backend.database, row, problem)
 
     def _say(self, level: int, about: str, text: str, error: Exception | None = None) -> None:
         """Log a message once, until the problem is over or the message changes."""

@@ -12,7 +12,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_dbqueue.core.error_reports import ErrorReport
-from django_dbqueue.models import Batch, Execution, Failure, Job, KnownTask, Queue, RecurringTask, Semaphore
+from django_dbqueue.models import Batch, Execution, Failure, Job, Queue, RecurringTask, Semaphore, TaskState
 from tests.conftest import a_process
 
 VIEW = ["view_job", "view_failure", "view_queue", "view_process", "view_recurringtask", "view_batch", "view_semaphore"]
@@ -121,7 +121,7 @@ def everything(failed: Callable[..., Job]) -> dict[str, Any]:
         "job": job,
         "failure": Failure.objects.get(),
         "queue": Queue.objects.create(name="default"),
-        "knowntask": KnownTask.objects.create(name=job.task),
+        "taskstate": TaskState.objects.create(name=job.task),
         "process": a_process("worker@here:1:abc"),
         "recurringtask": a_recurring_task(is_from_code=True),
         "batch": a_batch(job),

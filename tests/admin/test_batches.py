@@ -64,7 +64,7 @@ def test_each_has_a_state_in_words(viewer: Client, db: Any) -> None:
 
 
 def test_very_large_ones_are_counted_up_to_the_limit(viewer: Client, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("counts", "batch"):
+    for module in ("bounded_count", "batch"):
         monkeypatch.setattr(f"django_dbqueue.models.{module}.LIMIT", 20)
     one = a_batch(*some(ready=30, failed=3, successful=25))
 

@@ -11,7 +11,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_dbqueue.compat import task_backends
-from django_dbqueue.models import Failure, Job, KnownTask, Queue
+from django_dbqueue.models import Failure, Job, Queue, TaskState
 
 from .conftest import a_failure, a_job, act, an_execution, press, states
 
@@ -161,18 +161,18 @@ class TestTasks:
     def test_a_task_is_paused_from_its_jobs_page_and_resumed(self, operator: Client, db: Any) -> None:
         job = a_job()
         text = operator.get(reverse("admin:dbqueue_job_change", args=[job.pk])).text
-        address = reverse("admin:dbqueue_knowntask_change", args=[quote(job.task)])
+        address = reverse("admin:dbqueue_taskstate_change", args=[quote(job.task)])
         assert f'href="{address}"' in text
         assert operator.get(address).status_code == 200
 
-        assert "Paused: 1 task." in press(operator, "knowntask", "pause", quote(job.task)).text
-        assert KnownTask.objects.names_of_paused() == [job.task]
-        assert "Resumed: 1 task." in press(operator, "knowntask", "resume", quote(job.task)).text
-        assert KnownTask.objects.names_of_paused() == []
+        assert "Paused: 1 task." in press(operator, "taskstate", "pause", quote(job.task)).text
+        assert TaskState.objects.names_of_paused() == [job.task]
+        assert "Resumed: 1 task." in press(operator, "taskstate", "resume", quote(job.task)).text
+        assert TaskState.objects.names_of_paused() == []
 
     def test_the_tasks_of_the_newest_jobs_are_listed(self, viewer: Client, db: Any) -> None:
         a_job(), a_job(task="shop.tasks.ship")
 
-        text = viewer.get(reverse("admin:dbqueue_knowntask_changelist")).text
+        text = viewer.get(reverse("admin:dbqueue_taskstate_changelist")).text
 
         assert "shop.tasks.send_invoice" in text and "shop.tasks.ship" in text

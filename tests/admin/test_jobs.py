@@ -92,7 +92,7 @@ def test_more_jobs_than_are_counted_are_said_to_be_more(
     viewer: Client, monkeypatch: pytest.MonkeyPatch, settings: Any, separated: bool
 ) -> None:
     settings.USE_THOUSAND_SEPARATOR = separated
-    monkeypatch.setattr("django_dbqueue.models.counts.LIMIT", 1000)
+    monkeypatch.setattr("django_dbqueue.models.bounded_count.LIMIT", 1000)
     Job.objects.bulk_create([Job(task="shop.tasks.ship", queue="default") for number in range(1100)])
 
     text = viewer.get(JOBS).text

@@ -84,7 +84,7 @@ def test_a_page_shows_who_has_the_slots_and_who_is_next(viewer: Client, process:
 def test_jobs_that_share_a_slot_are_shown_as_one_after_the_other(viewer: Client, process: Any) -> None:
     holder = a_full_one(process)
     behind = a_job(state=State.RUNNING, process=process, started_at=holder.started_at)
-    Slot.objects.create(semaphore_id=KEY, job=behind, attempt=1, series=Slot.objects.get().series)
+    Slot.objects.create(semaphore_id=KEY, job=behind, attempt=1, slot_group=Slot.objects.get().slot_group)
 
     text = read(viewer.get(url()).text)
 

@@ -96,7 +96,7 @@ class TestFailures:
     def test_very_many_failed_jobs_are_said_to_be_more(
         self, viewer: Client, failed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("django_dbqueue.models.asked.LIMIT", 5)
+        monkeypatch.setattr("django_dbqueue.models.execution.LIMIT", 5)
         failure = a_failure()
         for _number in range(8):
             failed(failure)
@@ -161,7 +161,7 @@ class TestQueues:
         assert "Active" in mail.split("</tr>")[0]
 
     def test_full_queues_are_counted_up_to_the_limit(self, viewer: Client, monkeypatch: pytest.MonkeyPatch, db: Any) -> None:
-        for name in ("counts", "queue"):
+        for name in ("bounded_count", "queue"):
             monkeypatch.setattr(f"django_dbqueue.models.{name}.LIMIT", 20)
         Job.objects.bulk_create([Job(task="a.b", queue="mail", priority=number % 2) for number in range(30)])
         Job.objects.bulk_create([Job(task="a.b", queue="slow") for number in range(30)])

@@ -12,11 +12,11 @@ from django.db.models.functions import Now
 from django.test import Client
 from django.urls import reverse
 
-from django_dbqueue.models import Failure, Job, KnownTask, Queue, RecurringTask
+from django_dbqueue.models import Failure, Job, Queue, RecurringTask, TaskState
 
 from .conftest import MAKE, OPERATE, VIEW, a_client
 
-PAGES = ["job", "hangedjob", "failure", "queue", "knowntask", "process", "recurringtask", "batch", "semaphore"]
+PAGES = ["job", "hangedjob", "failure", "queue", "taskstate", "process", "recurringtask", "batch", "semaphore"]
 NEEDED = {
     ("job", "retry"): "retry_job",
     ("job", "discard"): "discard_job",
@@ -33,9 +33,9 @@ NEEDED = {
     ("queue", "pause_for"): "pause_queue",
     ("queue", "clear"): "discard_job",
     ("job", "move"): "move_job",
-    ("knowntask", "pause"): "pause_queue",
-    ("knowntask", "resume"): "pause_queue",
-    ("knowntask", "pause_for"): "pause_queue",
+    ("taskstate", "pause"): "pause_queue",
+    ("taskstate", "resume"): "pause_queue",
+    ("taskstate", "pause_for"): "pause_queue",
     ("batch", "retry"): "retry_job",
     ("batch", "discard"): "discard_job",
     ("recurringtask", "run"): "run_recurringtask",
@@ -53,7 +53,7 @@ def url(page: str, name: str = "changelist", *args: Any) -> str:
 def snapshot() -> list[Any]:
     return [
         list(Job.objects.values_list("pk", "state", "stop_asked_at", "queue", "priority")),
-        list(KnownTask.objects.values_list("pk", "paused_at")),
+        list(TaskState.objects.values_list("pk", "paused_at")),
         list(Queue.objects.values_list("pk", "paused_at", "limit")),
         list(Failure.objects.values_list("pk", "state")),
         list(RecurringTask.objects.values_list("pk", "is_enabled", "name")),
@@ -76,7 +76,7 @@ def prepare(rows: dict[str, Any], verb: str, page: str = "") -> None:
         Job.objects.update(state="ready", finished_at=None)
     if verb == "resume":
         Queue.objects.pause()
-        KnownTask.objects.pause()
+        TaskState.objects.pause()
     if verb == "reopen":
         Failure.objects.mute()
     if verb == "enable":
@@ -116,7 +116,7 @@ LOOKUPS = [
     ("failure", "message__startswith"),
     ("failure", "execution__job__kwargs__password__startswith"),
     ("queue", "limit__gt"),
-    ("knowntask", "name__startswith"),
+    ("taskstate", "name__startswith"),
     ("process", "details__startswith"),
     ("process", "job__kwargs__password__startswith"),
     ("process", "kind__startswith"),
@@ -254,7 +254,7 @@ def test_there_are_no_permissions_but_to_view_and_for_the_verbs_and_to_make_what
     assert set(names) == {*VIEW, *OPERATE, *MAKE}
 
 
-@pytest.mark.parametrize("page", ["job", "failure", "queue", "knowntask", "recurringtask", "batch"])
+@pytest.mark.parametrize("page", ["job", "failure", "queue", "taskstate", "recurringtask", "batch"])
 def test_a_verb_for_what_is_not_there_is_not_found(operator: Client, page: str) -> None:
     missing = "0190a6c0-0000-7000-8000-000000000000" if page in ("job", "batch") else "404"
     verb = {"job": "retry", "failure": "mute", "recurringtask": "run", "batch": "discard"}.get(page, "pause")

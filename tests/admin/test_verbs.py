@@ -119,7 +119,7 @@ def test_all_are_changed_by_one_statement_however_many(operator: Client, db: Any
 
 
 def test_more_than_can_be_counted_are_said_to_be_more(operator: Client, monkeypatch: pytest.MonkeyPatch, db: Any) -> None:
-    monkeypatch.setattr("django_dbqueue.models.counts.LIMIT", 100)
+    monkeypatch.setattr("django_dbqueue.models.bounded_count.LIMIT", 100)
     Job.objects.bulk_create([Job(task="shop.tasks.ship", queue="mail") for number in range(150)])
     pk = Job.objects.first().pk  # type: ignore[union-attr]
 

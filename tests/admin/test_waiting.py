@@ -12,7 +12,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_dbqueue.models import Job, KnownTask, Queue, Semaphore
+from django_dbqueue.models import Job, Queue, Semaphore, TaskState
 from tests.conftest import a_process
 
 from .conftest import a_job
@@ -71,7 +71,7 @@ def test_its_queue_is_paused_for_a_while(viewer: Client, db: Any) -> None:
 
 
 def test_its_task_is_paused(viewer: Client, db: Any) -> None:
-    KnownTask.objects.named("shop.tasks.send_invoice").pause()
+    TaskState.objects.named("shop.tasks.send_invoice").pause()
     job = a_job()
 
     assert "Its task “shop.tasks.send_invoice” is paused, since" in why(viewer, job)

@@ -13,7 +13,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_dbqueue.models import Job, KnownTask, Semaphore, Slot
+from django_dbqueue.models import Job, Semaphore, Slot, TaskState
 
 from .conftest import VIEW, a_batch, a_client, a_job, an_execution
 from .test_jobs import ids, page
@@ -83,7 +83,7 @@ class TestKeys:
         assert ids(viewer, f"?q={text}") == [str(job.pk)]
 
     def test_a_key_alone_is_sought_behind_each_known_task_by_the_index(self, viewer: Client, db: Any) -> None:
-        KnownTask.objects.know(["shop.tasks.index", "shop.tasks.ship"])
+        TaskState.objects.know(["shop.tasks.index", "shop.tasks.ship"])
         one, other = a_job(key="shop.tasks.index a b"), a_job(key="shop.tasks.ship a b", task="shop.tasks.other_stage")
         viewer.get(reverse("admin:dbqueue_job_changelist"))
 

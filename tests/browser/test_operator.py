@@ -72,7 +72,7 @@ def trouble():
 
 def test_each_page_opens_and_the_browser_has_nothing_to_complain_of(operator, trouble):
     a_process("worker@web1:1:abc")
-    for model in ["job", "failure", "hangedjob", "queue", "knowntask", "process", "recurringtask", "batch", "semaphore"]:
+    for model in ["job", "failure", "hangedjob", "queue", "taskstate", "process", "recurringtask", "batch", "semaphore"]:
         assert "Job queue" in operator.go(f"/admin/dbqueue/{model}/")
     assert operator.go(f"/admin/dbqueue/job/{Job.objects.first().pk}/change/")
 

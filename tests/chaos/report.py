@@ -60,11 +60,13 @@ def report(load: Load, operators: Operators, watch: Watch, killed_at: dict[int, 
     jobs = {str(job.pk): job for job in Job.objects.only("pk", "state", "task", "attempt", "key", "stage")}
     outcomes: defaultdict[str, dict[int, str]] = defaultdict(dict)
     result = Report(enqueued=len(confirmed), finished=Counter(job.state for pk, job in jobs.items() if pk in confirmed))
-    for execution in Execution.objects.only("job", "attempt", "outcome", "process", "finished_at"):
+    for execution in Execution.objects.defer("message", "traceback", "log"):
         outcomes[str(execution.job_id)][execution.attempt] = execution.outcome
         pid = int(execution.process.split(":")[1]) if execution.process.count(":") == 2 else 0
-        if execution.outcome in ("lost", "interrupted") and pid in killed_at:
-            result.recoveries.append(max(0.0, (execution.finished_at - killed_at[pid]).total_seconds()))
+        # Process ids are used again: the attempt began before the kill.
+        killed = killed_at.get(pid)
+        if execution.outcome in ("lost", "interrupted") and killed and execution.claimed_at <= killed:
+            result.recoveries.append(max(0.0, (execution.finished_at - killed).total_seconds()))
     result.lost = [pk for pk in confirmed if pk not in jobs or jobs[pk].state not in ("successful", "failed", "discarded")]
     effects: defaultdict[str, list[int]] = defaultdict(list)
     for job, attempt in Effect.objects.values_list("job", "attempt"):

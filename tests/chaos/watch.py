@@ -122,7 +122,8 @@ def _first_of_lines() -> tuple[list[Job], list[Job]]:
     rows: list[Any] = [job for job in waiting[:5000] if are_few or job.state == "blocked"]
     keys = {each["key"] for job in rows for each in job.limits or ()}
     slots = {key: SimpleNamespace(taken=0, smallest=None) for key in keys}
-    Slot.objects.look(slots)
+    for key, taken, smallest in Slot.objects.totals(slots):
+        slots[key].taken, slots[key].smallest = taken, smallest
 
     def has_room(limit: dict[str, Any]) -> bool:
         taken = slots[limit["key"]]

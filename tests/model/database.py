@@ -56,8 +56,8 @@ class Table:
             self.columns = [name for name in self.columns if name not in UNREAD]
         names = ", ".join(f'"{name}"' for name in [*self.columns, *left_out])
         places = ", ".join(["?"] * len(self.columns) + [f"'{value}'" for value in left_out.values()])
-        # Each job has a series of its own here, as nothing follows it on its slot.
-        columns = ", ".join("job_id" if name == "series" else f'"{name}"' for name in self.columns)
+        # Each job has a slot group of its own here, as nothing follows it on its slot.
+        columns = ", ".join("job_id" if name == "slot_group" else f'"{name}"' for name in self.columns)
         self.select = f'SELECT {columns} FROM "{meta.db_table}" ORDER BY {ORDER.get(model, meta.pk.column)}'
         self.delete = f'DELETE FROM "{meta.db_table}"'
         self.insert = f'INSERT INTO "{meta.db_table}" ({names}) VALUES ({places})'

@@ -11,13 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from django_dbqueue.compat import task_backends
-from django_dbqueue.models import AttemptResult, Execution, Job, Process, Semaphore, Slot
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.models import ClaimedJob, Job, Process, Slot
+from django_dbqueue.models.enums import FINISHED, UNSUCCESSFUL, Fence, Lane, Outcome, State
 from django_dbqueue.models.expressions import after
-from django_dbqueue.models.states import FINISHED, UNSUCCESSFUL, Fence, Lane, Outcome, State
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.worker.worker import Worker as Role
 
-from .. import tasks
+from .. import engine, tasks
 from .database import Database, Violation
 from .world import By, Claim, Fact, Worker, World, name_of, observe
 
@@ -119,7 +120,7 @@ class Model:
     def claim(self, world: World, number: int, how: str = "") -> Step:
         worker = self._worker(world, number)
         process = Process(pk=worker.process, name=_name(worker.process))
-        jobs, rows = self.database.do(world.rows, ("claim", worker.process), lambda: Job.objects.claim(LANE, process, 1))
+        jobs, rows = self.database.do(world.rows, ("claim", worker.process), lambda: engine.claim(LANE, process, 1))
         places = {pk: place for place, pk in enumerate(self.database.ids(rows))}
         given = tuple(
             Claim(world.serials + n, places[job.pk], job.attempt, worker.process, job.failures, job.max_attempts, row=job)
@@ -150,7 +151,7 @@ class Model:
     def release(self, world: World, number: int, claim: Claim, how: str = "") -> Step:
         worker = self._worker(world, number)
         key = ("release", claim.row.fence)
-        _number, rows = self.database.do(world.rows, key, lambda: Job.objects.release([claim.row]))
+        _number, rows = self.database.do(world.rows, key, lambda: engine.release([claim.row]))
         said = f"{worker} gives back job {name_of(claim.job)}, unbegun"
         return self._ends_claim(world, worker, claim, rows, said, how)
 
@@ -188,10 +189,10 @@ class Model:
         here = {claim.row.fence for claim in worker.claims}
 
         def give_back() -> frozenset[Fence]:
-            owned = Job.objects.running().filter(process=worker.process)
+            owned = ClaimedJob.objects.running().filter(process=worker.process)
             known = {job.fence for job in owned}
             role: Any = SimpleNamespace(
-                _recent=(), _going_on=set(), _owned=lambda: owned, _held_fences=lambda: here, _release=Job.objects.release
+                _recent=(), _going_on=set(), _owned=lambda: owned, _held_fences=lambda: here, _release=engine.release
             )
             Role._release_unknown(role)
             return frozenset(role._before - known)
@@ -259,12 +260,12 @@ class Model:
         return said, world._replace(rows=rows, facts=facts, crashed=crashed)
 
     def dispatch(self, world: World) -> Step:
-        return self._changes(world, "a dispatcher makes due jobs ready", Job.objects.dispatch)
+        return self._changes(world, "a dispatcher makes due jobs ready", engine.dispatch)
 
     def sweep(self, world: World) -> Step:
         def sweep() -> None:
-            Semaphore.objects.sweep(10)
-            Semaphore.objects.unblock_orphans(10)
+            engine.sweep(10)
+            engine.unblock_orphans(10)
 
         return self._changes(world, "a dispatcher sweeps the limits", sweep)
 
@@ -405,7 +406,7 @@ def _settle(claim: Claim, end: str) -> str:
         "interrupted": (Outcome.INTERRUPTED, State.READY),
         "stopped": (Outcome.DISCARDED, State.DISCARDED),
     }[end]
-    settled = Execution.objects.settle([AttemptResult.of(claim.row, outcome, state)])
+    settled = engine.settle([AttemptResult.of(claim.row, outcome, state)])
     return "written" if settled.written else "lost, and run twice" if settled.twice else "lost" if settled.lost else "held"
 
 

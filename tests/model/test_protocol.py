@@ -18,19 +18,19 @@ import pytest
 from django.db import connection, models
 from django.db.models import Case, F, Value, When
 
-from django_dbqueue.models import AttemptResult, Execution, Job
-from django_dbqueue.models import jobs as jobs_module
-from django_dbqueue.models import keyed as keyed_module
-from django_dbqueue.models.execution import ExecutionQuerySet
+from django_dbqueue.engine import claim as claiming
+from django_dbqueue.engine import limits
+from django_dbqueue.engine import settle as settling
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.models import Execution, Job
+from django_dbqueue.models.enums import State
 from django_dbqueue.models.expressions import Now
-from django_dbqueue.models.jobs import JobQuerySet
 from django_dbqueue.models.process import ProcessQuerySet
 from django_dbqueue.models.slot import SlotQuerySet
-from django_dbqueue.models.states import State
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.worker.worker import Worker
 
-from .. import tasks
+from .. import engine, tasks
 from .database import Database
 from .explorer import explore
 from .steps import Model, Scenario
@@ -109,8 +109,8 @@ def a_stop_of_the_attempt(monkeypatch):
 def a_stop_that_a_release_forgets(monkeypatch):
     """Item 5, for a job that is given back."""
     state = Case(When(run_after__gt=Now(), then=Value(State.SCHEDULED)), default=Value(State.READY))
-    monkeypatch.setitem(jobs_module._RELEASED, "state", state)
-    monkeypatch.setitem(jobs_module._RELEASED, "finished_at", None)
+    monkeypatch.setitem(claiming._RELEASED, "state", state)
+    monkeypatch.setitem(claiming._RELEASED, "finished_at", None)
 
 
 def again_at_once(monkeypatch):
@@ -120,13 +120,13 @@ def again_at_once(monkeypatch):
         anew = {"failures": 0, "attempts_before": F("attempt"), "asked_again": False, "stop_asked_at": None, "started_at": None}
         rows.update(state=State.READY, process=None, run_after=Now(), **anew)
 
-    monkeypatch.setattr(keyed_module, "restart_run", restart_run)
+    monkeypatch.setattr(settling, "restart_run", restart_run)
 
 
 def released_at_once(monkeypatch):
     """Item 7, for a job that is given back."""
-    stopped = When(jobs_module._WAS_STOPPED, then=Value(State.DISCARDED))
-    monkeypatch.setitem(jobs_module._RELEASED, "state", Case(stopped, default=Value(State.READY)))
+    stopped = When(claiming._WAS_STOPPED, then=Value(State.DISCARDED))
+    monkeypatch.setitem(claiming._RELEASED, "state", Case(stopped, default=Value(State.READY)))
 
 
 def a_fence_without_process(monkeypatch):
@@ -139,13 +139,13 @@ def no_fence(monkeypatch):
 
 
 def put_another_fence(monkeypatch, fence_of):
-    settle = ExecutionQuerySet.settle
+    settle = engine.settle
 
-    def settle_otherwise(self, outcomes):
+    def settle_otherwise(outcomes):
         rows = {row.pk: row for row in Job.objects.running()}
-        return settle(self, [replace(o, fence=fence_of(rows.get(o.fence[0], o.job), o.fence)) for o in outcomes])
+        return settle([replace(o, fence=fence_of(rows.get(o.fence[0], o.job), o.fence)) for o in outcomes])
 
-    monkeypatch.setattr(ExecutionQuerySet, "settle", settle_otherwise)
+    monkeypatch.setattr(engine, "settle", settle_otherwise)
 
 
 def all_are_silent(monkeypatch):
@@ -159,36 +159,36 @@ def slots_that_leak(monkeypatch):
 
 
 def slots_that_do_not_count(monkeypatch):
-    monkeypatch.setattr(SlotQuerySet, "look", lambda self, semaphores: None)
+    monkeypatch.setattr(limits, "_count_slots", lambda database, semaphores: None)
 
 
 def a_call_that_is_forgotten(monkeypatch):
     """What was asked for while the job ran does not run after it."""
-    apply_outcomes = JobQuerySet.apply_outcomes
+    move_jobs = settling._move_jobs
 
-    def forget(self, outcomes, again):
-        self.filter(pk__in=again).update(asked_again=False)
-        apply_outcomes(self, outcomes, set())
+    def forget(jobs, outcomes, again):
+        jobs.filter(pk__in=again).update(asked_again=False)
+        move_jobs(jobs, outcomes, set())
 
-    monkeypatch.setattr(JobQuerySet, "apply_outcomes", forget)
+    monkeypatch.setattr(settling, "_move_jobs", forget)
 
 
 def a_stop_that_outlives_a_call(monkeypatch):
     """A call after a stop is discarded with the job that is given back."""
     was_stopped = models.Q(stop_asked_at__isnull=False)
-    (_stopped, *others) = jobs_module._RELEASED["state"].cases
+    (_stopped, *others) = claiming._RELEASED["state"].cases
     state = Case(When(was_stopped, then=Value(State.DISCARDED)), *others, default=Value(State.READY))
     finished_at = Case(When(was_stopped, then=Now()), default=None, output_field=models.DateTimeField())
-    monkeypatch.setitem(jobs_module._RELEASED, "state", state)
-    monkeypatch.setitem(jobs_module._RELEASED, "finished_at", finished_at)
+    monkeypatch.setitem(claiming._RELEASED, "state", state)
+    monkeypatch.setitem(claiming._RELEASED, "finished_at", finished_at)
 
 
 def a_dropped_outcome_in_the_place_of_the_next(monkeypatch):
     """The outcome of a claim that a failover has lost is recorded, and the attempt is yet to be made."""
-    settle = ExecutionQuerySet.settle
+    settle = engine.settle
 
-    def record_all(self, outcomes):
-        settled = settle(self, outcomes)
+    def record_all(outcomes):
+        settled = settle(outcomes)
         for lost in settled.lost:
             rows = Execution.objects.filter(job=lost.fence[0], attempt=lost.fence[1])
             if not rows.exists() and not Job.objects.running().filter(pk=lost.fence[0], attempt=lost.fence[1]).exists():
@@ -196,7 +196,7 @@ def a_dropped_outcome_in_the_place_of_the_next(monkeypatch):
                 Execution.objects.create(job=lost.job, attempt=lost.fence[1], outcome="lost", process=lost.process, **times)
         return settled
 
-    monkeypatch.setattr(ExecutionQuerySet, "settle", record_all)
+    monkeypatch.setattr(engine, "settle", record_all)
 
 
 def a_lost_claim_that_its_worker_makes_again(monkeypatch):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from django_dbqueue.models import Job
-from django_dbqueue.models.states import FAILURES, FINISHED, Fence, Outcome
+from django_dbqueue.models import ClaimedJob
+from django_dbqueue.models.enums import FAILURES, FINISHED, Fence, Outcome
 from django_dbqueue.runtime.recovery import LEAST_ATTEMPTS
 
 from .database import Database, Row, Rows, Violation
@@ -28,7 +28,7 @@ class Claim:
     most: int
     end: str = ""
     accepted: bool = False
-    row: Job = field(compare=False, default_factory=Job)
+    row: ClaimedJob = field(compare=False, default_factory=ClaimedJob)
 
     @property
     def is_last(self) -> bool:

@@ -15,15 +15,16 @@ from django_dbqueue import FanOut, Finish, GoTo
 from django_dbqueue.compat import task_backends
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
-from django_dbqueue.models import AttemptResult, Execution, Job, Process, Settled
+from django_dbqueue.engine.attempt_result import AttemptResult, Settled
+from django_dbqueue.models import Execution, Job, Process
+from django_dbqueue.models.enums import FINISHED
 from django_dbqueue.models.expressions import after
-from django_dbqueue.models.states import FINISHED
 from django_dbqueue.runtime.connections import prepare
 from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.runtime.worker.following import finish_batches, wake_dependents
 from django_dbqueue.runtime.worker.pipeline_step import after_stage
 
-from .. import tasks
+from .. import engine, tasks
 
 ACTORS = 3
 # Some that a database may take for one.
@@ -50,6 +51,7 @@ ENDS = [
     End(Outcome.SUCCESSFUL, State.SUCCESSFUL, way="back"),
     End(Outcome.FAILED, State.READY),
     End(Outcome.FAILED, State.SCHEDULED, 60.0),
+    End(Outcome.FAILED, State.SCHEDULED, 1.5),
     End(Outcome.FAILED, State.FAILED),
     End(Outcome.TIMED_OUT, State.FAILED),
     End(Outcome.INTERRUPTED, State.READY),
@@ -82,7 +84,7 @@ class Actor:
         )
         self.call(Process.objects.register, self.process)
         options = Options(prefetch_bytes=PREFETCHED)
-        self.claimer = Claimer("default", self.process, self.selector, options, in_a_row=lambda job: 3)
+        self.claimer = Claimer("default", self.process, self.selector, options, group_size=lambda job: 3)
         self.claimer.FRESH = -1.0
         self.held: list[Job] = []
         self.late: list[Job] = getattr(self, "late", [])
@@ -97,8 +99,9 @@ class Actor:
         return self.selector.rank(queue) is not None
 
     def close(self) -> None:
-        self.call(connections.close_all)
-        self.thread.shutdown()
+        # Not waited for: after a failure, its last call may never end.
+        self.thread.submit(connections.close_all)
+        self.thread.shutdown(wait=False)
 
 
 class Stranger:
@@ -130,14 +133,14 @@ class Stranger:
 
 def settle(outcomes: list[AttemptResult]) -> Settled:
     """As a worker does: what has ended may let its batch finish."""
-    settled = Execution.objects.settle(outcomes)
+    settled = engine.settle(outcomes)
     wake_dependents(settled, task_backends["default"], ())
     finish_batches(settled, task_backends["default"])
     return settled
 
 
 def settlement(job: Any, end: End) -> AttemptResult:
-    if job.called_off or job.has_expired():
+    if job.not_to_run or job.has_expired():
         return AttemptResult.of(job, Outcome.DISCARDED, State.DISCARDED)
     if job.pipeline and end.outcome == Outcome.SUCCESSFUL:
         return AttemptResult.of(job, Outcome.SUCCESSFUL, **after_stage(job, _returned(job, end.way), task_backends["default"]))

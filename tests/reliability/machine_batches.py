@@ -14,10 +14,10 @@ from hypothesis.stateful import invariant, precondition, rule
 from django_dbqueue import batch, pipeline
 from django_dbqueue.exceptions import BatchFinished
 from django_dbqueue.models import Batch, Job
+from django_dbqueue.models.enums import FINISHED, UNSUCCESSFUL, State
 from django_dbqueue.models.expressions import after
-from django_dbqueue.models.states import FINISHED, UNSUCCESSFUL, State
 
-from .. import tasks
+from .. import engine, tasks
 from .machine_actors import ENDS, actors, ends, queues
 from .machine_keys import KINDS, Keys, _row, _stage, wishes
 
@@ -80,12 +80,12 @@ class Batches(Keys):
                 self.claim(actor, 5)
                 self.settle(actor, 4, ends)
                 self._settled_beside_a_claim()
-                assert not Batch.objects.finish([opened.id]), "it finished before all of it was enqueued"
+                assert not engine.finish_batches([opened.id]), "it finished before all of it was enqueued"
                 if how == "raises":
                     raise ZeroDivisionError
         except ZeroDivisionError:
             self.called_off_batches.add(opened.id)
-            self.called_off |= {
+            self.not_to_run |= {
                 str(pk) for pk in Job.objects.filter(batch=opened.id, state=State.DISCARDED).values_list("pk", flat=True)
             }
         if how == "dies":
@@ -120,7 +120,7 @@ class Batches(Keys):
     def give_up_openers(self):
         """They have added nothing for long. What they have left may not be the whole."""
         Batch.objects.filter(pk__in=self.left_open).update(opened_until=after(-1))
-        assert set(Batch.objects.seal_abandoned()) == set(self.left_open)
+        assert set(engine.seal_abandoned()) == set(self.left_open)
         self.spoiled.update(self.left_open)
         self.left_open.clear()
 
@@ -157,7 +157,7 @@ class Batches(Keys):
         self._call_off(Batch.objects.get(pk=self._a_batch(number)).jobs().waiting())
 
     def finish_batches_together(self):
-        for each in [actor.begin(Batch.objects.finish) for actor in self.actors]:
+        for each in [actor.begin(engine.finish_batches) for actor in self.actors]:
             each.result(30)
         assert not Batch.objects.due().exists()
 
@@ -242,7 +242,7 @@ class Batches(Keys):
                 self._joined(pk, result)
             else:
                 self._asked(result)
-                self.called_off.add(result.id)
+                self.not_to_run.add(result.id)
 
 
 def _add(pk: UUID, and_raise: bool = False):

@@ -14,19 +14,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from django_dbqueue.compat import task_backends
 from django_dbqueue.core.progress_value import ProgressValue
-from django_dbqueue.models import Batch, Execution, Failure, Job, KnownTask, Process, Progress, Queue, Semaphore, Slot, Stack
+from django_dbqueue.models import Batch, Execution, Failure, Job, Process, Progress, Queue, Semaphore, Slot, StackTrace, TaskState
 from django_dbqueue.models.batch_share import BatchShare
+from django_dbqueue.models.enums import FAILURES, FINISHED, WAITING
 from django_dbqueue.models.expressions import Now, after
-from django_dbqueue.models.states import FAILURES, FINISHED, WAITING
 from django_dbqueue.runtime import recovery
 
-from .. import tasks
+from .. import engine, tasks
 from ..conftest import all_claimed
 from .machine_actors import ACTORS, LARGE, PREFETCHED, SERVED, Actor, Outcome, State, actors, ends, queues, settle, settlement
 
 logger = logging.getLogger(__name__)
 
-TABLES = (Execution, Stack, Progress, Slot, Semaphore, Job, BatchShare, Batch, Process, Failure, Queue, KnownTask)
+TABLES = (Execution, StackTrace, Progress, Slot, Semaphore, Job, BatchShare, Batch, Process, Failure, Queue, TaskState)
 OF_A_ROW = ["pk", "attempt", "state", "process", "failures", "result", "stage", "args", "version", "asked_again", "blocked_by"]
 waits = st.sampled_from([None, timedelta(seconds=60)])
 # The stage of a job, None without a pipeline, and its arguments.
@@ -49,7 +49,7 @@ class Jobs(RuleBasedStateMachine):
         # By queue: how many of its jobs may run at a time.
         self.restricted: dict[str, int] = {}
         self.retried: set[str] = set()
-        self.called_off: set[str] = set()
+        self.not_to_run: set[str] = set()
         # Stopped by an operator while they ran, and not asked for or retried since.
         self.stopped: set[str] = set()
         # How each job is to be called, as it was asked for last; how each attempt was called.
@@ -114,7 +114,7 @@ class Jobs(RuleBasedStateMachine):
     def begin(self, actor):
         actor = self.actors[actor]
         for job in actor.held[:1]:
-            began = actor.call(Job.objects.begin, job)
+            began = actor.call(engine.mark_started, job)
             assert began == (self.given.get(self._current(job)) == actor.process.name and self._runs(job))
 
     @rule(actor=actors)
@@ -122,7 +122,7 @@ class Jobs(RuleBasedStateMachine):
         for job in [*self.actors[actor].held[:1], *self.actors[actor].late[:1]]:
             job.metadata = {"by": self.actors[actor].process.name}
             owns = self._runs(job) and self._current(job) == (str(job.pk), job.attempt)
-            assert self.actors[actor].call(Job.objects.save_metadata, job) == owns
+            assert self.actors[actor].call(engine.save_metadata, job) == owns
 
     @rule(actor=actors)
     def note_progress(self, actor):
@@ -176,9 +176,9 @@ class Jobs(RuleBasedStateMachine):
         self.dispatch()
         self.claim(other, 50)
         late, call, before = self.actors[actor].late, self.actors[actor].call, self._rows()
-        call(Job.objects.release, late)
+        call(engine.release, late)
         assert call(Progress.objects.record, [(job, ProgressValue.of(1)) for job in late]).written == set()
-        assert not any(call(verb, job) for job in late for verb in (Job.objects.begin, Job.objects.save_metadata))
+        assert not any(call(verb, job) for job in late for verb in (engine.mark_started, engine.save_metadata))
         assert self._rows() == before
         self.settle_late(actor, ends)
 
@@ -200,7 +200,7 @@ class Jobs(RuleBasedStateMachine):
     # What operators and dispatchers do.
 
     def dispatch(self):
-        Job.objects.dispatch()
+        engine.dispatch()
 
     def retry(self):
         retried = {str(pk) for pk in Job.objects.retriable().values_list("pk", flat=True)}
@@ -253,14 +253,14 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(task=st.sampled_from([tasks.add, tasks.charge, tasks.withdraw]))
     def pause_or_resume_a_task(self, task):
-        self._pause_or_resume(KnownTask.objects.named(task.module_path), task.module_path)
+        self._pause_or_resume(TaskState.objects.named(task.module_path), task.module_path)
 
     @precondition(lambda self: self.enqueued)
     @rule(state=st.sampled_from([State.SUCCESSFUL, State.FAILED]))
     def prune(self, state):
         Job.objects.filter(state=state).update(finished_at=after(-1000))
         before = {str(pk) for pk in Job.objects.filter(state=state).values_list("pk", flat=True)}
-        while Job.objects.prune([state], 500, 2):
+        while engine.prune_jobs([state], 500, 2):
             pass
         self.gone |= before
 
@@ -331,7 +331,7 @@ class Jobs(RuleBasedStateMachine):
         """Calls of tasks were accepted, each by the row that its result names."""
         for result in results:
             self.enqueued.add(result.id)
-            self.called_off.discard(result.id)
+            self.not_to_run.discard(result.id)
             self.stopped.discard(result.id)
             self.wanted[result.id] = (stage, list(result.args))
 
@@ -364,7 +364,7 @@ class Jobs(RuleBasedStateMachine):
         jobs, kept = actor.held[:number], actor.held[number:]
         owned = [job for job in jobs if self._runs(job) and self._current(job) == (str(job.pk), job.attempt)]
         released = [job for job in owned if job.pk not in locked]
-        seen = actor.call(Job.objects.release, jobs)
+        seen = actor.call(engine.release, jobs)
         assert {job.pk for job in released} <= seen and seen.isdisjoint(locked)
         for job in released:
             self.ended[str(job.pk), job.attempt] = "released"
@@ -403,7 +403,7 @@ class Jobs(RuleBasedStateMachine):
             self.wanted[str(child.pk)] = child.stage, child.args
 
     def _call_off(self, jobs):
-        self.called_off |= {str(pk) for pk in jobs.discardable().values_list("pk", flat=True)}
+        self.not_to_run |= {str(pk) for pk in jobs.discardable().values_list("pk", flat=True)}
         jobs.discard()
 
     def _check(self, job, fence):
@@ -416,7 +416,7 @@ class Jobs(RuleBasedStateMachine):
             return
         if job.state == State.RUNNING:
             assert job.asked_again == (wanted != self.called[fence])
-        if job.state in FINISHED and not (job.state == State.DISCARDED and fence[0] in self.called_off):
+        if job.state in FINISHED and not (job.state == State.DISCARDED and fence[0] in self.not_to_run):
             assert wanted == self.called[fence], "it ended before it was called as it was asked for last"
 
     def _look(self):

@@ -14,7 +14,7 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from django_dbqueue import pipeline
 from django_dbqueue.models import Job
-from django_dbqueue.models.states import FINISHED, WAITING
+from django_dbqueue.models.enums import FINISHED, WAITING
 
 from .. import tasks
 from .machine_actors import AGAIN, State, actors, ends, queues

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from django_dbqueue import Rate, limit, task
-from django_dbqueue.models import Semaphore, Slot
+from django_dbqueue.models import Slot
 
-from .. import tasks
+from .. import engine, tasks
 from .machine_actors import State, actors, queues
 from .machine_jobs import Jobs
 
@@ -38,7 +38,7 @@ CLAIM_FROM_A_LINE = {"whats": lines, "account": accounts, "limit": st.integers(1
 class Limits(Jobs):
     def __init__(self) -> None:
         super().__init__()
-        # By (job, attempt): the series in which it was claimed, and under which limits.
+        # By (job, attempt): the slot group in which it was claimed, and under which limits.
         self.under: dict[tuple[str, int], tuple[Any, list[dict[str, Any]]]] = {}
         self.claims = 0
         self.refused: list[Any] = []
@@ -57,15 +57,15 @@ class Limits(Jobs):
         self.claim_together(limit)
 
     def sweep(self):
-        Semaphore.objects.reserve_times()
-        Semaphore.objects.sweep(1000)
-        Semaphore.objects.unblock_orphans(1000)
+        engine.reserve_times()
+        engine.sweep(1000)
+        engine.unblock_orphans(1000)
 
     @rule(actor=actors, limit=st.integers(1, 5))
     def sweep_and_prune_while_one_claims(self, actor, limit):
         claiming = self._ask_claim(self.actors[actor], limit)
-        sweeping = self.actors[actor - 1].begin(Semaphore.objects.sweep, 1000)
-        pruning = self.actors[actor - 2].begin(Semaphore.objects.prune, 1000)
+        sweeping = self.actors[actor - 1].begin(engine.sweep, 1000)
+        pruning = self.actors[actor - 2].begin(engine.prune_semaphores, 1000)
         sweeping.result(30), pruning.result(30)
         self._got(self.actors[actor], claiming.result(30))
 
@@ -90,20 +90,20 @@ class Limits(Jobs):
         super()._got(actor, jobs)
         self.claims += 1
         for job in jobs:
-            series = self.claims, job.series
-            self.under[str(job.pk), job.attempt] = series, [] if job.called_off else job.limits or []
-        self.refused += [job for job in jobs if job.called_off]
+            slot_group = self.claims, job.slot_group
+            self.under[str(job.pk), job.attempt] = slot_group, [] if job.not_to_run else job.limits or []
+        self.refused += [job for job in jobs if job.not_to_run]
 
     def _settled_beside_a_claim(self):
         self.refused.clear()
 
     def _running(self):
-        """How many run at a time of each key, and the smallest number that one of them allows: those of one series, which run one
+        """How many run at a time of each key, and the smallest number that one of them allows: those of one slot group, which run one
         after the other, count as one.
         """
         fences = {(str(job.pk), job.attempt) for job in self.jobs if job.state == State.RUNNING}
         claimed = [self.under[fence] for fence in fences & self.under.keys()]
-        held = {(each["key"], series): each["most"] for series, limits in claimed for each in limits if "most" in each}
+        held = {(each["key"], slot_group): each["most"] for slot_group, limits in claimed for each in limits if "most" in each}
         running, most = Counter(key for key, _series in held), dict[str, int]()
         for (key, _series), number in held.items():
             most[key] = min(number, most.get(key, number))

@@ -10,11 +10,12 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Batch, Job, Process, Semaphore, Slot
+from django_dbqueue.models.enums import FINISHED, WAITING
 from django_dbqueue.models.expressions import Now
-from django_dbqueue.models.states import FINISHED, WAITING
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.worker.claimer import Claimer
 
+from .. import engine
 from ..conftest import all_claimed
 from .machine_actors import LARGE, QUEUES, SERVED, State, Stranger, actors, ends
 from .machine_batches import ASK_FROM_OUTSIDE, Batches
@@ -39,6 +40,8 @@ SITUATIONS = {
     "interrupt_what_was_stopped_or_asked_for_again": INTERRUPT,
     "many_claim_from_one_line": CLAIM_FROM_A_LINE,
 }
+if connection.vendor != "sqlite":
+    SITUATIONS["work_beside_locked_rows"] = {"actor": actors, "first": st.integers(0, 2), "ends": ends}
 situations = [st.tuples(st.just(name), st.fixed_dictionaries(how)) for name, how in SITUATIONS.items()]
 
 
@@ -100,6 +103,14 @@ class Liveness(Limits, Batches):
             self.actors[actor].held.sort(key=lambda job: '"bank"' not in _keys(job))
             self.settle(actor, 1, [end])
         self.steps = -1  # Looked at now.
+
+    def work_beside_locked_rows(self, actor, first, ends):
+        """Each actor holds jobs with locked rows, and others."""
+        for _ in self.actors:
+            self.enqueue("default", 0, 4, None, None)
+        for each in self.actors:
+            self.claim(each.number, 4)
+        self.work_while_others_hold_jobs(actor, first, ends)
 
     @precondition(lambda self: connection.vendor != "sqlite")
     @rule(actor=actors, first=st.integers(0, 2), ends=ends)
@@ -179,10 +190,10 @@ class Liveness(Limits, Batches):
 def _sweep() -> Any:
     """What a dispatcher does in a round. Returns when it has begun: jobs that are lost are due again within seconds."""
     began = Process.objects.values_list(Now(), flat=True)[0]
-    while Job.objects.dispatch():
+    while engine.dispatch():
         pass
-    Semaphore.objects.reserve_times()
-    Semaphore.objects.sweep(1000)
-    Semaphore.objects.unblock_orphans(1000)
-    Batch.objects.finish()
+    engine.reserve_times()
+    engine.sweep(1000)
+    engine.unblock_orphans(1000)
+    engine.finish_batches()
     return began

@@ -14,7 +14,7 @@ from django_dbqueue.models import Execution, Job
 from django_dbqueue.runtime.worker import executor
 from django_dbqueue.runtime.worker.task_call import ThreadCall
 
-from .. import tasks
+from .. import engine, tasks
 from ..conftest import a_process, until, until_somebody_waits_for_a_lock
 from ..models import Effect, Run
 from .conftest import Elsewhere
@@ -48,13 +48,13 @@ def test_if_it_fails_its_effects_are_undone(backend):
 def test_if_its_job_was_lost_its_effects_are_undone(backend, claim):
     tasks.atomic_row.enqueue("once")
     (late,) = claim()
-    Job.objects.release([late])
+    engine.release([late])
     (owner,) = claim(a_process("another"))
 
     outcome = run(late, backend)
 
     assert not Run.objects.exists()
-    assert Execution.objects.settle([outcome]).lost
+    assert engine.settle([outcome]).lost
     assert run(owner, backend).written
     assert Run.objects.count() == 1
     assert Job.objects.get().state == "successful"
@@ -151,13 +151,13 @@ def test_an_atomic_task_under_repeatable_read_whose_row_changes_meanwhile_runs_a
 
     outcome = run(job, backend)
     assert (outcome.outcome, outcome.state, Run.objects.count()) == ("interrupted", "scheduled", 0)
-    Execution.objects.settle([outcome])
+    engine.settle([outcome])
 
     job = Job.objects.get()
     assert (job.state, job.failures, job.args) == ("scheduled", 0, ["second"])
     monkeypatch.setattr(tasks, "meanwhile", lambda: None)
     Job.objects.update(run_after=job.enqueued_at)
-    Job.objects.dispatch()
+    engine.dispatch()
     (job,) = claim()
     assert [outcome.state for outcome in run(job, backend).written] == ["successful"]
     assert Run.objects.get().job == "second"
@@ -174,9 +174,9 @@ def test_an_atomic_task_that_always_conflicts_fails_in_the_end(backend, claim, m
         (job,) = claim()
         outcome = run(job, backend)
         ends.append(outcome.outcome)
-        Execution.objects.settle([outcome])
+        engine.settle([outcome])
         Job.objects.filter(state="scheduled").update(run_after=job.enqueued_at)
-        Job.objects.dispatch()
+        engine.dispatch()
 
     assert ends == ["interrupted"] * 3 + ["failed"]
     assert (Job.objects.get().failures, Run.objects.count()) == (1, 0)
@@ -214,7 +214,7 @@ def test_an_atomic_task_and_a_call_of_its_key_that_wait_for_each_other_lose_noth
         assert (Job.objects.get().state, Job.objects.get().args, Effect.objects.get().attempt) == ("successful", ["first"], 1)
     else:
         assert (outcome.outcome, outcome.state) == ("interrupted", "scheduled")
-        Execution.objects.settle([outcome])
+        engine.settle([outcome])
         again = Job.objects.get()
         assert (again.state, again.failures, again.args, Effect.objects.get().attempt) == ("scheduled", 0, ["second"], 2)
     assert time.monotonic() - began < 20

@@ -14,13 +14,14 @@ from django.core.management import call_command
 from django.db import DatabaseError, OperationalError, connections, transaction
 
 from django_dbqueue import batch
-from django_dbqueue.models import AttemptResult, Batch, Execution, Job, Process, Queue, Semaphore
-from django_dbqueue.models.claim_size import Budget
-from django_dbqueue.models.states import UNFINISHED, Lane
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.engine.claim_size import Budget
+from django_dbqueue.models import Batch, ClaimedJob, Execution, Job, Process, Queue, Semaphore
+from django_dbqueue.models.enums import UNFINISHED, Lane
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.connections import discard, look_after_connections, prepare
 
-from .. import tasks
+from .. import engine, tasks
 from ..chaos.load import Load
 from ..chaos.operators import Operators
 from ..chaos.report import report
@@ -114,10 +115,10 @@ class TestTwoNodes:
         class Staged(Budget):
             def take(self, *args):
                 found = super().take(*args)
-                first(lambda: Job.objects.claim(LANE, processes[0], 1))
+                first(lambda: engine.claim(LANE, processes[0], 1))
                 return found
 
-        (job,) = Job.objects.claim(LANE, processes[1], 1, budget=Staged(10**6))
+        (job,) = engine.claim(LANE, processes[1], 1, budget=Staged(10**6))
 
         assert job.args == [2]
         assert list(Job.objects.order_by("pk").values_list("process", "attempt")) == [(processes[0].pk, 1), (processes[1].pk, 1)]
@@ -128,10 +129,10 @@ class TestTwoNodes:
         Semaphore.objects.create(pk=limit["key"], most=1)
 
         def claim_elsewhere(job):
-            first(lambda: Job.objects.filter(pk=one.id).claim(LANE, processes[0], 1))
+            first(lambda: engine.claim(LANE, processes[0], 1, jobs=ClaimedJob.objects.filter(pk=one.id)))
             return 1
 
-        assert Job.objects.filter(pk=other.id).claim(LANE, processes[1], 1, in_a_row=claim_elsewhere) == []
+        assert engine.claim(LANE, processes[1], 1, group_size=claim_elsewhere, jobs=ClaimedJob.objects.filter(pk=other.id)) == []
         assert list(Job.objects.order_by("pk").values_list("state", flat=True)) == ["running", "blocked"]
 
     def test_the_only_place_of_a_queue_is_taken_once(self, processes, first):
@@ -139,13 +140,15 @@ class TestTwoNodes:
         Queue.objects.create(name="default")
 
         def room():
-            found = Queue.objects.room("default", 1)
+            found = engine.queue_room("default", 1)
             first(
-                lambda: Job.objects.filter(pk=one.id).claim(LANE, processes[0], 1, room=lambda: Queue.objects.room("default", 1))
+                lambda: engine.claim(
+                    LANE, processes[0], 1, room=lambda: engine.queue_room("default", 1, jobs=ClaimedJob.objects.filter(pk=one.id))
+                )
             )
             return found
 
-        assert Job.objects.filter(pk=other.id).claim(LANE, processes[1], 1, room=room) == []
+        assert engine.claim(LANE, processes[1], 1, room=room, jobs=ClaimedJob.objects.filter(pk=other.id)) == []
         assert Job.objects.running().count() == 1
         assert Queue.objects.get().limit is None
 
@@ -160,7 +163,7 @@ class TestTwoNodes:
 
         monkeypatch.setattr(Batch, "callbacks", lambda *args, **kwargs: first(add_elsewhere) or [])
         with pytest.raises(OperationalError, match="Deadlock"):
-            Batch.objects.finish([opened.id])
+            engine.finish_batches([opened.id])
 
         assert Job.objects.get().batch == Batch.objects.get(finished_at=None)
 
@@ -179,12 +182,12 @@ class TestTwoNodes:
         applied = connections["default"]
         applied.cursor().execute("FLUSH TABLES WITH READ LOCK")  # Nothing of the other nodes is written here any more.
         with at(nodes[0].port):
-            (job,) = Job.objects.claim(LANE, processes[0], 1)
+            (job,) = engine.claim(LANE, processes[0], 1)
 
         def settle():
             prepare("default", 30)
             with at(nodes[1].port):
-                return Execution.objects.settle([AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
+                return engine.settle([AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
 
         other = Elsewhere(settle)
         busy = "SELECT 1 FROM information_schema.processlist WHERE info LIKE '%dbqueue_%' AND info NOT LIKE '%processlist%'"

@@ -22,7 +22,7 @@ from django_dbqueue import testing
 from django_dbqueue.backend import DatabaseBackend
 from django_dbqueue.compat import TaskResultDoesNotExist, task_backends
 from django_dbqueue.models import Execution, Job, Process
-from django_dbqueue.tasks import discover
+from django_dbqueue.registry import discover
 
 from .. import tasks
 from ..conftest import LONG, log_of, until

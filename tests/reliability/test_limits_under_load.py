@@ -14,7 +14,7 @@ from django.db import connection
 from django.db.models import Count, F
 
 from django_dbqueue.models import Execution, Job, Slot
-from django_dbqueue.models.states import UNFINISHED
+from django_dbqueue.models.enums import UNFINISHED
 
 from ..conftest import LONG, most_at_a_time, until
 from ..models import Interval

@@ -10,12 +10,12 @@ from django.db import connections
 
 from django_dbqueue.compat import signals, task_backends
 from django_dbqueue.context import JobContext
+from django_dbqueue.engine.attempt_result import AttemptResult
 from django_dbqueue.exceptions import JobLost
-from django_dbqueue.models import AttemptResult, Execution, Job, Process, Semaphore, Slot
-from django_dbqueue.models.execution import ExecutionQuerySet
+from django_dbqueue.models import Execution, Job, Process, Slot
 from django_dbqueue.runtime import announcer, process_identity, recovery
 
-from .. import tasks
+from .. import engine, tasks
 from ..conftest import a_process, until_somebody_waits_for_a_lock
 from .conftest import Elsewhere, held_open
 
@@ -37,7 +37,7 @@ def test_who_recovers_does_not_overwrite_an_outcome_that_is_being_written(claim,
     tasks.add.enqueue(1)
     (job,) = claim()
 
-    with held_open(lambda: Execution.objects.settle([succeed(job, "right")])):
+    with held_open(lambda: engine.settle([succeed(job, "right")])):
         assert recover(Process.objects.filter(pk=process.pk)) == 0
 
     assert recover(Process.objects.none()) == 0
@@ -49,14 +49,14 @@ def test_who_recovers_does_not_overwrite_an_outcome_that_is_being_written(claim,
 def test_a_lost_job_that_somebody_held_for_a_moment_still_says_how_its_process_died(claim, process, monkeypatch, caplog):
     tasks.add.enqueue(1)
     (job,) = claim()
-    settle, times = ExecutionQuerySet.settle, []
+    settle, times = recovery.settle, []
 
-    def settle_while_it_is_held(executions, outcomes):
+    def settle_while_it_is_held(database, outcomes):
         times.append(outcomes)
         with held_open(lambda: Job.objects.select_for_update().get()) if len(times) == 1 else nullcontext():
-            return settle(executions, outcomes)
+            return settle(database, outcomes)
 
-    monkeypatch.setattr(ExecutionQuerySet, "settle", settle_while_it_is_held)
+    monkeypatch.setattr(recovery, "settle", settle_while_it_is_held)
 
     assert recover(Process.objects.filter(pk=process.pk)) == 1
 
@@ -73,10 +73,10 @@ def test_an_outcome_that_comes_while_its_job_is_recovered_is_kept_until_that_is_
     (job,) = claim()
 
     with held_open(lambda: recover(Process.objects.filter(pk=process.pk))):
-        held = Execution.objects.settle([succeed(job)]).held
+        held = engine.settle([succeed(job)]).held
         assert [o.fence for o in held] == [job.fence]
 
-    assert Execution.objects.settle(held).lost
+    assert engine.settle(held).lost
     assert Execution.objects.get().outcome == "lost"
 
 
@@ -125,11 +125,11 @@ def test_a_beat_that_comes_late_is_told_so(process):
 def test_a_job_that_is_retried_while_it_is_pruned_is_kept(claim):
     tasks.add.enqueue(1)
     (job,) = claim()
-    Execution.objects.settle([AttemptResult.of(job, Execution.Outcome.FAILED, Job.State.FAILED)])
+    engine.settle([AttemptResult.of(job, Execution.Outcome.FAILED, Job.State.FAILED)])
     Job.objects.update(finished_at="2020-01-01T00:00:00Z")
 
     with held_open(lambda: Job.objects.all().retry()):
-        assert Job.objects.prune(["failed"], 3600, 10) == 0
+        assert engine.prune_jobs(["failed"], 3600, 10) == 0
 
     assert Job.objects.get().state == "ready"
 
@@ -137,11 +137,11 @@ def test_a_job_that_is_retried_while_it_is_pruned_is_kept(claim):
 @locks_rows
 def test_a_slot_that_is_taken_while_old_ones_are_pruned_counts(claim):
     tasks.one_at_a_time.enqueue()
-    Job.objects.release(claim())
+    engine.release(claim())
     tasks.one_at_a_time.enqueue()
 
     with held_open(lambda: claim(limit=1)):
-        pruning = Elsewhere(lambda: Semaphore.objects.prune(100))
+        pruning = Elsewhere(lambda: engine.prune_semaphores(100))
         pruning.wait(1.0)
     pruning.result()
 
@@ -152,7 +152,7 @@ def test_a_slot_that_is_taken_while_old_ones_are_pruned_counts(claim):
 def test_what_a_lost_attempt_notes_is_refused(claim, backend):
     tasks.add.enqueue(1)
     (late,) = claim()
-    Job.objects.release([late])
+    engine.release([late])
     claim(a_process("another"))
     late.metadata = {"done": 17}
     context = JobContext(task_result=backend.get_result(str(late.pk)), job=late, call=None)
@@ -166,12 +166,12 @@ def test_what_a_lost_attempt_notes_is_refused(claim, backend):
 def test_what_must_not_run_twice_is_not_begun_by_who_has_lost_it(claim):
     tasks.transfer.enqueue("x")
     (late,) = claim()
-    Job.objects.release([late])
+    engine.release([late])
     (owner,) = claim(a_process("another"))
 
-    assert not Job.objects.begin(late)
+    assert not engine.mark_started(late)
     assert not Job.objects.get().has_begun
-    assert Job.objects.begin(owner)
+    assert engine.mark_started(owner)
 
 
 @pytest.mark.parametrize("is_asked_again", [False, True])
@@ -183,7 +183,7 @@ def test_who_listens_hears_of_a_job_that_died_with_its_process_and_ends_with_it(
 
     result = tasks.transfer.using(key="x").enqueue("x")
     (job,) = claim()
-    Job.objects.begin(job)
+    engine.mark_started(job)
     if is_asked_again:
         tasks.transfer.using(key="x").enqueue("x")
     signals.task_finished.connect(listen)
@@ -202,7 +202,7 @@ def test_recovery_imports_nothing(claim, process):
     tasks.transfer.enqueue("x")
     Job.objects.update(task="tests.explosive.task")
     (job,) = claim()
-    Job.objects.begin(job)
+    engine.mark_started(job)
 
     recover(Process.objects.filter(pk=process.pk))
 

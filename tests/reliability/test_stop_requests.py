@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 
 from django_dbqueue import pipeline
-from django_dbqueue.models import AttemptResult, Execution, Job
-from django_dbqueue.models.states import Outcome, State
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.models import Execution, Job
+from django_dbqueue.models.enums import Outcome, State
 
-from .. import tasks
+from .. import engine, tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def settle(job, outcome, state, **rest):
-    return Execution.objects.settle([AttemptResult.of(job, outcome, state, **rest)])
+    return engine.settle([AttemptResult.of(job, outcome, state, **rest)])
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_a_stopped_job_that_is_given_back_is_discarded(claim):
     stopped, other = claim()
     Job.objects.filter(pk=stopped.pk).stop()
 
-    assert Job.objects.release([stopped, other]) == {stopped.pk, other.pk}
+    assert engine.release([stopped, other]) == {stopped.pk, other.pk}
 
     stopped.refresh_from_db(), other.refresh_from_db()
     assert (stopped.state, stopped.finished_at is not None) == (State.DISCARDED, True)
@@ -78,7 +79,7 @@ def test_a_stopped_job_that_an_operator_retries_runs(claim):
     tasks.nothing.enqueue()
     (job,) = claim()
     Job.objects.stop()
-    Job.objects.release([job])
+    engine.release([job])
 
     assert Job.objects.retry() == 1
     (job,) = claim()
@@ -113,7 +114,7 @@ def test_a_call_after_a_stop_runs_though_the_attempt_is_given_back(claim):
     Job.objects.stop()
     tasks.index_document.using(key="a").enqueue(2)
 
-    assert Job.objects.release([job]) == {job.pk}
+    assert engine.release([job]) == {job.pk}
 
     found = Job.objects.get()
     assert (found.state, found.args, found.stop_asked_at, found.finished_at) == (State.READY, [2], None, None)

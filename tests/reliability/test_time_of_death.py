@@ -10,11 +10,12 @@ from django.db import OperationalError
 from django.db.models import F
 
 from django_dbqueue.compat import task_backends
-from django_dbqueue.models import AttemptResult, Execution, Job, Process
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.models import Execution, Job, Process
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.supervisor.supervisor import Supervisor
 
-from .. import tasks
+from .. import engine, tasks
 from ..conftest import a_process
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -114,18 +115,14 @@ def test_a_claim_that_a_failover_has_lost_does_not_let_two_settle_one_attempt(cl
     (second,) = claim(a_process("another"))
     assert (second.attempt, second.process_id) != (first.attempt, first.process_id)
 
-    early = Execution.objects.settle(
-        [AttemptResult.of(first, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="first")]
-    )
+    early = engine.settle([AttemptResult.of(first, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="first")])
     assert [outcome.fence for outcome in early.lost] == [first.fence] == [outcome.fence for outcome in early.twice]
     assert not Job.objects.owned(first).exists()
-    settled = Execution.objects.settle(
-        [AttemptResult.of(second, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="second")]
-    )
+    settled = engine.settle([AttemptResult.of(second, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="second")])
 
     assert [outcome.fence for outcome in settled.written] == [second.fence]
     assert Job.objects.get().result == "second"
-    late = Execution.objects.settle([AttemptResult.of(first, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="first")])
+    late = engine.settle([AttemptResult.of(first, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="first")])
     assert [outcome.fence for outcome in late.twice] == [first.fence]
     assert Execution.objects.get().process == "another"
 
@@ -136,12 +133,10 @@ def test_an_attempt_whose_claim_a_failover_has_lost_leaves_its_number_to_the_nex
     (first,) = claim()
     Job.objects.update(state="ready", process=None, attempt=0, started_at=None)
 
-    early = Execution.objects.settle(
-        [AttemptResult.of(first, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="first")]
-    )
+    early = engine.settle([AttemptResult.of(first, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="first")])
     assert [outcome.fence for outcome in early.twice] == [first.fence]
     (second,) = claim(a_process("another"))
-    Execution.objects.settle([AttemptResult.of(second, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="second")])
+    engine.settle([AttemptResult.of(second, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="second")])
 
     assert Job.objects.get().result == "second"
     assert Execution.objects.get().process == "another"

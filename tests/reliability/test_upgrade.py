@@ -23,8 +23,8 @@ from django.conf import settings
 from django.db import connection, connections
 
 from django_dbqueue.models import Batch, Execution, Job, Process
+from django_dbqueue.models.enums import UNFINISHED
 from django_dbqueue.models.expressions import Now
-from django_dbqueue.models.states import UNFINISHED
 
 from ..conftest import log_of, most_at_a_time, until
 

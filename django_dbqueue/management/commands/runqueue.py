@@ -24,12 +24,12 @@ from ...compat import DEFAULT_TASK_BACKEND_ALIAS, task_backends
 from ...core.options import Options
 from ...exceptions import InvalidOption
 from ...models import Process
+from ...registry import modules_with_tasks
 from ...runtime.connections import discard, keep_connections, prepare
 from ...runtime.logging_setup import Trouble, log_to_console
 from ...runtime.shutdown import Shutdown
 from ...runtime.signals import obey_signals, run_beside_signals
 from ...runtime.supervisor.supervisor import Supervisor
-from ...tasks import modules_with_tasks
 
 # Log levels by --verbosity. The normal level is the project's own, or INFO.
 LEVELS = {0: logging.WARNING, 1: None}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 
 from django.db import DatabaseError, InterfaceError
+from django.db.models import Exists, OuterRef
 
 from ...core.options import Options
 from ...core.queue_selector import QueueSelector
-from ...models import Batch, Job, KnownTask, Process, Queue
+from ...models import Batch, Job, Process, Queue, Semaphore, TaskState
+from ...models.enums import State
 from ...models.expressions import Now
-from ...models.jobs import JobQuerySet
-from ...models.states import State
+from ...models.job import JobQuerySet
 from ..connections import discard, snapshot
 from ..socket_watchdog import answered_within
 
@@ -44,7 +45,7 @@ class Drain:
 
     def _about_to_be_due(self, jobs: JobQuerySet) -> set[str]:
         """Return the queues of jobs that wait for others, and of callbacks of ended batches."""
-        blocked = jobs.blocked_by_others().values_list("queue", flat=True).distinct()
+        blocked = _blocked_by_others(jobs).values_list("queue", flat=True).distinct()
         return {*blocked, *Batch.objects.using(jobs.db).due().queues()}
 
     def any_failed(self) -> bool:
@@ -54,7 +55,7 @@ class Drain:
 
     def _any_left(self, jobs: JobQuerySet) -> bool:
         paused = set(Queue.objects.using(jobs.db).paused().values_list("name", flat=True))
-        tasks = KnownTask.objects.using(jobs.db).names_of_paused()
+        tasks = TaskState.objects.using(jobs.db).names_of_paused()
         wanted = jobs.exclude(task__in=tasks) if tasks else jobs
         due = {lane.queue for lane in wanted.lanes(self._selector.names())}
         due.update(wanted.due().values_list("queue", flat=True).distinct())
@@ -64,3 +65,9 @@ class Drain:
             return True
         others = Process.objects.using(jobs.db).alive().exclude(supervisor=self._supervisor.pk)
         return jobs.running().exclude(process__in=others).exists()  # Own jobs, or lost ones.
+
+
+def _blocked_by_others(jobs: JobQuerySet) -> JobQuerySet:
+    """Return the jobs that wait for others to end, and not for a time assigned by a rate."""
+    timed = Semaphore.objects.using(jobs.db).filter(pk=OuterRef("blocked_by"), every__isnull=False)
+    return jobs.filter(state=State.BLOCKED).exclude(Exists(timed))

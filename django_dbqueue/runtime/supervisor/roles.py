@@ -7,7 +7,7 @@ from typing import Any
 
 from ...backend import DatabaseBackend
 from ...compat import remember_receivers, signals, task_backends
-from ...tasks import discover
+from ...registry import discover
 from ..announcer import announce_from
 from ..dispatcher import Dispatcher, DrainingDispatcher
 from ..logging_setup import mail_no_failures, skip_unheard_lines

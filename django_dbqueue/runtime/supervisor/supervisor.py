@@ -14,7 +14,7 @@ from django.db import DatabaseError, InterfaceError
 
 from ...backend import DatabaseBackend
 from ...core.queue_selector import QueueSelector
-from ...models import Job, Process, Stack
+from ...models import Job, Process, StackTrace
 from ...models.process import ProcessQuerySet
 from .. import process_identity, recovery
 from ..announcer import Announcements
@@ -229,7 +229,7 @@ class Supervisor:
         overdue, stacks = self._overdue(member), member.stacks()
         try:
             for job in overdue:
-                Stack.objects.using(self._backend.database).record(job, stacks)
+                StackTrace.objects.using(self._backend.database).record(job, stacks)
         except (DatabaseError, InterfaceError) as error:
             logger.warning("supervisor: could not store the stack traces of overdue jobs: %s\n%s", error, stacks)
             discard(self._backend.database)

@@ -11,8 +11,10 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 
 from ...core.options import Options
-from ...models import AttemptResult, Job
-from ...tasks import is_coroutine, load
+from ...engine.attempt_result import AttemptResult
+from ...models import ClaimedJob
+from ...registry import load
+from ...tasks import is_coroutine
 from ..connections import close_connections, watch_coroutines
 from .task_call import CoroutineCall
 
@@ -32,14 +34,14 @@ class AsyncPool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_watched = self._all_mine = self._closed = False
 
-    def take(self, jobs: Sequence[Job], leave: Callable[[str], None]) -> tuple[Sequence[Job], Sequence[Job]]:
+    def take(self, jobs: Sequence[ClaimedJob], leave: Callable[[str], None]) -> tuple[Sequence[ClaimedJob], Sequence[ClaimedJob]]:
         """Start the jobs of ``async def`` tasks. Return the other jobs, and those that do not fit.
 
         The other jobs include jobs of unknown tasks: a thread releases them, and ``leave`` is
         called with the task.
         """
-        mine: list[Job] = []
-        others: list[Job] = []
+        mine: list[ClaimedJob] = []
+        others: list[ClaimedJob] = []
         for job in jobs:
             (mine if _is_coroutine(job, leave) else others).append(job)
         if jobs:
@@ -107,7 +109,7 @@ class AsyncPool:
                 self._wake()
 
 
-def _is_coroutine(job: Job, leave: Callable[[str], None]) -> bool:
+def _is_coroutine(job: ClaimedJob, leave: Callable[[str], None]) -> bool:
     try:
         return is_coroutine(load(job.task).func)
     except BaseException:

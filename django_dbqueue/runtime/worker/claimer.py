@@ -13,13 +13,14 @@ from ...compat import DEFAULT_TASK_QUEUE_NAME
 from ...core.notify import parse_payload
 from ...core.options import Options
 from ...core.queue_selector import QueueSelector
-from ...models import Job, KnownTask, Process, Queue
-from ...models.at_once import SingleStatementClaim
-from ...models.claim_size import Budget
-from ...models.jobs import JobQuerySet
+from ...engine.claim import claim, queue_room
+from ...engine.claim_fast_path import SingleStatementClaim
+from ...engine.claim_size import Budget
+from ...engine.slot_group import GroupSize, ungrouped
+from ...models import ClaimedJob, Process, Queue, TaskState
+from ...models.enums import Lane
+from ...models.job import JobQuerySet
 from ...models.pausing import PAUSED
-from ...models.series import InARow, alone
-from ...models.states import Lane, Place
 from .lane_cursors import LaneCursors
 
 DEFAULT = Options()
@@ -43,12 +44,12 @@ class Claimer:
         process: Process,
         queues: QueueSelector,
         options: Options = DEFAULT,
-        in_a_row: InARow = alone,
+        group_size: GroupSize = ungrouped,
     ) -> None:
-        self._jobs = Job.objects.using(database)
+        self._jobs = ClaimedJob.objects.using(database)
         self._queues = Queue.objects.using(database)
-        self._tasks = KnownTask.objects.using(database)
-        self._process, self._selector, self._options, self._in_a_row = process, queues, options, in_a_row
+        self._tasks = TaskState.objects.using(database)
+        self._process, self._selector, self._options, self._group_size = process, queues, options, group_size
         self._lanes: list[Lane] = []
         self._seen: set[Lane] = set()
         # Seconds that the oldest job of each lane has waited. Read only with ``ageing``.
@@ -86,7 +87,7 @@ class Claimer:
             self._heard.add(Lane(queue, priority))
         return True
 
-    def claim(self, limit: int, held_bytes: int = 0) -> Iterator[list[Job]]:
+    def claim(self, limit: int, held_bytes: int = 0) -> Iterator[list[ClaimedJob]]:
         """Claim up to ``limit`` jobs for the process, and yield them lane by lane.
 
         Jobs of one lane can start while the next lane is claimed. Fewer than ``limit`` jobs are
@@ -115,12 +116,12 @@ class Claimer:
         following = [lane for lane in [*self._lanes[1:], *self._lanes[:1]] if lane not in self._empty]
         self._lanes = sorted(following, key=self._order.__getitem__)
 
-    def _claim_told(self, lanes: Iterable[Lane], limit: int) -> list[Job]:
+    def _claim_told(self, lanes: Iterable[Lane], limit: int) -> list[ClaimedJob]:
         """Claim from the notified lanes without a scan.
 
         The fast path: the last scan found all lanes empty.
         """
-        jobs: list[Job] = []
+        jobs: list[ClaimedJob] = []
         for lane in sorted(lanes, key=lambda lane: (self._selector.rank(lane.queue), -lane.priority)):
             if len(jobs) < limit and not self._options.of(lane.queue).limit:
                 jobs += self._at_once(lane)(limit - len(jobs))
@@ -144,13 +145,14 @@ class Claimer:
         self._left = {task: end for task, end in self._left.items() if end > now}
         return self._jobs.exclude(task__in=[*self._left, *self._paused_tasks])
 
-    def _claim(self, lanes: list[Lane], room: int, budget: Budget) -> Iterator[list[Job]]:
+    def _claim(self, lanes: list[Lane], room: int, budget: Budget) -> Iterator[list[ClaimedJob]]:
         wanted = self._wanted() if lanes else self._jobs
         for lane in lanes:
             if room <= 0 or budget.is_spent:
                 return
-            claim = self._claim_limited if lane.queue in self.limits else JobQuerySet.claim
-            jobs = claim(wanted, lane, self._process, room, self._in_a_row, self._marks.of(lane), budget)
+            limit = self.limits.get(lane.queue)
+            queue_has = partial(queue_room, self._jobs.db, lane.queue, limit) if limit else None
+            jobs = claim(wanted, lane, self._process, room, self._group_size, self._marks.of(lane), budget, queue_has)
             is_full = len(jobs) == room or budget.is_spent
             self._marks.move(lane, jobs, full=is_full)
             if not is_full:
@@ -158,19 +160,6 @@ class Claimer:
             room -= len(jobs)
             if jobs:
                 yield jobs
-
-    def _claim_limited(
-        self,
-        wanted: JobQuerySet,
-        lane: Lane,
-        process: Process,
-        limit: int,
-        in_a_row: InARow,
-        since: Place | None,
-        budget: Budget,
-    ) -> list[Job]:
-        room = partial(self._queues.room, lane.queue, self.limits[lane.queue])
-        return wanted.claim(lane, process, limit, in_a_row, since, budget, room)
 
     def _read_lanes(self) -> bool:
         """Refresh the lanes. Return whether this ran a scan.

@@ -25,6 +25,9 @@ from ...compat import TaskError, TaskResultStatus, is_heard, signals
 from ...context import JobContext
 from ...core import error_reports, serialization
 from ...core.transactions import is_conflict, writing
+from ...engine.attempt_result import AttemptResult, Settled
+from ...engine.claim import mark_started, save_policy
+from ...engine.settle import settle
 from ...exceptions import (
     Discarded,
     Expired,
@@ -37,12 +40,13 @@ from ...exceptions import (
     Stopped,
     TimedOut,
 )
-from ...models import AttemptResult, Execution, Job, Settled
+from ...models import ClaimedJob, Execution, Job
+from ...models.enums import OnLost, Outcome, State
 from ...models.execution import ExecutionQuerySet
-from ...models.jobs import JobQuerySet
-from ...models.states import OnLost, Outcome, State
-from ...results import JobResult, result_of, task_of
-from ...tasks import is_coroutine, load
+from ...models.job import JobQuerySet
+from ...registry import load, task_of
+from ...results import JobResult, result_of
+from ...tasks import is_coroutine
 from ..connections import close_interrupted, look_after_connections, of_coroutines, ready_connections
 from . import task_call
 from .log_capture import LogCapture
@@ -171,15 +175,15 @@ class Attempt:
         """
         job = self._job
         self._started_at, self._options = job.now(), self._backend.options_of(job.queue)
-        if job.called_off:
-            raise Discarded(job.called_off)
+        if job.not_to_run:
+            raise Discarded(job.not_to_run)
         if job.has_expired():
             raise Expired(f"It expired at {job.expires_at}, before it was started.")
         task = load(job.task)
         if not job.max_attempts:
             self._backend.set_policy(job, task)
-            self._jobs.save_policy(job)
-        if job.on_lost == OnLost.FAIL and not self._jobs.begin(job):
+            save_policy(job)
+        if job.on_lost == OnLost.FAIL and not mark_started(job):
             raise JobLost
         if job.attempt > job.attempts_before + 1:
             self._earlier = list(self._executions.of_this_stage(job))
@@ -237,7 +241,7 @@ class Attempt:
                 # row.
                 if not self._jobs.owned(self._job).select_for_update().exists():
                     raise JobLost
-                settled = self._executions.settle([success])
+                settled = settle(database, [success])
         except BaseException as error:
             if not committed or success is None:
                 self._is_unserialized = is_conflict(error)
@@ -362,7 +366,7 @@ class Attempt:
     def _settle(self, outcome: Outcome, state: State, **rest: Any) -> AttemptResult:
         times = {"started_at": self._started_at, "finished_at": self._job.now()}
         log = self._call.log.text if self._call.log else ""
-        return AttemptResult.of(self._job, outcome, state, noted=self._job.noted, log=log, **times, **rest)
+        return AttemptResult.of(self._job, outcome, state, progress=self._job.progress_value, log=log, **times, **rest)
 
     def announce(self, end: AttemptResult) -> AttemptResult:
         """Send ``task_finished`` unless a next pipeline stage follows. Return ``end``."""
@@ -390,7 +394,7 @@ class _UnknownTasks:
     def __init__(self) -> None:
         self._said: dict[str, float] = {}
 
-    def report(self, job: Job, why: str) -> None:
+    def report(self, job: ClaimedJob, why: str) -> None:
         if time.monotonic() - self._said.get(job.task, float("-inf")) > self.AGAIN:
             self._said[job.task] = time.monotonic()
             logger.warning(

@@ -6,8 +6,8 @@ from collections.abc import Container, Iterable
 
 from ...backend import DatabaseBackend
 from ...core.notify import notify_queues
-from ...models import Settled
-from ...models.states import State
+from ...engine.attempt_result import Settled
+from ...models.enums import State
 
 
 def wake_dependents(settled: Settled, backend: DatabaseBackend, limited: Container[str]) -> bool:
@@ -27,8 +27,8 @@ def finish_batches(settled: Settled, backend: DatabaseBackend) -> bool:
 
     Return whether there are any.
     """
-    batches = {outcome.job.batch_id for outcome in settled.written} - {None}
-    return _wake(backend.batches.finish(batches), backend) if batches else False
+    batches = {pk for outcome in settled.written if (pk := outcome.job.batch_id)}
+    return backend.finish_batches(batches) if batches else False
 
 
 def _wake(queues: Iterable[str], backend: DatabaseBackend) -> bool:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from django.db import connections
 
-from ...models import Job
-from ...models.states import Lane, Place
+from ...models import ClaimedJob
+from ...models.enums import Lane, Place
 
 
 class LaneCursors:
@@ -56,7 +56,7 @@ class LaneCursors:
         self._places = {lane: place for lane, place in self._places.items() if self.slow and lane not in found}
         return found | self._places.keys()
 
-    def move(self, lane: Lane, jobs: Sequence[Job], full: bool) -> None:
+    def move(self, lane: Lane, jobs: Sequence[ClaimedJob], full: bool) -> None:
         """Advance the cursor of a lane behind its claimed jobs.
 
         ``full``: the lane may have more jobs.

@@ -9,7 +9,7 @@ from contextvars import ContextVar, Token
 from typing import Any
 
 from ...core.error_reports import clean
-from ...models import Job
+from ...models import ClaimedJob
 
 LONGEST_LINE = 2_000
 LONGEST_LOG = 20_000
@@ -26,7 +26,7 @@ class LogCapture:
 
     _token: Token[LogCapture | None]
 
-    def __init__(self, job: Job, limit: int) -> None:
+    def __init__(self, job: ClaimedJob, limit: int) -> None:
         self._job = job
         self._kept: deque[str] = deque(maxlen=limit)
         self._lock = threading.Lock()

@@ -7,7 +7,7 @@ from typing import Any
 from ...backend import DatabaseBackend
 from ...core import serialization
 from ...models import Job
-from ...models.states import State
+from ...models.enums import State
 from ...pipelines import FanOut, Finish, GoTo
 
 

@@ -9,13 +9,13 @@ from ...backoff import Exponential
 from ...core.options import Options
 from ...core.time_values import LONGEST_WAIT
 from ...exceptions import Retried
-from ...models import Job
+from ...models import ClaimedJob
 from ...results import JobResult
 
 logger = logging.getLogger("django_dbqueue")
 
 
-def wait_before_retry(job: Job, task: Any, error: BaseException, result: JobResult, options: Options) -> float | None:
+def wait_before_retry(job: ClaimedJob, task: Any, error: BaseException, result: JobResult, options: Options) -> float | None:
     """Return the seconds until the next attempt, or None for no retry.
 
     ``job.failures`` counts the failures since the job was enqueued or retried by an operator,

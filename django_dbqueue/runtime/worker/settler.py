@@ -19,8 +19,9 @@ from django.db import transaction
 from ...core import error_reports
 from ...core.options import Options
 from ...core.transactions import is_conflict, writing
-from ...models import AttemptResult, Execution, Job, Settled
-from ...models.states import Fence, Outcome
+from ...engine.attempt_result import AttemptResult, Settled
+from ...engine.settle import settle
+from ...models.enums import Fence, Outcome, State
 from ..connections import close_connections, discard, prepare
 from ..socket_watchdog import answered_within
 
@@ -60,7 +61,6 @@ class Settler:
         limited: Callable[[], Container[str]] = tuple,
     ) -> None:
         self._database, self._options, self._owns, self._told, self._limited = database, options, owns, told, limited
-        self._executions = Execution.objects.using(database)
         self._waiting: list[AttemptResult] = []
         self._writing: list[AttemptResult] = []
         # A heap of outcomes whose rows are locked elsewhere: the time of the next retry, a sequence
@@ -170,7 +170,7 @@ class Settler:
     def _write(self, group: list[AttemptResult]) -> list[AttemptResult]:
         """Settle a group. Return the outcomes to retry after an outage."""
         try:
-            settled = self._executions.settle(group)
+            settled = settle(self._database, group)
             self._told(settled)
         except Exception as error:
             discard(self._database)
@@ -205,7 +205,7 @@ class Settler:
         """Return whether the database works: settle an outcome, and roll back."""
         try:
             with writing(self._database):
-                self._executions.settle([outcome])
+                settle(self._database, [outcome])
                 transaction.set_rollback(True, using=self._database)
             return True
         except Exception:
@@ -221,7 +221,7 @@ class Settler:
         error: Exception
         for version in (outcome, _said_in_ascii(outcome)):
             try:
-                settled = self._executions.settle([version])
+                settled = settle(self._database, [version])
                 self._told(settled)
                 self._hold(settled.held)
                 return []
@@ -239,7 +239,7 @@ def _said_in_ascii(outcome: AttemptResult) -> AttemptResult:
     A log line or progress note that the database refuses must not cost a job its result.
     """
     log = outcome.log.encode("ascii", "backslashreplace").decode()
-    return replace(outcome, log=log, noted=outcome.noted and outcome.noted.in_ascii())
+    return replace(outcome, log=log, progress=outcome.progress and outcome.progress.in_ascii())
 
 
 def _plain(outcome: AttemptResult, error: Exception) -> AttemptResult:
@@ -249,7 +249,7 @@ def _plain(outcome: AttemptResult, error: Exception) -> AttemptResult:
     """
     kind, state, report = outcome.outcome, outcome.state, outcome.error
     if outcome.result is not None or outcome.new:
-        kind, state, report = Outcome.FAILED, Job.State.FAILED, error_reports.report(error)
+        kind, state, report = Outcome.FAILED, State.FAILED, error_reports.report(error)
         next_stage = outcome.then and f"stage {outcome.then.stage} of the pipeline"
         refused = next_stage or "what the task returned"
         report = replace(report, message=f"The database refused {refused}: {report.message}")

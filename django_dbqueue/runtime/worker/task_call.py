@@ -15,7 +15,7 @@ from typing import Any
 
 from ...exceptions import Interruption
 from ...log import running_job
-from ...models import Job
+from ...models import ClaimedJob
 from .log_capture import LogCapture
 
 NO_LOG = nullcontext()
@@ -27,7 +27,7 @@ class Call:
     ``reason`` is the requested interruption, or None. ``log`` captures its log lines.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ClaimedJob) -> None:
         self.job, self.began = job, time.monotonic()
         self.should_stop = False
         # Seconds since the start in which no thread of the process could run.

@@ -11,7 +11,8 @@ from itertools import chain
 from uuid import UUID
 
 from ...core.options import Options
-from ...models import AttemptResult, Job
+from ...engine.attempt_result import AttemptResult
+from ...models import ClaimedJob
 from ..connections import close_connections, close_interrupted, look_after_connections, ready_connections
 from ..shared_status import SharedStatus
 from .durations import RunTimes
@@ -27,8 +28,8 @@ Fence = tuple[UUID, int]
 class ThreadPool:
     """Runs jobs with ``run``, passes outcomes to ``settle``, and calls ``wake`` when it has room.
 
-    The shared status ``board`` lists the waiting jobs. A job of a series waits until the previous
-    job of the series has ended. Jobs that hold slots of limits run first: other jobs wait for the
+    The shared status ``board`` lists the waiting jobs. A job of a slot group waits until the previous
+    job of the group has ended. Jobs that hold slots of limits run first: other jobs wait for the
     slots.
 
     Threads that find work take no lock. With a lock, each of eight threads with short jobs waits
@@ -42,8 +43,8 @@ class ThreadPool:
     AHEAD = 0.2
     # Jobs that have waited longer than this, in seconds, are released.
     LATE = 2.0
-    # The same for a series whose jobs another slot may be free for.
-    AHEAD_IN_A_ROW, LATE_IN_A_ROW = 0.025, 0.05
+    # The same for a group whose jobs another slot may be free for.
+    GROUP_AHEAD, GROUP_LATE = 0.025, 0.05
 
     def __init__(
         self,
@@ -56,11 +57,11 @@ class ThreadPool:
     ) -> None:
         self._options, self._board, self._durations = options, board, durations
         self._run, self._settle, self._wake = run, settle, wake
-        self._waiting: dict[Fence, Job] = {}
+        self._waiting: dict[Fence, ClaimedJob] = {}
         # The order of waiting jobs. Some of them may have been taken back.
         self._order: deque[Fence] = deque()
-        # Queued jobs of each series that has a job waiting or running.
-        self._behind: dict[UUID | None, deque[Job]] = {}
+        # Queued jobs of each group that has a job waiting or running.
+        self._behind: dict[UUID | None, deque[ClaimedJob]] = {}
         self._running: dict[int, ThreadCall] = {}
         self._changed = threading.Condition()
         self._mean = 1.0
@@ -70,17 +71,17 @@ class ThreadPool:
         for number in range(self._options.threads):
             threading.Thread(target=self._work, name=f"job-{number}", daemon=True).start()
 
-    def put(self, jobs: Sequence[Job]) -> None:
+    def put(self, jobs: Sequence[ClaimedJob]) -> None:
         with self._changed:
             first = []
             for job in jobs:
                 self._board.hold(job.pk)
-                if job.series in self._behind:
-                    self._behind[job.series].append(job)
+                if job.slot_group in self._behind:
+                    self._behind[job.slot_group].append(job)
                     continue
                 self._waiting[_fence(job)] = job
-                if job.series:
-                    self._behind[job.series] = deque()
+                if job.slot_group:
+                    self._behind[job.slot_group] = deque()
                     first.append(_fence(job))
                 else:
                     self._order.append(_fence(job))
@@ -102,16 +103,16 @@ class ThreadPool:
         most = self._options.threads + self._options.prefetch - running - len(self.waiting())
         return min(self._options.threads - running + ahead - waiting, most)
 
-    def in_a_row(self, job: Job) -> int:
+    def group_size(self, job: ClaimedJob) -> int:
         """Jobs of this task that one thread finishes within AHEAD seconds; 1 if unknown.
 
         If another slot may be free for them, within AHEAD_IN_A_ROW seconds.
         """
-        ahead = self.AHEAD if _has_the_only_slot(job) else self.AHEAD_IN_A_ROW
+        ahead = self.AHEAD if _has_the_only_slot(job) else self.GROUP_AHEAD
         usual = self._durations.estimate(job.task)
         return 1 if usual is None else min(self._options.prefetch, int(ahead / max(usual, 1e-4)))
 
-    def waiting(self) -> list[Job]:
+    def waiting(self) -> list[ClaimedJob]:
         with self._changed:
             return [*self._waiting.values(), *chain.from_iterable(self._behind.values())]
 
@@ -129,7 +130,7 @@ class ThreadPool:
             late += [behind[0].clock + self._late(behind) for behind in self._behind.values() if behind]
             return min(late, default=float("inf")) - time.monotonic()
 
-    def take_back(self, late: bool = False) -> list[Job]:
+    def take_back(self, late: bool = False) -> list[ClaimedJob]:
         """Remove waiting jobs, so that they do not start, and return them.
 
         ``late``: only jobs that have waited for too long. The jobs stay on the board until they are
@@ -141,8 +142,8 @@ class ThreadPool:
             stale = [job for job in old if self._waiting.pop(_fence(job), None)]
             for behind in self._behind.values():
                 stale += _take_old(behind, now - self._late(behind))
-            here = {job.series for job in [*self._waiting.values(), *(call.job for call in self.running())]}
-            self._behind = {series: behind for series, behind in self._behind.items() if series in here}
+            here = {job.slot_group for job in [*self._waiting.values(), *(call.job for call in self.running())]}
+            self._behind = {slot_group: behind for slot_group, behind in self._behind.items() if slot_group in here}
             return stale
 
     def close(self) -> None:
@@ -158,8 +159,8 @@ class ThreadPool:
             mean = max(mean, time.monotonic() - max(call.began for call in running))
         return min(self._options.prefetch, int(self._options.threads * self.AHEAD / mean))
 
-    def _late(self, behind: deque[Job]) -> float:
-        return self.LATE if behind and _has_the_only_slot(behind[0]) else self.LATE_IN_A_ROW
+    def _late(self, behind: deque[ClaimedJob]) -> float:
+        return self.LATE if behind and _has_the_only_slot(behind[0]) else self.GROUP_LATE
 
     def _work(self) -> None:
         while call := self._next():
@@ -202,29 +203,29 @@ class ThreadPool:
 
     def _done(self, call: ThreadCall) -> None:
         job, seconds = call.job, time.monotonic() - call.began
-        if job.series:
-            self._let_follow(job.series)
+        if job.slot_group:
+            self._let_follow(job.slot_group)
         del self._running[threading.get_ident()]
         self._mean += (seconds - self._mean) * 0.1
         if not self._asked and len(self._waiting) <= self._ahead() // 2:
             self._asked = True
             self._wake()
 
-    def _let_follow(self, series: UUID) -> None:
+    def _let_follow(self, slot_group: UUID) -> None:
         with self._changed:
-            if behind := self._behind.get(series):
+            if behind := self._behind.get(slot_group):
                 self._waiting[_fence(behind[0])] = behind[0]
                 self._order.appendleft(_fence(behind.popleft()))
                 self._changed.notify()
             else:
-                self._behind.pop(series, None)
+                self._behind.pop(slot_group, None)
 
 
-def _fence(job: Job) -> Fence:
+def _fence(job: ClaimedJob) -> Fence:
     return job.pk, job.attempt
 
 
-def _has_the_only_slot(job: Job) -> bool:
+def _has_the_only_slot(job: ClaimedJob) -> bool:
     """Return whether a limit of the job has only one slot.
 
     Jobs behind it then could not start any sooner in another process.
@@ -232,7 +233,7 @@ def _has_the_only_slot(job: Job) -> bool:
     return any(limit.get("most") == 1 for limit in job.limits or ())
 
 
-def _take_old(jobs: deque[Job], since: float) -> list[Job]:
+def _take_old(jobs: deque[ClaimedJob], since: float) -> list[ClaimedJob]:
     old = [job for job in jobs if job.clock <= since]
     young = [job for job in jobs if job.clock > since]
     jobs.clear()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ...backend import DatabaseBackend
 from ...exceptions import TimedOut
-from ...models import Job
+from ...models import ClaimedJob
 from ..shutdown import Shutdown
 from .durations import RunTimes
 from .task_call import Call
@@ -49,13 +49,13 @@ class Watchdog:
         self._backend, self._grace, self._durations = backend, grace, durations
         self._running, self._wake = running, wake
         self._looked: dict[Call, float] = {}
-        self._stacks: deque[tuple[Job, str]] = deque()
+        self._stacks: deque[tuple[ClaimedJob, str]] = deque()
         self.stuck: set[Call] = set()
 
     def start(self, ended: Shutdown) -> None:
         threading.Thread(target=self._run, args=(ended,), name="watch", daemon=True).start()
 
-    def stacks(self) -> Iterator[tuple[Job, str]]:
+    def stacks(self) -> Iterator[tuple[ClaimedJob, str]]:
         """Yield the stacks taken since the last call."""
         while self._stacks:
             yield self._stacks.popleft()
@@ -100,7 +100,7 @@ class Watchdog:
         timeout = call.job.timeout.total_seconds() if call.job.timeout else 0.0
         return now - call.began - min(call.held_up, timeout)
 
-    def _longest(self, job: Job) -> float:
+    def _longest(self, job: ClaimedJob) -> float:
         usual = self._durations.estimate(job.task)
         longest = self._backend.options_of(job.queue).hanged_after
         return longest if usual is None else min(longest, max(self.LEAST, usual * self.TIMES))

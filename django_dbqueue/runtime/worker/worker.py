@@ -7,6 +7,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 from django.db import DatabaseError, InterfaceError
 
@@ -14,10 +15,12 @@ from ...backend import DatabaseBackend
 from ...core.options import Options
 from ...core.queue_selector import QueueSelector
 from ...core.transactions import is_conflict
+from ...engine.attempt_result import AttemptResult, Settled
+from ...engine.claim import release
 from ...exceptions import Interrupted, JobLost, Stopped
-from ...models import AttemptResult, Job, Process, Settled, Stack
-from ...models.jobs import JobQuerySet
-from ...models.states import Fence
+from ...models import ClaimedJob, Process, StackTrace
+from ...models.enums import Fence
+from ...models.job import JobQuerySet
 from ..connections import close_connections, discard, leave_old_connections, note_outage, prepare
 from ..heartbeat import Heartbeat
 from ..logging_setup import Trouble
@@ -55,7 +58,7 @@ class Worker:
 
     def __init__(self, backend: DatabaseBackend, options: Options, board: SharedStatus) -> None:
         self._backend, self._options, self._board = backend, options, board
-        self._jobs = Job.objects.using(backend.database)
+        self._jobs = ClaimedJob.objects.using(backend.database)
         self._selector = QueueSelector(options.queues, frozenset(backend.queues))
         self._pace = PollBackoff()
         self._listener = NotifyListener(backend.database, self._heard, self._pace.tell)
@@ -108,7 +111,7 @@ class Worker:
     def _start(self, stop: Shutdown, supervisor: int | None) -> None:
         prepare(self._backend.database, self._options.statement_limit)
         process = self._heartbeat.start(supervisor)
-        self._claimer = Claimer(self._backend.database, process, self._selector, self._options, self._pool.in_a_row)
+        self._claimer = Claimer(self._backend.database, process, self._selector, self._options, self._pool.group_size)
         if can_listen(self._backend.database):
             self._claimer.warm_up()
         self._ended = Shutdown()
@@ -157,13 +160,13 @@ class Worker:
             self._claimed += len(jobs)
         return self._claimed - before, room
 
-    def _release(self, jobs: Sequence[Job]) -> None:
+    def _release(self, jobs: Sequence[ClaimedJob]) -> None:
         """Release claimed jobs without spending an attempt.
 
         Jobs whose rows other transactions have locked stay owned by this process: they are in
         doubt, and are released later.
         """
-        released = self._jobs.release(jobs)
+        released = release(self._backend.database, jobs)
         self._in_doubt = self._in_doubt or len(released) < len(jobs)
         for job in released:
             self._board.drop(job)
@@ -174,7 +177,7 @@ class Worker:
         Their claim failed but may have been committed, or their rows were locked at their release.
         """
         ended = set(self._recent)
-        owned = list(self._owned())
+        owned: list[Any] = list(self._owned())
         here = self._held_fences()
         gone = [job for job in owned if job.fence not in here]
         for job in gone:
@@ -183,7 +186,7 @@ class Worker:
         self._before, self._going_on, self._in_doubt = here | ended, self._going_on & here, False
         self._release(gone)
 
-    def _not_held(self, jobs: Sequence[Job]) -> Sequence[Job]:
+    def _not_held(self, jobs: Sequence[ClaimedJob]) -> Sequence[ClaimedJob]:
         """Return the claimed jobs that do not already run here.
 
         A failover may have lost the previous claim of a job that still runs here. Such a job goes
@@ -225,7 +228,7 @@ class Worker:
 
     def _store_stacks(self) -> None:
         for job, stack in self._watch.stacks():
-            Stack.objects.using(self._backend.database).record(job, stack)
+            StackTrace.objects.using(self._backend.database).record(job, stack)
 
     def _owns(self) -> bool:
         return not self._heartbeat.declared_dead

@@ -14,13 +14,15 @@ import pytest
 from django_dbqueue import limit, task
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
-from django_dbqueue.models import AttemptResult, Execution, Job, Process, Queue, Semaphore, Slot
-from django_dbqueue.models.states import UNFINISHED
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.models import ClaimedJob, Execution, Job, Process, Queue, Slot
+from django_dbqueue.models.enums import UNFINISHED
 from django_dbqueue.runtime.shared_status import SharedStatus
 from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.runtime.worker.durations import RunTimes
 from django_dbqueue.runtime.worker.thread_pool import ThreadPool
 
+from . import engine
 from .conftest import LONG, a_process, all_claimed, until
 from .tasks import add, call_service, charge, nap, one_at_a_time, report
 
@@ -30,7 +32,7 @@ ACCOUNT = "tests.tasks.charge account=1"
 
 
 def settle(*jobs, outcome=Outcome.SUCCESSFUL, state=State.SUCCESSFUL):
-    return Execution.objects.settle([AttemptResult.of(job, outcome, state) for job in jobs])
+    return engine.settle([AttemptResult.of(job, outcome, state) for job in jobs])
 
 
 def taken(key=ACCOUNT):
@@ -40,7 +42,7 @@ def taken(key=ACCOUNT):
 def by_series(jobs):
     found = {}
     for job in jobs:
-        found.setdefault(job.series, []).append(job)
+        found.setdefault(job.slot_group, []).append(job)
     return list(found.values())
 
 
@@ -50,7 +52,7 @@ def by_series(jobs):
 def test_those_next_in_line_run_behind_the_first_on_its_slot(claim):
     charge.enqueue_many([(1,)] * 9)
 
-    jobs = claim(in_a_row=3)
+    jobs = claim(group_size=3)
 
     assert [len(each) for each in by_series(jobs)] == [3, 3]
     assert Job.objects.running().count() == 6
@@ -61,7 +63,7 @@ def test_those_next_in_line_run_behind_the_first_on_its_slot(claim):
 
 def test_the_slot_is_taken_until_the_last_of_the_series_has_ended(claim):
     one_at_a_time.enqueue_many([()] * 4)
-    first, second, third = claim(in_a_row=3)
+    first, second, third = claim(group_size=3)
 
     assert settle(second, first).unblocked == []
     assert taken("tests.tasks.one_at_a_time") == 1
@@ -70,30 +72,30 @@ def test_the_slot_is_taken_until_the_last_of_the_series_has_ended(claim):
 
 
 def test_a_retried_first_job_does_not_go_on_beside_the_others(claim):
-    """Its attempt is another one: to belong to the series once more would be to run beside it."""
+    """Its attempt is another one: to belong to the group once more would be to run beside it."""
     one_at_a_time.enqueue_many([()] * 3)
-    first, *_rest = claim(in_a_row=3)
+    first, *_rest = claim(group_size=3)
     settle(first, outcome=Outcome.FAILED, state=State.READY)
 
-    assert claim(in_a_row=3) == []
+    assert claim(group_size=3) == []
     assert Job.objects.get(pk=first.pk).state == State.BLOCKED
 
 
 def test_those_behind_that_are_given_back_take_slots_anew(claim):
     charge.enqueue_many([(1,)] * 4)
-    jobs = claim(in_a_row=2)
-    Job.objects.release(jobs[2:])
+    jobs = claim(group_size=2)
+    engine.release(jobs[2:])
 
     assert taken() == 2
-    assert claim(in_a_row=2) == []
+    assert claim(group_size=2) == []
     settle(*jobs[:2])
-    assert len(claim(in_a_row=2)) == 2
+    assert len(claim(group_size=2)) == 2
 
 
 def test_no_more_are_claimed_than_wanted(claim):
     one_at_a_time.enqueue_many([()] * 50)
 
-    assert len(claim(limit=5, in_a_row=100)) == 5
+    assert len(claim(limit=5, group_size=100)) == 5
 
 
 def test_nobody_in_the_line_is_passed_over(claim):
@@ -104,11 +106,11 @@ def test_nobody_in_the_line_is_passed_over(claim):
     of(charge).enqueue(1)
     of(add).enqueue(2)
 
-    jobs = claim(in_a_row=10)
+    jobs = claim(group_size=10)
 
     assert [job.task for job in jobs] == ["tests.tasks.add"] * 3
     settle(*jobs)
-    assert [job.task for job in claim(in_a_row=10)] == ["tests.tasks.charge"]
+    assert [job.task for job in claim(group_size=10)] == ["tests.tasks.charge"]
 
 
 def test_those_of_another_queue_are_left_to_its_workers(claim):
@@ -116,14 +118,14 @@ def test_those_of_another_queue_are_left_to_its_workers(claim):
     one_at_a_time.using(queue_name="mail").enqueue()
     Job.objects.filter(queue="mail").update(state=State.BLOCKED, blocked_by="tests.tasks.one_at_a_time")
 
-    assert [job.queue for job in claim(in_a_row=10)] == ["default"]
+    assert [job.queue for job in claim(group_size=10)] == ["default"]
 
 
 def test_with_several_limits_they_share_the_slots_of_all(claim):
     report.enqueue_many([(1,)] * 3)
     report.enqueue(2)
 
-    jobs = claim(in_a_row=10)
+    jobs = claim(group_size=10)
 
     assert sorted(len(each) for each in by_series(jobs)) == [1, 3]
     assert taken("tests.tasks.report") == 2
@@ -133,7 +135,7 @@ def test_with_several_limits_they_share_the_slots_of_all(claim):
 def test_a_rate_counts_each(claim):
     call_service.enqueue_many([(1,)] * 5)
 
-    assert len(claim(in_a_row=10)) == 1
+    assert len(claim(group_size=10)) == 1
 
 
 def test_the_limit_of_a_queue_counts_each(process):
@@ -141,20 +143,20 @@ def test_the_limit_of_a_queue_counts_each(process):
     Queue.objects.update(limit=2)
     one_at_a_time.enqueue_many([()] * 9)
 
-    jobs = all_claimed(Claimer("default", process, QueueSelector(("*",)), in_a_row=lambda job: 5), 10)
+    jobs = all_claimed(Claimer("default", process, QueueSelector(("*",)), group_size=lambda job: 5), 10)
 
     assert len(jobs) == 2
 
 
 def test_a_line_goes_on_when_the_process_of_a_series_is_gone(claim, process):
     one_at_a_time.enqueue_many([()] * 4)
-    claim(in_a_row=3)
-    Job.objects.release(Job.objects.running().order_by("pk")[1:])
+    claim(group_size=3)
+    engine.release(ClaimedJob.objects.running().order_by("pk")[1:])
     Job.objects.running().delete()
 
-    Semaphore.objects.sweep(10)
+    engine.sweep(10)
 
-    assert len(claim(in_a_row=3)) == 3
+    assert len(claim(group_size=3)) == 3
 
 
 # The pool
@@ -196,17 +198,19 @@ def ran():
         each.pool.close()
 
 
-def a_job(name, seconds=0.0, series=None, ago=0.0, **values):
-    job = Job(task="t", args=[seconds, name], attempt=1, **values)
-    job.clock, job.series = time.monotonic() - ago, series
+def a_job(name, seconds=0.0, slot_group=None, ago=0.0, **values):
+    job = ClaimedJob(task="t", args=[seconds, name], attempt=1, **values)
+    job.clock, job.slot_group = time.monotonic() - ago, slot_group
     return job
 
 
 def test_of_one_series_one_runs_at_a_time_and_others_beside_it(ran):
     pool = ran(threads=4)
     one, other = uuid4(), uuid4()
-    names = {series: [f"{series} {n}" for n in range(5)] for series in (one, other)}
-    pool.pool.put([a_job(name, 0.02, series) for n in range(5) for series in names for name in names[series][n : n + 1]])
+    names = {slot_group: [f"{slot_group} {n}" for n in range(5)] for slot_group in (one, other)}
+    pool.pool.put(
+        [a_job(name, 0.02, slot_group) for n in range(5) for slot_group in names for name in names[slot_group][n : n + 1]]
+    )
     pool.pool.put([a_job("free", 0.02)])
 
     until(lambda: len(pool.spans) == 11)
@@ -219,8 +223,8 @@ def test_of_one_series_one_runs_at_a_time_and_others_beside_it(ran):
 
 def test_a_series_goes_on_before_what_waits_for_a_thread(ran):
     pool = ran(threads=1)
-    series = uuid4()
-    pool.pool.put([a_job("first", 0.01, series), a_job("other"), a_job("second", 0.0, series)])
+    slot_group = uuid4()
+    pool.pool.put([a_job("first", 0.01, slot_group), a_job("other"), a_job("second", 0.0, slot_group)])
 
     until(lambda: len(pool.spans) == 3)
 
@@ -229,7 +233,7 @@ def test_a_series_goes_on_before_what_waits_for_a_thread(ran):
 
 def test_a_job_with_a_slot_goes_before_those_that_have_none(ran):
     pool = ran(threads=1)
-    pool.pool.put([a_job("runs", 0.05), a_job("plain"), a_job("one", series=uuid4()), a_job("two", series=uuid4())])
+    pool.pool.put([a_job("runs", 0.05), a_job("plain"), a_job("one", slot_group=uuid4()), a_job("two", slot_group=uuid4())])
 
     until(lambda: len(pool.spans) == 4)
 
@@ -248,7 +252,7 @@ def test_what_waits_too_long_is_given_back_and_sooner_behind_another(ran):
 
     assert [job.args[1] for job in pool.take_back(late=True)] == ["waits", "behind", "last"]
 
-    assert 0.01 < pool.late_in() <= pool.LATE_IN_A_ROW
+    assert 0.01 < pool.late_in() <= pool.GROUP_LATE
     assert [job.args[1] for job in pool.waiting()] == ["other", "fresh"]
     until(lambda: not pool.running() and not pool.waiting())
     assert pool._behind == {}
@@ -257,10 +261,10 @@ def test_what_waits_too_long_is_given_back_and_sooner_behind_another(ran):
 
 def test_those_for_whom_there_is_no_other_slot_have_no_hurry(ran):
     pool = ran(threads=1).pool
-    series, limits = uuid4(), [{"key": "a", "most": 1}]
-    pool.put([a_job("runs", 0.1, series, limits=limits)])
+    slot_group, limits = uuid4(), [{"key": "a", "most": 1}]
+    pool.put([a_job("runs", 0.1, slot_group, limits=limits)])
     until(pool.running)
-    pool.put([a_job("behind", 0.0, series, ago=0.1, limits=limits)])
+    pool.put([a_job("behind", 0.0, slot_group, ago=0.1, limits=limits)])
 
     assert pool.take_back(late=True) == []
     assert pool.late_in() > 0.2
@@ -268,10 +272,10 @@ def test_those_for_whom_there_is_no_other_slot_have_no_hurry(ran):
 
 def test_all_that_wait_are_given_back_at_the_end(ran):
     pool = ran(threads=1).pool
-    series = uuid4()
-    pool.put([a_job("runs", 0.1, series)])
+    slot_group = uuid4()
+    pool.put([a_job("runs", 0.1, slot_group)])
     until(pool.running)
-    pool.put([a_job("behind", 0.0, series), a_job("waits")])
+    pool.put([a_job("behind", 0.0, slot_group), a_job("waits")])
 
     assert [job.args[1] for job in pool.take_back()] == ["waits", "behind"]
     assert pool.waiting() == []
@@ -290,7 +294,7 @@ def test_each_job_is_run_or_taken_back_and_never_both(ran):
     pool, taken, names = ran(threads=4), [], [str(n) for n in range(3000)]
     pool.pool._waiting = Slow()
     for start in range(0, 3000, 30):
-        pool.pool.put([a_job(name, series=uuid4() if start % 90 else None) for name in names[start : start + 30]])
+        pool.pool.put([a_job(name, slot_group=uuid4() if start % 90 else None) for name in names[start : start + 30]])
         time.sleep(random.uniform(0, 0.002))
         taken += [job.args[1] for job in pool.pool.take_back()]
     until(lambda: not pool.pool.running())
@@ -315,13 +319,13 @@ def test_nothing_is_claimed_ahead_of_threads_that_do_not_get_on(ran):
 
 def test_those_behind_take_no_room_from_other_jobs(ran):
     pool = ran(threads=2, prefetch=50).pool
-    series, hold = uuid4(), threading.Event()
+    slot_group, hold = uuid4(), threading.Event()
     pool._run = lambda call: hold.wait(LONG) and None
-    pool.put([a_job("first", series=series), *(a_job(str(n), series=series) for n in range(20))])
+    pool.put([a_job("first", slot_group=slot_group), *(a_job(str(n), slot_group=slot_group) for n in range(20))])
     until(pool.running)
 
     assert pool.room() == 1
-    pool.put([a_job(str(n), series=series) for n in range(31)])
+    pool.put([a_job(str(n), slot_group=slot_group) for n in range(31)])
     assert pool.room() == 0
     hold.set()
 
@@ -333,11 +337,11 @@ def test_those_behind_take_no_room_from_other_jobs(ran):
 def test_so_many_are_run_in_a_row_as_take_a_moment(ran, seconds, most, prefetch, expected):
     pool = ran(threads=1, prefetch=prefetch)
     job = a_job("one", limits=[{"key": "a", "most": 9}, {"key": "b", "most": most}])
-    assert pool.pool.in_a_row(job) == 1
+    assert pool.pool.group_size(job) == 1
 
     pool.durations.observe("t", seconds)
 
-    assert pool.pool.in_a_row(job) == expected
+    assert pool.pool.group_size(job) == expected
 
 
 # The worker

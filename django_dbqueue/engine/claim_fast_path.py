@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db import connections
 from django.db.backends.utils import CursorWrapper
 from django.db.models import Exists
 
+from ..models import ClaimedJob, Process
+from ..models.document import DocumentField, decoded
+from ..models.enums import State
+from ..models.expressions import composed
+from ..models.job import JobQuerySet
 from .claim_size import is_small
-from .document import DocumentField, decoded
-from .expressions import composed
-from .process import Process
-from .states import State
-
-if TYPE_CHECKING:
-    from .job import Job
-    from .jobs import JobQuerySet
 
 CLAIM = """
 UPDATE {table} SET state = %s, process_id = %s, attempt = attempt + 1, started_at = statement_timestamp(), has_begun = false
@@ -49,12 +46,12 @@ class SingleStatementClaim:
         values = (State.RUNNING.value, process.pk, *values)
         self._sql = _quoted(self._database, claim, values) + UP_TO.format(columns=columns)
 
-    def __call__(self, limit: int) -> list[Job]:
+    def __call__(self, limit: int) -> list[ClaimedJob]:
         with _preparing_cursor(self._database) as cursor:
             cursor.execute(self._sql, [limit])
             rows = cursor.fetchall()
         clock = time.monotonic()
-        jobs = [self._model.from_db(self._database, self._names, row) for row in rows]
+        jobs: list[Any] = [self._model.from_db(self._database, self._names, row) for row in rows]
         for job in jobs:
             loaded = {name: decoded(text) for name in self._documents if (text := getattr(job, name)) is not None}
             job.__dict__.update(loaded)

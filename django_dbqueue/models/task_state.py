@@ -8,18 +8,12 @@ from .identifier import IdentifierField
 from .pausing import Pausable, PausableQuerySet
 
 
-class KnownTaskQuerySet(PausableQuerySet["KnownTask"]):
-    def names_of_paused(self) -> list[str]:
-        """Return the tasks whose jobs may not be claimed now."""
-        return list(self.paused().values_list("name", flat=True))
-
-
-class KnownTask(Pausable):
+class TaskState(Pausable):
     """A task by its path, and whether its jobs may be claimed."""
 
     name = IdentifierField(_("task"), max_length=255, primary_key=True)
 
-    objects = KnownTaskQuerySet.as_manager()
+    objects = PausableQuerySet.as_manager()
 
     class Meta:
         verbose_name = _("task")

@@ -1,16 +1,18 @@
-"""New jobs of one enqueue call: many are created, and most are never read again."""
+"""Insert new jobs. One call may insert very many, and most are never read again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
-from .keyed import OF_A_NEW_JOB, TIMES
-
-if TYPE_CHECKING:
-    from .job import Job
+from ..core.transactions import writing
+from ..models import Job
+from .fast_sql import create, insert
+from .limits import block_surplus
+from .unique import OF_A_NEW_JOB, TIMES
 
 _DIFFERING = ["id", "args", "kwargs"]
 _COMMON = [name for name in OF_A_NEW_JOB if name not in _DIFFERING]
@@ -18,7 +20,7 @@ _COMMON = [name for name in OF_A_NEW_JOB if name not in _DIFFERING]
 COLUMNS = [*_DIFFERING, *_COMMON]
 
 
-class LazyJobs(Sequence["Job"]):
+class LazyJobs(Sequence[Job]):
     """Lazy sequence of new jobs that differ only in their ids and arguments.
 
     Each job is created on access, which saves 10 µs a job.
@@ -40,22 +42,36 @@ class LazyJobs(Sequence["Job"]):
 
     def rows_behind(self, first: Job) -> list[tuple[Any, ...]]:
         """Return the rows of all jobs but the first, which is written and has the times of all."""
-        _learn(self._common, first)
+        _copy_times(self._common, first)
         common = itemgetter(*_COMMON)(self._common.__dict__)
         return [(*each, *common) for each in self._differing[1:]]
 
 
-def rows_behind(first: Job, jobs: Sequence[Job]) -> list[tuple[Any, ...]]:
+def write(database: str, jobs: Sequence[Job]) -> None:
+    """Insert new jobs without keys, all or none.
+
+    They have the times of the first job, which the database may set.
+    """
+    limited = [] if isinstance(jobs, LazyJobs) else [job for job in jobs if job.limits]
+    if limited:
+        block_surplus(database, limited)
+    first, rows = jobs[0], Job.objects.using(database)
+    with writing(database, savepoint=False) if len(jobs) > 1 else nullcontext():
+        create(rows, first, TIMES)
+        insert(rows, COLUMNS, _rows_behind(first, jobs))
+
+
+def _rows_behind(first: Job, jobs: Sequence[Job]) -> list[tuple[Any, ...]]:
     """Return the rows of all jobs but the first, for any sequence of jobs."""
     if isinstance(jobs, LazyJobs):
         return jobs.rows_behind(first)
     for job in jobs[1:]:
-        _learn(job, first)
+        _copy_times(job, first)
     columns = itemgetter(*COLUMNS)
     return [columns(job.__dict__) for job in jobs[1:]]
 
 
-def _learn(job: Job, first: Job) -> None:
+def _copy_times(job: Job, first: Job) -> None:
     """Copy the times of the first job, with which this job is written."""
     job.__dict__.update({name: first.__dict__[name] for name in TIMES})
     job._state.adding, job._state.db = False, first._state.db

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from ..core.error_reports import ErrorReport
 from ..core.progress_value import ProgressValue
-from .job import Job
-from .states import FAILURES, FINISHED, Fence, Outcome, State
+from ..models import ClaimedJob, Job
+from ..models.enums import FAILURES, FINISHED, Fence, Outcome, State
 
 
 @dataclass(kw_only=True, slots=True)
@@ -29,7 +29,7 @@ class AttemptResult:
     children: the new jobs that the job has become.
     """
 
-    job: Job
+    job: ClaimedJob
     fence: Fence
     outcome: Outcome
     state: State
@@ -43,13 +43,13 @@ class AttemptResult:
     recorded: bool = True
     then: Job | None = None
     children: Sequence[Job] = ()
-    noted: ProgressValue | None = None
+    progress: ProgressValue | None = None
     log: str = ""
 
     @classmethod
     def of(
         cls,
-        job: Job,
+        job: ClaimedJob,
         outcome: Outcome,
         state: State,
         *,

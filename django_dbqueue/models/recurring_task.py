@@ -6,14 +6,68 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import Exists, F, OuterRef, Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from ..recurrence.rule import Plan, Recurrence
 from .document import DocumentField
+from .enums import FINISHED
+from .expressions import Now, after
 from .identifier import IdentifierField
-from .recurring_tasks import RecurringTaskQuerySet
+from .job import Job
+from .primary import PrimaryQuerySet
+
+# Seconds after its last declaration by a dispatcher until a definition counts as removed from all
+# code.
+UNDECLARED_SECONDS = 120.0
+# The changes after which ``next_run_at`` is computed again.
+TO_BE_PLANNED = {"next_run_at": None, "waits_for": None, "is_over": False}
+
+
+class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
+    def enabled(self) -> RecurringTaskQuerySet:
+        return self.filter(is_enabled=True)
+
+    def disabled(self) -> RecurringTaskQuerySet:
+        return self.filter(is_enabled=False)
+
+    def enable(self) -> int:
+        """Resume runs from the next time on. Return the number of rows that were disabled."""
+        return self.disabled().update(is_enabled=True, **TO_BE_PLANNED)
+
+    def disable(self) -> int:
+        """Stop runs until enable(). Return the number of rows that were enabled."""
+        return self.enabled().update(is_enabled=False, **TO_BE_PLANNED)
+
+    def replan(self) -> int:
+        """Compute the next time again, as after a change of the schedule."""
+        return self.update(**TO_BE_PLANNED)
+
+    def undeclared(self) -> RecurringTaskQuerySet:
+        """Filter rows whose code no running dispatcher has."""
+        return self.filter(is_from_code=True, declared_at__lt=after(-UNDECLARED_SECONDS))
+
+    def of(self, definitions: Iterable[str]) -> RecurringTaskQuerySet:
+        """Filter rows made in the admin, and rows with exactly these definitions in code."""
+        return self.filter(Q(is_from_code=False) | Q(definition__in=list(definitions)))
+
+    def upcoming(self) -> RecurringTaskQuerySet:
+        """Filter enabled rows, annotated with the database's time as ``seen_at``.
+
+        Unplanned rows come first, then the others in the order of their next time. Rows with drift
+        are left out until their last job has ended: their next interval starts then.
+        """
+        unfinished = Job.objects.using(self.db).filter(pk=OuterRef("waits_for")).exclude(state__in=FINISHED)
+        rows = self.enabled().filter(is_over=False).filter(~Exists(unfinished)).annotate(seen_at=Now())
+        return rows.order_by(F("next_run_at").asc(nulls_first=True), "pk")
+
+    def waiting(self) -> RecurringTaskQuerySet:
+        """Filter unplanned and due rows."""
+        return self.upcoming().filter(Q(next_run_at=None) | Q(next_run_at__lte=Now()))
+
+    def due(self) -> RecurringTaskQuerySet:
+        return self.upcoming().filter(next_run_at__lte=Now())
 
 
 class RecurringTask(models.Model):

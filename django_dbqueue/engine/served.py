@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
-from django.apps import apps
-
-from .process import Process
+from ..models import Job, Process, Queue, TaskState
 
 
 class Served:
@@ -17,12 +14,12 @@ class Served:
         self._database = database
         self._queues: dict[str, bool] = {}
 
-    def takes(self, job: Any) -> bool:
+    def takes(self, job: Job) -> bool:
         """Return True if the job's queue is served, and neither queue nor task is paused."""
         if job.queue not in self._queues:
             # Without any live worker, all queues count as served.
             is_served = not self._workers or any(worker.serves(job.queue) for worker in self._workers)
-            self._queues[job.queue] = is_served and job.queue not in self._paused("Queue")
+            self._queues[job.queue] = is_served and job.queue not in self._paused_queues
         return self._queues[job.queue] and job.task not in self._paused_tasks
 
     @cached_property
@@ -30,9 +27,9 @@ class Served:
         return list(Process.objects.using(self._database).alive().filter(kind=Process.Kind.WORKER).only("details"))
 
     @cached_property
-    def _paused_tasks(self) -> set[str]:
-        return self._paused("KnownTask")
+    def _paused_queues(self) -> set[str]:
+        return set(Queue.objects.using(self._database).names_of_paused())
 
-    def _paused(self, model: str) -> set[str]:
-        rows: Any = apps.get_model("dbqueue", model)._default_manager.using(self._database)
-        return set(rows.paused().values_list("name", flat=True))
+    @cached_property
+    def _paused_tasks(self) -> set[str]:
+        return set(TaskState.objects.using(self._database).names_of_paused())

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db import models
 from django.db.models import F, lookups
 
-from .document import DocumentField
-
-if TYPE_CHECKING:
-    from .job import Job
+from ..models import ClaimedJob
+from ..models.document import DocumentField
+from ..models.job import JobQuerySet
 
 # Arguments up to this many bytes in their row are loaded with it, and not counted. (PostgreSQL may
 # have compressed them; decompressed, they are some 90 times as large.) Larger arguments are loaded
@@ -68,10 +67,10 @@ class Budget:
         self._left, self._may_exceed = of - held, not held
         self.is_spent = False
 
-    def take(self, rows: models.QuerySet[Job], jobs: models.QuerySet[Job]) -> list[Job]:
+    def take(self, rows: JobQuerySet, jobs: JobQuerySet) -> list[ClaimedJob]:
         """Load the first of these rows that fit the budget. ``jobs`` finds large ones again."""
         small = {f"small_{name}": IfSmall(name) for name in _LARGE}
-        found = list(rows.defer(*_LARGE).annotate(**small))
+        found: list[Any] = list(rows.defer(*_LARGE).annotate(**small))
         large = []
         for job in found:
             values = job.__dict__
@@ -80,9 +79,9 @@ class Budget:
                 large.append(job.id)
         return self._without_too_large(found, jobs.filter(pk__in=large)) if large else found
 
-    def _without_too_large(self, found: list[Job], large: models.QuerySet[Job]) -> list[Job]:
+    def _without_too_large(self, found: list[ClaimedJob], large: JobQuerySet) -> list[ClaimedJob]:
         sizes: dict[Any, int] = dict(large.values_list("pk", TextSize(F("args")) + TextSize(F("kwargs"))))
-        taken: list[Job] = []
+        taken: list[ClaimedJob] = []
         for job in found:
             job.size = sizes.get(job.id, 0)
             if job.size > self._left and job.size and not self._may_exceed:

@@ -1,0 +1,208 @@
+"""Claim ready jobs for a process, and the statements on claimed jobs until they are settled.
+
+A claim is the only way to RUNNING. Its fencing token (see Fence) is the condition of all later
+writes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+from django.db import OperationalError, connections, models
+from django.db.models import Case, Exists, F, Q, Value, When
+from django.db.models.functions import Coalesce, NullIf
+
+from .. import limits
+from ..core.notify import notify_queues
+from ..core.transactions import is_conflict, writing
+from ..models import ClaimedJob, Job, Process, Queue
+from ..models.enums import Lane, Place, State
+from ..models.expressions import Among, NotBefore, Now
+from ..models.job import JobQuerySet
+from ..models.locking import lock, lock_waiting, locked_parts
+from .claim_size import Budget
+from .galera import certify
+from .limits import Pruned, acquire
+from .slot_group import GroupSize, ungrouped
+
+# The number of times that a claim continues behind jobs that find no slot.
+ROUNDS = 50
+
+# Stopped, and not enqueued again since.
+_WAS_STOPPED = Q(stop_asked_at__isnull=False, asked_again=False)
+# The changes of a release. MySQL sets one column after the other: each expression reads only
+# columns that are set after it.
+_RELEASED: dict[str, Any] = {
+    "state": Case(
+        When(_WAS_STOPPED, then=Value(State.DISCARDED)),
+        When(run_after__gt=Now(), then=Value(State.SCHEDULED)),
+        default=Value(State.READY),
+    ),
+    "finished_at": Case(When(_WAS_STOPPED, then=Now()), default=None, output_field=models.DateTimeField()),
+    "failures": Case(When(asked_again=True, then=Value(0)), default=F("failures"), output_field=models.PositiveIntegerField()),
+    "attempts_before": Case(When(asked_again=True, then=F("attempt")), default=F("attempts_before")),
+    "stop_asked_at": Case(When(asked_again=True, then=None), default=F("stop_asked_at")),
+    "asked_again": False,
+    "process": None,
+    "started_at": None,
+}
+
+
+def claim(
+    jobs: JobQuerySet,
+    lane: Lane,
+    process: Process,
+    limit: int,
+    group_size: GroupSize = ungrouped,
+    since: Place | None = None,
+    budget: Budget | None = None,
+    room: Callable[[], int] | None = None,
+) -> list[ClaimedJob]:
+    """Claim up to ``limit`` of the lane's ``jobs`` for the process, oldest first.
+
+    Jobs that find no slot become BLOCKED. ``since`` is the position in the lane to start from.
+    ``budget`` is the number of bytes of arguments that may be loaded; None is any number.
+    ``room`` returns in each of the claim's transactions how many more jobs may run.
+
+    A limited job is followed by the next waiters for its slot: the process runs one job of a
+    slot group at a time.
+    """
+    claimed: list[ClaimedJob] = []
+    for _ in range(ROUNDS):
+        wanted = limit - len(claimed)
+        # Each round has its own transaction: it locks semaphores in the order of their keys,
+        # and only once.
+        try:
+            more, found = _claim(jobs, lane, process, wanted, group_size, since, budget, room)
+        except Pruned:
+            continue
+        except OperationalError as error:
+            # Others have claimed some of these jobs first, and nothing has changed here.
+            if connections[jobs.db].in_atomic_block or not is_conflict(error):
+                raise
+            continue
+        claimed += found
+        if not more or len(claimed) >= limit:
+            break
+    return claimed
+
+
+def _claim(
+    jobs: JobQuerySet,
+    lane: Lane,
+    process: Process,
+    limit: int,
+    group_size: GroupSize,
+    since: Place | None,
+    budget: Budget | None,
+    room: Callable[[], int] | None,
+) -> tuple[bool, list[ClaimedJob]]:
+    """Run one round of a claim. Returns whether more jobs may be left, and the claimed jobs."""
+    database = jobs.db
+    with writing(database, savepoint=False):
+        if room and (limit := min(limit, room())) <= 0:
+            return False, []
+        waiting = jobs.of_lane(lane).filter(NotBefore(*since)) if since else jobs.of_lane(lane)
+        # A process that was declared dead claims nothing, even if it has not noticed: its clock
+        # may have stood still.
+        owner = Process.objects.using(database).filter(pk=process.pk)
+        found: list[ClaimedJob] = []
+        for part in locked_parts(waiting.filter(Exists(owner)).annotate(db_now=Now()), limit):
+            rows: Any = part[: limit - len(found)]
+            found += budget.take(rows, ClaimedJob.objects.using(database)) if budget else rows
+            if len(found) == limit or (budget and budget.is_spent):
+                break
+        claimed = found
+        if unreadable := [job for job in found if job.limits and not limits.are_readable(job.limits)]:
+            _discard_unreadable(database, unreadable)
+        if any(job.limits for job in found):
+            claimed = acquire(database, found, limit, group_size)
+        if claimed:
+            now = claimed[0].db_now
+            # The rows are locked. Found by primary key alone: MariaDB might find them by their
+            # state, and lock others.
+            Job.objects.using(database).filter(Among([job.id for job in claimed])).update(
+                state=State.RUNNING,
+                process=process,
+                attempt=F("attempt") + 1,
+                started_at=now,
+                has_begun=False,
+            )
+    clock = time.monotonic()
+    for job in claimed:
+        job.attempt += 1
+        job.belong_to(process, now, clock)
+    return len(found) == limit, claimed
+
+
+def _discard_unreadable(database: str, unreadable: Sequence[ClaimedJob]) -> None:
+    """Mark jobs with unreadable limits, to be discarded when they start.
+
+    They must not stop their lane.
+    """
+    Job.objects.using(database).filter(pk__in=[job.pk for job in unreadable]).update(limits=None)
+    for job in unreadable:
+        job.limits, job.not_to_run = None, "Its limits cannot be read."
+
+
+def queue_room(database: str, queue: str, limit: int) -> int:
+    """Lock a queue and return how many more of its jobs may run.
+
+    The caller keeps the lock until the end of its transaction.
+    """
+    row = Queue.objects.using(database).filter(name=queue)
+    list(lock_waiting(row))
+    certify(row, {"limit": Coalesce(F("limit"), 0) + 1}, {"limit": NullIf(F("limit") - 1, Value(0))})
+    return limit - Job.objects.using(database).running().filter(queue=queue).count()
+
+
+def release(database: str, jobs: Sequence[ClaimedJob]) -> set[UUID]:
+    """Release claimed jobs that were not started, without spending an attempt.
+
+    Nothing is recorded of them. A job that an operator has stopped meanwhile is DISCARDED. A
+    job that was enqueued again meanwhile waits for the time of that call. A job whose row
+    another transaction has locked is left unchanged. Returns the ids of all others.
+    """
+    if not jobs:
+        return set()
+    rows = Job.objects.using(database)
+    fences = {job.fence for job in jobs}
+    with writing(database, savepoint=False):
+        # In the order in which a settlement locks them, and found by primary key alone.
+        locked = lock(rows.filter(Among([job.id for job in jobs])).order_by("pk"))
+        seen = list(locked.values_list("pk", "attempt", "process_id"))
+        # A job that has a process is running.
+        if owned := [row[0] for row in seen if row in fences]:
+            rows.filter(Among(owned)).update(**_RELEASED)
+    notify_queues(database, (job.queue for job in jobs))
+    return {row[0] for row in seen}
+
+
+def mark_started(job: ClaimedJob) -> bool:
+    """Record that a claimed job starts, for a job that must not run twice.
+
+    Returns False if the job belongs to another process now.
+    """
+    return bool(Job.objects.using(job._state.db).owned(job).update(has_begun=True))
+
+
+def save_policy(job: ClaimedJob) -> None:
+    """Store the policy of a job that was enqueued by SQL.
+
+    A row that was re-enqueued meanwhile has the policy of that call.
+    """
+    rows = Job.objects.using(job._state.db).owned(job).filter(max_attempts=0, asked_again=False)
+    rows.update(max_attempts=job.max_attempts, on_lost=job.on_lost, timeout=job.timeout)
+
+
+def save_metadata(job: ClaimedJob) -> bool:
+    """Store the metadata that the job's attempt has set.
+
+    Returns False if the job belongs to another process now. The metadata of a job that was
+    re-enqueued meanwhile is dropped: its row already belongs to the next run.
+    """
+    noted = Case(When(asked_again=True, then=F("metadata")), default=Value(job.metadata, models.JSONField()))
+    return bool(Job.objects.using(job._state.db).owned(job).update(metadata=noted))

@@ -1,0 +1,355 @@
+"""Admission of limited jobs: semaphores, and the slots that running attempts take.
+
+Decisions are made under the locks of all semaphores involved, taken in key order. One statement
+takes the lock, the next one counts the slots. In a single statement, both would use the same
+snapshot: six claimers then ran 4 to 12 jobs with a limit of 2.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+from typing import Any
+
+from django.db import connections
+from django.db.models import Count, Exists, F, OuterRef, Q, Subquery
+from django.db.models.functions import Coalesce
+
+from ..core.notify import notify_queues
+from ..core.transactions import writing
+from ..core.uuid7 import uuid7
+from ..models import ClaimedJob, Job, Semaphore, Slot
+from ..models.enums import State
+from ..models.expressions import Now, after
+from ..models.job import JobQuerySet
+from ..models.locking import delete, lock, lock_waiting
+from ..models.semaphore import RESERVED_AHEAD_SECONDS, SemaphoreQuerySet
+from .galera import certify
+from .served import Served
+from .slot_group import GroupSize, next_in_line, ungrouped
+
+# Above this many keys, enqueue does not check for existing waiters.
+FEW = 20
+# Number of blocked jobs in one read, and maximum number of reads for one semaphore.
+LOOK = 1000
+ROUNDS = 20
+# Number of semaphores that a sweep locks together.
+AT_ONCE = 50
+
+
+class Pruned(Exception):
+    """A semaphore was deleted before it was locked.
+
+    Inserting it again now would break the lock order, so the caller starts over.
+    """
+
+
+def _rows(database: str) -> SemaphoreQuerySet:
+    return Semaphore.objects.using(database)
+
+
+def acquire(database: str, jobs: Sequence[ClaimedJob], limit: int, group_size: GroupSize = ungrouped) -> list[ClaimedJob]:
+    """Return the locked ready jobs that may be claimed now.
+
+    The others become BLOCKED, or get a reason in ``not_to_run``. Up to ``limit``, the next
+    waiting jobs follow; each runs in the slot group of one of the returned jobs.
+    """
+    limited = [job for job in jobs if job.limits]
+    # Of two numbers for one key, the smaller one wins.
+    wanted = sorted((limit for job in limited for limit in job.limits), key=_breadth, reverse=True)
+    semaphores = _insert_and_lock(database, {limit["key"]: limit for limit in wanted})
+    _count_slots(database, semaphores)
+    admitted = [job for job in limited if _try_acquire(job, semaphores)]
+    _store(database, [each for each in semaphores.values() if each.is_changed])
+    blocked = defaultdict(list)
+    for job in limited:
+        if job.blocked_by:
+            blocked[job.blocked_by].append(job.pk)
+    for key, ids in blocked.items():
+        _jobs(database).filter(pk__in=ids).update(state=State.BLOCKED, blocked_by=key)
+    if rates := [key for key in blocked if semaphores[key].every]:
+        reserve_times(database, rates)
+    behind = next_in_line(ClaimedJob.objects.using(database), admitted, limit - len(jobs), group_size)
+    if keys := {limit["key"] for job in admitted for limit in job.limits if "most" in limit}:
+        certify(_rows(database).filter(pk__in=keys), {"burst": F("burst") + 1}, {"burst": F("burst") - 1})
+    _take_slots(database, [*admitted, *behind])
+    passed = sorted({key for job in limited for key in _not_used(job)})
+    notify_queues(database, [queue for key in passed for queue in _unblock(database, key, semaphores[key].free, semaphores)])
+    return [*(job for job in jobs if not job.blocked_by), *behind]
+
+
+def block_surplus(database: str, jobs: Sequence[Any]) -> None:
+    """Block new jobs that are certain to find no slot, so that no worker claims them in vain.
+
+    Slots may have become free by the time of the commit; the sweep finds such jobs.
+    """
+    waiting = [job for job in jobs if job.limits and job.state == State.READY]
+    keys = {limit["key"] for job in waiting for limit in job.limits}
+    lines = {key for key in keys if _blocked(database).filter(blocked_by=key).exists()} if len(keys) <= FEW else set()
+    ahead: Counter[str] = Counter()
+    for job in waiting:
+        for limit in sorted(job.limits, key=_breadth):
+            ahead[limit["key"]] += 1
+            is_full = limit["key"] in lines or ahead[limit["key"]] > limit.get("most", limit.get("burst"))
+            if is_full and not limit.get("discard"):
+                job.state, job.blocked_by = State.BLOCKED, limit["key"]
+                break
+
+
+def _signal(database: str, keys: Iterable[str], of_each_kind: bool = False, left_by: Sequence[Any] = ()) -> list[str]:
+    """Unblock as many waiting jobs as there are free slots. Return the queue of each.
+
+    of_each_kind: as many for each queue, task and set of limits, in waiting order. The workers
+        of one queue may be full while those of another are not.
+    left_by: jobs whose slots are released first.
+    """
+    with writing(database, savepoint=False):
+        held = {row.pk: row for row in _locked(database, keys) if row.most}
+        if left_by:
+            delete(Slot.objects.using(database).filter(job__in=[job.pk for job in left_by]))
+        keys = list(_rows(database).filter(pk__in=list(held)).waiting().values_list("pk", flat=True))
+        lines = {key: held[key] for key in keys}
+        if lines:
+            _count_slots(database, lines)
+        return [queue for key in lines for queue in _unblock(database, key, lines[key].free, lines, of_each_kind)]
+
+
+def sweep(database: str, limit: int) -> list[str]:
+    """Unblock jobs of semaphores with free slots and waiting jobs, of each kind of job."""
+    # In random order: if there are more than ``limit``, each semaphore has its turn.
+    found = _rows(database).waiting().alias(slots_taken=_slots_taken()).filter(most__gt=F("slots_taken")).order_by("?")
+    keys = list(found.values_list("pk", flat=True)[:limit])
+    parts = [keys[start : start + AT_ONCE] for start in range(0, len(keys), AT_ONCE)]
+    return [queue for part in parts for queue in _signal(database, part, of_each_kind=True)]
+
+
+def unblock_orphans(database: str, limit: int) -> list[str]:
+    """Unblock jobs whose semaphore row is missing. Return the queue of each.
+
+    The job whose claim would have inserted the row was discarded before that claim. This reads
+    all waiting jobs; with very many, it is not for every sweep.
+    """
+    lost = _blocked(database).exclude(Exists(_rows(database).filter(pk=OuterRef("blocked_by")))).order_by("blocked_by")
+    keys = [key for key in lost.values_list("blocked_by", flat=True).distinct()[:limit] if key]
+    with writing(database):
+        return [queue for key in keys for queue in _unblock(database, key, 1, {}, of_each_kind=True)]
+
+
+def reserve_times(database: str, keys: Iterable[str] | None = None) -> None:
+    """Reserve start times of the next seconds for jobs that wait for a rate."""
+    rows = _rows(database)
+    if keys is None:
+        rows = rows.filter(booked__lt=after(RESERVED_AHEAD_SECONDS))
+    else:
+        rows = rows.filter(pk__in=list(keys), booked__isnull=False)
+    if waiting := list(rows.waiting().values_list("pk", flat=True)):
+        with writing(database, savepoint=False):
+            for row in _locked(database, waiting):
+                _assign_times(database, row)
+
+
+def replan_rates(database: str) -> None:
+    """Correct rates whose times are later than the rate allows.
+
+    They were reserved while the database's clock was ahead.
+    """
+    rows: Any = _rows(database).filter(Q(earliest__gt=Now()) | Q(booked__gt=after(RESERVED_AHEAD_SECONDS))).annotate(db_now=Now())
+    ahead = [row.pk for row in rows if row.is_ahead]
+    for start in range(0, len(ahead), AT_ONCE):
+        with writing(database):
+            _store(database, [row for row in _locked(database, ahead[start : start + AT_ONCE]) if row.come_back()])
+
+
+def _assign_times(database: str, row: Any) -> None:
+    times = row.free_times()
+    jobs = _lock_first_waiting(database, row.pk, len(times), {})
+    for job, time in zip(jobs, times, strict=False):
+        job.state, job.blocked_by, job.run_after = State.SCHEDULED, None, time
+        row.booked = time + row.every
+    _jobs(database).bulk_update(jobs, ["state", "blocked_by", "run_after"])
+    _store(database, [row])
+
+
+def release_slots(database: str, jobs: Sequence[Any]) -> list[str]:
+    """Release the slots of settled jobs. Return the queue of each job that becomes ready."""
+    if not (keys := {limit["key"] for job in jobs for limit in job.limits or () if "most" in limit}):
+        return []
+    return _signal(database, keys, left_by=[job for job in jobs if job.limits])
+
+
+def _insert_and_lock(database: str, limits: dict[str, dict[str, Any]]) -> dict[str, Semaphore]:
+    """Lock and return the rows of the keys.
+
+    Missing rows are inserted before any row is locked, which avoids deadlocks.
+    """
+    mysql = connections[database].vendor == "mysql"
+    how: Any = {"update_conflicts": True, "update_fields": ["most"]} if mysql else {"ignore_conflicts": True}
+    if missing := limits.keys() - set(_rows(database).filter(pk__in=list(limits)).values_list("pk", flat=True)):
+        # On MySQL, other transactions wait for a new row that is not committed, so the same
+        # statement locks the existing rows. This clears their numbers; adopt() restores them.
+        _rows(database).bulk_create([Semaphore(pk=key) for key in sorted(limits if mysql else missing)], **how)
+    held = {row.pk: row for row in _locked(database, limits)}
+    if len(held) < len(limits):
+        raise Pruned
+    for key, row in held.items():
+        row.adopt(limits[key])
+    return held
+
+
+def _locked(database: str, keys: Iterable[str]) -> list[Any]:
+    rows: Any = _rows(database).filter(pk__in=list(keys)).order_by("pk").annotate(db_now=Now())
+    return list(lock_waiting(rows))
+
+
+def _unblock(database: str, key: str, number: int, known: dict[str, Semaphore], of_each_kind: bool = False) -> list[str]:
+    found = _lock_first_waiting(database, key, number, known, of_each_kind)
+    _jobs(database).filter(pk__in=[job.pk for job in found]).update(state=State.READY, blocked_by=None)
+    return [job.queue for job in found]
+
+
+def _lock_first_waiting(
+    database: str, key: str, number: int, known: dict[str, Semaphore], of_each_kind: bool = False
+) -> list[Any]:
+    """Lock and return the first waiting jobs of a semaphore that can run.
+
+    Earlier jobs that cannot run stop waiting for it, a thousand at a time. A job that no worker
+    would take becomes ready: it holds nothing, and runs once a worker takes it. A job whose
+    narrower limit has no free slot either waits for that one. ``known`` are counted semaphores;
+    the returned jobs take slots of them in memory.
+    """
+    known = dict(known)
+    served, found, passed = Served(database), list[Any](), set[Any]()
+    size = LOOK if of_each_kind else number
+    for _ in range(ROUNDS if number > 0 else 0):
+        rows = _jobs(database).waiting_for(key).exclude(pk__in=passed).only("queue", "task", "limits", "priority")
+        line = list(rows[:size])
+        _count_others(database, known, line)
+        kinds = Counter(map(_kind, found))
+        fate: dict[Any, str | None] = {}
+        for job in line:
+            kind, own = _kind(job), {each["key"]: each for each in job.limits or ()}
+            others = [each for each in own.values() if "most" in each and each["key"] != key]
+            full = [each for each in others if not known[each["key"]].is_free(each)]
+            narrower = [each for each in full if _breadth(each) < _breadth(own.get(key, {}))]
+            # At most as many jobs of one kind as each of their limits has free slots.
+            so_many = min([number, *(known[each["key"]].free_for(each) for each in others)]) if of_each_kind else number
+            if not served.takes(job):
+                fate[job.pk] = None
+            elif narrower:
+                fate[job.pk] = min(narrower, key=_breadth)["key"]
+            elif (kinds[kind] if of_each_kind else kinds.total()) < so_many:
+                fate[job.pk] = key
+                kinds[kind] += 1
+                for each in () if of_each_kind else others:
+                    known[each["key"]].use(each)
+        # Found by primary key alone, and read again: a row that has changed belongs to another
+        # transaction. Reads one column that is in no index: otherwise MySQL finds the rows by
+        # the index on ``blocked_by``, and locks its entries (see locking).
+        locked = lock(_jobs(database).filter(pk__in=list(fate)).order_by("pk")).values_list("pk", "blocked_by", "version")
+        held = {pk for pk, blocked_by, _version in locked if blocked_by == key}
+        found += [job for job in line if job.pk in held and fate[job.pk] == key]
+        leaving = _wait_elsewhere(database, {pk: to for pk, to in fate.items() if pk in held and to != key})
+        passed |= {pk for pk in fate if pk not in held or fate[pk] == key}
+        if len(line) < size or (not leaving and len(held) == len(fate)) or (not of_each_kind and len(found) >= number):
+            break
+        size = LOOK
+    return found
+
+
+def _wait_elsewhere(database: str, fate: dict[Any, str | None]) -> int:
+    """Make jobs wait for another semaphore, or make them ready. Return their number."""
+    by_key = defaultdict(list)
+    for pk, to in fate.items():
+        by_key[to].append(pk)
+    for to, ids in by_key.items():
+        _jobs(database).filter(pk__in=ids).update(state=State.BLOCKED if to else State.READY, blocked_by=to)
+    return len(fate)
+
+
+def _count_others(database: str, known: dict[str, Semaphore], jobs: Sequence[Any]) -> None:
+    """Count the slots of these jobs' other limits, without a lock.
+
+    A sweep finds jobs for which the count was wrong.
+    """
+    keys = {each["key"] for job in jobs if len(job.limits or ()) > 1 for each in job.limits if "most" in each}
+    if rows := {key: Semaphore(pk=key) for key in keys - known.keys()}:
+        _count_slots(database, rows)
+        known |= rows
+
+
+def _store(database: str, rows: list[Semaphore]) -> None:
+    _rows(database).bulk_update(rows, ["most", "every", "burst", "earliest", "booked"])
+
+
+def _jobs(database: str) -> JobQuerySet:
+    return Job.objects.using(database)
+
+
+def _blocked(database: str) -> JobQuerySet:
+    return _jobs(database).filter(state=State.BLOCKED)
+
+
+def _count_slots(database: str, semaphores: Mapping[str, Semaphore]) -> None:
+    """Set ``taken`` and ``smallest`` of these semaphores, by key."""
+    for key, number, smallest in Slot.objects.using(database).totals(semaphores):
+        semaphores[key].taken, semaphores[key].smallest = number, smallest
+
+
+def _take_slots(database: str, jobs: Iterable[Any]) -> None:
+    """Take one slot of each semaphore of each job, for the attempt that begins now."""
+    rows = [
+        Slot(semaphore_id=limit["key"], job=job, attempt=job.attempt + 1, slot_group=job.slot_group, most=limit["most"])
+        for job in jobs
+        for limit in job.limits
+        if "most" in limit
+    ]
+    Slot.objects.using(database).upsert(rows, key=["semaphore", "job"], fields=["attempt", "slot_group", "most"])
+
+
+def _slots_taken() -> Any:
+    slots = (
+        Slot.objects.taken()
+        .filter(semaphore=OuterRef("pk"))
+        .order_by()
+        .values("semaphore")
+        .annotate(number=Count("slot_group", distinct=True))
+    )
+    return Coalesce(Subquery(slots.values("number")), 0)
+
+
+def _breadth(limit: dict[str, Any]) -> float:
+    """Sort key: a job waits for its narrowest limit that has no free slot.
+
+    Jobs of a busy account wait for the account's limit, not for that of the bank of all accounts.
+    """
+    return float(limit.get("most", inf))
+
+
+def _kind(job: Any) -> Any:
+    return job.queue, job.task, tuple(sorted(each["key"] for each in job.limits or ()))
+
+
+def _not_used(job: Any) -> list[str]:
+    """Return the semaphores after the one that refused a job. Other jobs may have their slots."""
+    if not (job.blocked_by or job.not_to_run):
+        return []
+    keys = [limit["key"] for limit in sorted(job.limits, key=_breadth) if "most" in limit]
+    return keys if job.not_to_run else keys[keys.index(job.blocked_by) + 1 :] if job.blocked_by in keys else []
+
+
+def _try_acquire(job: Any, semaphores: dict[str, Semaphore]) -> bool:
+    """Acquire all semaphores of a job, or none. Return True if the job may run now."""
+    for limit in sorted(job.limits, key=_breadth):
+        row = semaphores[limit["key"]]
+        if row.is_free(limit):
+            continue
+        if limit.get("discard"):
+            job.not_to_run = f"There was no slot free of {row}, of which there are {limit['most']}."
+        else:
+            job.blocked_by = row.pk
+        return False
+    job.slot_group = uuid7()
+    for limit in job.limits:
+        semaphores[limit["key"]].use(limit)
+    return True

@@ -1,0 +1,89 @@
+"""Retention: delete what is past its time, with all rows that refer to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.db.models import Exists, OuterRef, Q
+
+from ..core.transactions import writing
+from ..models import Batch, Execution, Failure, Job, RecurringExecution, Semaphore, Slot
+from ..models.enums import UNSUCCESSFUL, State
+from ..models.expressions import Now, after
+from ..models.job import JobQuerySet
+from ..models.locking import delete, lock, lock_first
+from ..models.semaphore import SemaphoreQuerySet
+from .batches import EndedRun, close_shares
+
+# The largest number of failures that are deleted in one transaction.
+MOST_FAILURES = 10_000
+
+
+def prune_jobs(jobs: JobQuerySet, states: Sequence[str], older_than: float, limit: int) -> int:
+    """Delete jobs finished over ``older_than`` seconds ago, with all rows that refer to them.
+
+    Returns how many.
+    """
+    with writing(jobs.db):
+        old = jobs.filter(state__in=states, finished_at__lt=after(-older_than)).order_by("finished_at")
+        found = lock_first(old.values_list("pk", "state", "batch"), limit)
+        close_shares(jobs.db, [EndedRun(*row) for row in found if row[1] in UNSUCCESSFUL])
+        return erase(jobs.db, [row[0] for row in found])
+
+
+def erase(database: str, ids: list[Any]) -> int:
+    """Delete jobs with their attempts.
+
+    One statement for each table: nothing is loaded to be deleted.
+    """
+    if not ids:
+        return 0
+    for each in Job._meta.related_objects:
+        if each.related_model._meta.app_label == Job._meta.app_label:
+            rows = each.related_model._base_manager.using(database)
+            delete(rows.filter(**{f"{each.field.name}__in": ids}))
+    return delete(Job.objects.using(database).filter(pk__in=ids))
+
+
+def prune_batches(database: str, older_than: float) -> None:
+    """Delete batches without jobs that finished over ``older_than`` seconds ago."""
+    has_jobs = Exists(Job.objects.using(database).filter(batch=OuterRef("pk")))
+    rows = Batch.objects.using(database).filter(finished_at__lt=after(-older_than)).exclude(has_jobs)
+    rows._raw_delete(database)
+
+
+def prune_failures(database: str, older_than: float) -> None:
+    """Delete failures that were not seen for ``older_than`` seconds."""
+    with writing(database):
+        old = Failure.objects.using(database).filter(last_seen__lt=after(-older_than))
+        if ids := lock_first(old.values_list("pk", flat=True), MOST_FAILURES):
+            Execution.objects.using(database).filter(failure__in=ids).update(failure=None)
+            old.filter(pk__in=ids)._raw_delete(database)
+
+
+def prune_recurring_executions(database: str, older_than: float, limit: int) -> int:
+    """Delete executions from over ``older_than`` seconds ago. Return their number."""
+    with writing(database):
+        rows = RecurringExecution.objects.using(database)
+        old = rows.filter(run_at__lt=after(-older_than)).order_by("run_at")
+        ids = lock_first(old.values_list("pk", flat=True), limit)
+        return rows.filter(pk__in=ids)._raw_delete(database) if ids else 0
+
+
+def prune_semaphores(database: str, limit: int) -> int:
+    """Delete semaphores that no job holds or waits for. Return their number."""
+    found = list(_unused(database).values_list("pk", flat=True)[:limit])
+    with writing(database):
+        held = [row.pk for row in lock(Semaphore.objects.using(database).filter(pk__in=found).order_by("pk"))]
+        # Check again under the lock: a claim may have been faster, and its slots must stay.
+        unused = list(_unused(database).filter(pk__in=held).values_list("pk", flat=True))
+        delete(Slot.objects.using(database).filter(semaphore__in=unused))
+        return delete(Semaphore.objects.using(database).filter(pk__in=unused))
+
+
+def _unused(database: str) -> SemaphoreQuerySet:
+    taken = Slot.objects.using(database).taken().filter(semaphore=OuterRef("pk"))
+    waited_for = Job.objects.using(database).filter(state=State.BLOCKED).filter(blocked_by=OuterRef("pk"))
+    idle = Semaphore.objects.using(database).filter(Q(earliest=None) | Q(earliest__lt=Now()))
+    return idle.exclude(Exists(taken)).exclude(Exists(waited_for))

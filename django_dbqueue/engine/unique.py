@@ -1,0 +1,231 @@
+"""Unique jobs: all jobs that are enqueued with one key share one row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+from uuid import UUID
+
+from django.db import OperationalError, connections
+from django.db.models import Case, F, Value, When
+from django.db.models.functions import Greatest
+
+from ..core.time_values import LONGEST_WAIT
+from ..core.transactions import writing
+from ..models import BatchShare, Job
+from ..models.enums import FINISHED, Conflict, EnqueueStatus, State
+from ..models.expressions import Now, after
+from ..models.job import JobQuerySet
+from ..models.locking import lock_waiting
+from .batches import EndedRun, close_shares
+
+T = TypeVar("T")
+
+CHUNK = 500
+TRIES = 5
+# Columns overwritten by the latest enqueue of the same key.
+OF_THE_CALL = [
+    *("task", "queue", "priority", "args", "kwargs", "metadata", "max_attempts", "on_lost", "timeout", "limits"),
+    *("pipeline", "stage"),
+]
+_OF_A_RUN = ["state", "blocked_by", "run_after", "expires_at", "asked_again", "failures", "attempts_before"]
+_OF_A_NEW_RUN = ["enqueued_at", "started_at", "finished_at", "result", "stop_asked_at"]
+TIMES = ["run_after", "expires_at", "enqueued_at"]
+OF_A_NEW_JOB = ["id", *OF_THE_CALL, "batch_id", *_OF_A_RUN, "enqueued_at", "version", "attempt", "has_begun"]
+_WRITTEN = [*OF_THE_CALL, "batch_id", *_OF_A_RUN, *_OF_A_NEW_RUN, "version"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UniquePolicy:
+    """How an enqueue call treats the existing job of its key.
+
+    run_after: the time at which the call wants the job to run; None is at once.
+    expires: the time of expiry, or a timedelta after ``run_after``.
+    max_wait: the longest time that the job can be postponed, from its first enqueue.
+    """
+
+    on_conflict: Conflict = Conflict.RERUN
+    run_after: datetime | timedelta | None = None
+    expires: datetime | timedelta | None = None
+    max_wait: timedelta = LONGEST_WAIT
+
+
+def upsert(database: str, jobs: Sequence[Job], policy: UniquePolicy) -> list[tuple[Job, EnqueueStatus]]:
+    """Upsert jobs with keys, each into the one row of its key.
+
+    Returns the row of each, and the effect of the call on it.
+    """
+    connection: Any = connections[database]
+    for _ in range(TRIES):
+        try:
+            return _upsert(database, jobs, policy)
+        except OperationalError:
+            # MySQL may detect a deadlock between two calls that insert the same new key. It has
+            # rolled back the whole transaction.
+            if connection.in_atomic_block or not connection.is_usable():
+                raise
+    return _upsert(database, jobs, policy)
+
+
+def restart_run(rows: JobQuerySet, wait: float | datetime) -> None:
+    """Restart running jobs that were re-enqueued. Their rows have the values of that call already.
+
+    Each waits for the time of that call, and at least until ``wait`` (seconds from now, or a
+    time), as its retry would have.
+    """
+    # MySQL sets one column after the other: the state depends on the time that the call set.
+    changes: dict[str, Any] = {
+        "state": Case(When(run_after__gt=after(wait), then=Value(State.SCHEDULED)), default=Value(State.READY))
+    }
+    if wait:
+        changes = {"state": State.SCHEDULED, "run_after": Greatest(F("run_after"), after(wait))}
+    rows.update(
+        **changes,
+        process=None,
+        failures=0,
+        attempts_before=F("attempt"),
+        asked_again=False,
+        stop_asked_at=None,
+        started_at=None,
+        enqueued_at=Now(),
+    )
+
+
+def _upsert(database: str, jobs: Sequence[Job], policy: UniquePolicy) -> list[tuple[Job, EnqueueStatus]]:
+    is_own = not connections[database].in_atomic_block
+    rows, merge = Job.objects.using(database), _Merge(policy)
+    with writing(database, savepoint=False):
+        if is_own:
+            _read_committed(connections[database])
+        found = _insert_or_lock(rows, jobs)
+        effects = [(found[job.key or ""], merge(found[job.key or ""], job)) for job in jobs]
+        close_shares(database, merge.ended)
+        BatchShare.objects.using(database).bulk_create(merge.shares)
+        _write(rows, list(merge.changed.values()))
+    return effects
+
+
+def _read_committed(connection: Any) -> None:
+    """Set the isolation level of this transaction to READ COMMITTED.
+
+    Each statement then sees all earlier commits. A stricter transaction of PostgreSQL refuses to
+    lock a row that was changed since it began.
+    """
+    if connection.vendor == "postgresql" and connection.isolation_level > 2:
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+
+
+def _insert_or_lock(rows: JobQuerySet, jobs: Iterable[Job]) -> dict[str, Job]:
+    """Return the locked row of each key. A missing row is inserted."""
+    first: dict[str, Job] = {}
+    # In the order of the keys, first all inserts and then all locks: two calls that have keys in
+    # common do not deadlock.
+    for job in sorted(jobs, key=lambda job: job.key or ""):
+        first.setdefault(job.key or "", job)
+    # On MySQL, an insert that meets an existing key locks the index range beside it: there, only
+    # missing rows are inserted.
+    found = _lock(rows, list(first)) if connections[rows.db].vendor == "mysql" else {}
+    # Repeated for a row that was deleted in between.
+    while missing := [key for key in first if key not in found]:
+        for chunk in _chunks(missing):
+            rows.bulk_create([first[key] for key in chunk], ignore_conflicts=True)
+        found |= _lock(rows, missing)
+    return found
+
+
+def _lock(rows: JobQuerySet, keys: list[str]) -> dict[str, Job]:
+    found: dict[str, Job] = {}
+    for chunk in _chunks(keys):
+        held = lock_waiting(rows.filter(key__in=chunk).order_by("key").annotate(db_now=Now()))
+        found.update((row.key or "", row) for row in held)
+    return found
+
+
+def _write(rows: JobQuerySet, changed: list[Job]) -> None:
+    """Write all rows in one statement, found by their ids.
+
+    They are locked, so nothing else has changed them.
+    """
+    for chunk in _chunks(changed):
+        rows.upsert(chunk, key=["id"], fields=_WRITTEN)
+
+
+def _chunks(items: list[T]) -> Iterator[list[T]]:
+    for start in range(0, len(items), CHUNK):
+        yield items[start : start + CHUNK]
+
+
+class _Merge:
+    """Applies calls to the locked rows of their keys, in memory.
+
+    changed: the rows to write. ended: the runs whose outcome their rows lose. shares: the batches
+    that now wait for a run of another batch.
+    """
+
+    def __init__(self, policy: UniquePolicy) -> None:
+        self._policy = policy
+        self.changed: dict[UUID, Job] = {}
+        self.ended: list[EndedRun] = []
+        self.shares: list[BatchShare] = []
+
+    def __call__(self, row: Any, job: Job) -> EnqueueStatus:
+        if row.pk == job.pk:
+            return EnqueueStatus.CREATED
+        if row.version is not None and job.version is not None and job.version < row.version:
+            return EnqueueStatus.IGNORED
+        ends = row.state in FINISHED
+        if self._policy.on_conflict == Conflict.SKIP and not ends:
+            return EnqueueStatus.IGNORED
+        self._assign_batch(row, job.batch_id)
+        for name in OF_THE_CALL:
+            setattr(row, name, getattr(job, name))
+        row.version = row.version if job.version is None else job.version
+        row.run_after, expires = self._time(row), self._policy.expires
+        begins = max(row.run_after, row.db_now)
+        row.expires_at = begins + expires if isinstance(expires, timedelta) else expires
+        if row.state == State.RUNNING:
+            row.asked_again = True
+        else:
+            _start_run(row, State.SCHEDULED if row.run_after > row.db_now else State.READY)
+        self.changed[row.pk] = row
+        return EnqueueStatus.CREATED if ends else EnqueueStatus.MERGED
+
+    def _assign_batch(self, row: Any, batch: Any) -> None:
+        """Assign the requested run to the call's batch.
+
+        The batch that it belonged to waits for it too.
+        """
+        if row.state in FINISHED:
+            self.ended.append(EndedRun(row.pk, row.state, row.batch_id if row.batch_id != batch else None))
+            row.batch_id = batch
+            return
+        is_to_come = row.state != State.RUNNING or row.asked_again
+        if row.batch_id == batch or (batch is None and is_to_come):
+            return
+        if row.batch_id:
+            self.shares.append(BatchShare(batch_id=row.batch_id, job=row.pk, attempt=row.attempt + is_to_come))
+        row.batch_id = batch
+
+    def _time(self, row: Any) -> Any:
+        """Return the time at which the job is to run.
+
+        A re-enqueue never postpones it, unless the call replaces the waiting job.
+        """
+        wanted = self._policy.run_after
+        asked = row.db_now + wanted if isinstance(wanted, timedelta) else wanted or row.db_now
+        if row.state in FINISHED or row.state == State.RUNNING:
+            return asked
+        if self._policy.on_conflict == Conflict.REPLACE and wanted:
+            return min(asked, row.enqueued_at + self._policy.max_wait)
+        return min(asked, row.run_after)
+
+
+def _start_run(row: Any, state: State) -> None:
+    if row.state in FINISHED:
+        row.enqueued_at, row.started_at, row.finished_at, row.result = row.db_now, None, None, None
+        row.stop_asked_at = None
+    row.state, row.blocked_by = state, None
+    row.failures, row.attempts_before = 0, row.attempt

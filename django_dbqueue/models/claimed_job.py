@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import time
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from ..core.progress_value import ProgressValue
+from .enums import Fence, State
+from .job import Job
+from .process import Process
+
+
+class ClaimedJob(Job):
+    """A job that this process has claimed and not yet settled: its row, and what its worker knows.
+
+    claimed_at, clock: the database's time and this process's clock at the claim.
+    db_now: the database's time, as the claim has read it.
+    slot_group: all jobs of one group run one after the other, and share the slots of their limits.
+    size: bytes of the arguments as JSON, as far as they were counted: small arguments are not.
+    not_to_run: the reason why the job is not to run, or "".
+    progress_value: the progress that the task has reported, until it is written.
+    """
+
+    claimed_at: datetime
+    clock: float
+    db_now: datetime
+    slot_group: UUID | None = None
+    size = 0
+    not_to_run = ""
+    progress_value: ProgressValue | None = None
+
+    class Meta:
+        proxy = True
+        default_permissions = ()
+
+    def belong_to(self, process: Process, now: datetime, clock: float) -> None:
+        """Mark the job as claimed for the process, at a time of the database and of the clock."""
+        self.state = State.RUNNING
+        self.process_id, self._state.fields_cache["process"] = process.pk, process
+        self.started_at = self.claimed_at = now
+        self.clock = clock
+
+    @property
+    def fence(self) -> Fence:
+        """The fencing token of the attempt that the job is in."""
+        return self.id, self.attempt, self.process_id
+
+    @property
+    def log_fields(self) -> dict[str, Any]:
+        """Structured fields of log lines about the job."""
+        process = self.process.log_fields if self.process else {}
+        return {"job_id": str(self.pk), "task": self.task, "queue": self.queue, "attempt": self.attempt, **process}
+
+    def has_expired(self, wait: float = 0.0) -> bool:
+        """Return True if it is too late to start the job ``wait`` seconds from now."""
+        return self.expires_at is not None and self.now() + timedelta(seconds=wait) >= self.expires_at
+
+    def now(self) -> datetime:
+        """Return the database's time: that of the claim, plus the time since by the clock."""
+        return self.claimed_at + timedelta(seconds=time.monotonic() - self.clock)

@@ -1,0 +1,117 @@
+"""Registry: find the modules that hold tasks, and the task at a job's path."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable
+from dataclasses import fields
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from django.apps import apps as django_apps
+from django.utils.module_loading import module_has_submodule
+
+from .compat import FrameworkTask
+from .exceptions import InvalidTaskPath
+from .tasks import Task
+
+if TYPE_CHECKING:
+    from .models import Job
+
+logger = logging.getLogger("django_dbqueue")
+
+
+def modules_with_tasks(modules: Iterable[str]) -> list[str]:
+    """Return these modules, the ``tasks`` module of each installed app, and the package's own."""
+    apps = [f"{config.name}.tasks" for config in django_apps.get_app_configs() if module_has_submodule(config.module, "tasks")]
+    return ["django_dbqueue.contrib.tasks", *apps, *modules]
+
+
+def discover(modules: Iterable[str]) -> list[str]:
+    """Import the modules that hold tasks, including these.
+
+    Returns the modules that cannot be imported; the reason is logged.
+    """
+    broken = []
+    for name in modules_with_tasks(modules):
+        try:
+            import_module(name)
+        except Exception:
+            broken.append(name)
+            logger.exception("tasks: %s cannot be imported; jobs of its tasks are left to other workers", name)
+    return broken
+
+
+def load(path: str) -> Task[..., Any]:
+    """Return the task at a job's path.
+
+    Never imports a module: the path comes from a row of a table, and finds only imported modules.
+    Raises InvalidTaskPath for anything that does not carry ``@task``.
+    """
+    module, _, name = path.rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    if found is None:
+        raise InvalidTaskPath(
+            f"{path!r} is not known here. Deploy the code that has it, in the module tasks of an installed app or in one that "
+            "OPTIONS['task_modules'] names: jobs that wait then run, and one that has failed can be retried; or discard it."
+        )
+    if not isinstance(found, FrameworkTask):
+        raise InvalidTaskPath(f"{path!r} is a {type(found).__name__}, not a task. Decorate it with @task, or discard the job.")
+    if isinstance(found, Task):
+        return found
+    # Made by another backend: this package's defaults apply.
+    return Task(**{each.name: getattr(found, each.name) for each in fields(found)})
+
+
+def task_of(job: Job, alias: str) -> Task[..., Any]:
+    """Return the job's task as it was enqueued.
+
+    Raises InvalidTaskPath if its path no longer has a task.
+    """
+    return _as_enqueued(load(job.task), job, alias)
+
+
+def task_or_stand_in(job: Job, alias: str) -> Task[..., Any]:
+    """Return the job's task, or a stand-in if the task is gone.
+
+    The stand-in has the same path and cannot be called.
+    """
+    try:
+        return task_of(job, alias)
+    except InvalidTaskPath:
+        return _as_enqueued(_stand_in(job.task), job, alias)
+
+
+def _as_enqueued(task: Task[..., Any], job: Job, alias: str) -> Task[..., Any]:
+    """Return a copy of the task with the job's settings, made without the constructor.
+
+    The constructor would validate the task, and a job whose queue is gone from ``QUEUES`` could not
+    be read.
+    """
+    wanted: dict[str, Any] = {
+        "priority": job.priority,
+        "queue_name": job.queue,
+        "run_after": None if job.run_after == job.enqueued_at else job.run_after,
+        "expires": job.expires_at,
+        "backend": alias,
+        "metadata": job.metadata,
+    }
+    if all(getattr(task, name) == value for name, value in wanted.items()):
+        return task
+    enqueued = object.__new__(type(task))
+    for each in fields(task):
+        object.__setattr__(enqueued, each.name, wanted.get(each.name, getattr(task, each.name)))
+    return enqueued
+
+
+def _stand_in(path: str) -> Task[..., Any]:
+    def gone(*args: Any, **kwargs: Any) -> None:
+        load(path)
+
+    gone.__module__, _, gone.__qualname__ = path.rpartition(".")
+    gone.__name__ = gone.__qualname__
+    task = object.__new__(Task)
+    for each in fields(Task):
+        object.__setattr__(task, each.name, gone if each.name == "func" else each.default)
+    return task
