@@ -33,7 +33,9 @@ def main() -> None:
         for number in range(given.rounds):
             measure_all(scenarios, pythons, where, found)
             if given.output:
-                given.output.write_text(json.dumps({"facts": {**facts, "rounds": number + 1}, "runs": found}, indent=1))
+                given.output.write_text(
+                    json.dumps({"facts": {**facts, "rounds": number + 1}, "runs": found}, indent=1)
+                )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,12 +47,34 @@ def parser() -> argparse.ArgumentParser:
     )
     add = found.add_argument
     systems = [*EVERY, "all"]
-    add("--systems", nargs="+", choices=systems, metavar="NAME", help='Ours and the limits, if none is given; or "all".')
-    add("--scenarios", nargs="+", metavar="NAME", help='Names, or patterns such as "drain*". The usual ones, if none is given.')
-    add("--rounds", type=int, default=3, help="How often each is measured, in turn (default: %(default)s).")
+    add(
+        "--systems",
+        nargs="+",
+        choices=systems,
+        metavar="NAME",
+        help='Ours and the limits, if none is given; or "all".',
+    )
+    add(
+        "--scenarios",
+        nargs="+",
+        metavar="NAME",
+        help='Names, or patterns such as "drain*". The usual ones, if none is given.',
+    )
+    add(
+        "--rounds",
+        type=int,
+        default=3,
+        help="How often each is measured, in turn (default: %(default)s).",
+    )
     add("--output", type=Path, help="Where the figures are written, as JSON, after each round.")
     add("--database", choices=DATABASES, default="postgresql", help="The default is %(default)s.")
-    add("--set", nargs="+", default=[], metavar="NAME=VALUE", help="Settings of the PostgreSQL that is started.")
+    add(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="Settings of the PostgreSQL that is started.",
+    )
     return found
 
 
@@ -77,7 +101,10 @@ def measure_all(scenarios: list[str], pythons: dict[str, str], where: Server, fo
                 print(f"{scenario:<27}{name:<16}— {error}", flush=True)
                 continue
             found.setdefault(scenario, {}).setdefault(name, []).append(figures)
-            print(f"{scenario:<27}{name:<16}" + "  ".join(map(show, figures, figures.values())), flush=True)
+            print(
+                f"{scenario:<27}{name:<16}" + "  ".join(map(show, figures, figures.values())),
+                flush=True,
+            )
 
 
 def measure(scenario: str, name: str, where: Server, python: str) -> dict[str, Any]:

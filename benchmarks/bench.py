@@ -38,7 +38,9 @@ class Bench:
         self._env |= self._beside.enter_context(self.system.beside())
 
     def drive(self, verb: str, **given: Any) -> dict[str, Any]:
-        done = subprocess.run(self._command(verb, given), env=self._env, cwd=HERE, stdout=subprocess.PIPE, check=True)
+        done = subprocess.run(
+            self._command(verb, given), env=self._env, cwd=HERE, stdout=subprocess.PIPE, check=True
+        )
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         if "unsupported" in found:
             raise Unsupported(found["unsupported"])
@@ -47,7 +49,9 @@ class Bench:
     @contextmanager
     def worker(self, processes: int, threads: int, **env: str) -> Iterator[int]:
         """Its process id. Whatever it has left behind is ended with it."""
-        with self._running(self._command("work", {"processes": processes, "threads": threads}), **env) as pid:
+        with self._running(
+            self._command("work", {"processes": processes, "threads": threads}), **env
+        ) as pid:
             yield pid
 
     def memory_of_a_shell(self) -> dict[str, list[float]]:
@@ -80,7 +84,10 @@ class Bench:
         used: dict[str, int] = {}
         before = self.server.counters(self.database)
         yield used
-        used |= {name: value - before[name] for name, value in self.server.counters(self.database).items()}
+        used |= {
+            name: value - before[name]
+            for name, value in self.server.counters(self.database).items()
+        }
 
     def stamps(self) -> dict[int, float]:
         lines = Path(self._stamps.name).read_text().split()
@@ -96,7 +103,9 @@ class Bench:
     @contextmanager
     def _running(self, command: list[str], **env: str) -> Iterator[int]:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        with subprocess.Popen(command, env={**self._env, **env}, cwd=HERE, start_new_session=True, **quiet) as process:
+        with subprocess.Popen(
+            command, env={**self._env, **env}, cwd=HERE, start_new_session=True, **quiet
+        ) as process:
             try:
                 yield process.pid
             finally:
@@ -110,7 +119,11 @@ class Bench:
         """Made once, with the system's tables in it."""
         template = f"bench_template_{self.name}"
         if not self.server.has(template):
-            self._env = {**os.environ, "BENCH_SYSTEM": self.name, "DATABASE_URL": self.server.make(template)}
+            self._env = {
+                **os.environ,
+                "BENCH_SYSTEM": self.name,
+                "DATABASE_URL": self.server.make(template),
+            }
             self.drive("prepare")
         return template
 

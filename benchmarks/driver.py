@@ -40,10 +40,16 @@ def enqueue(function: str, jobs: int, **given: Any) -> dict[str, Any]:
     return timed(lambda: [here().enqueue(one, *call) for call in calls])
 
 
-def enqueue_many(function: str, jobs: int, batch: int | None = None, **given: Any) -> dict[str, Any]:
+def enqueue_many(
+    function: str, jobs: int, batch: int | None = None, **given: Any
+) -> dict[str, Any]:
     """So many at a time, or all."""
     one, calls, size = task(function), calls_of(function, jobs, given), batch or jobs
-    return timed(lambda: [here().enqueue_many(one, calls[start : start + size]) for start in range(0, jobs, size)])
+    return timed(
+        lambda: [
+            here().enqueue_many(one, calls[start : start + size]) for start in range(0, jobs, size)
+        ]
+    )
 
 
 def ping(jobs: int, pause: float) -> dict[str, Any]:

@@ -25,12 +25,17 @@ def python(name: str) -> str:
     if not stamp.exists() or stamp.read_text() != wanted:
         print(f"Setting up {folder.relative_to(FOLDER.parent)} ...", file=sys.stderr)
         venv.create(folder, clear=True, with_pip=True)
-        subprocess.run([found, "-m", "pip", "install", "-q", "--disable-pip-version-check", *requires], check=True)
+        subprocess.run(
+            [found, "-m", "pip", "install", "-q", "--disable-pip-version-check", *requires],
+            check=True,
+        )
         stamp.write_text(wanted)
     return str(found)
 
 
 def packages(name: str) -> list[str]:
     """What a rival was measured with."""
-    done = subprocess.run([python(name), "-m", "pip", "freeze"], stdout=subprocess.PIPE, check=True, text=True)
+    done = subprocess.run(
+        [python(name), "-m", "pip", "freeze"], stdout=subprocess.PIPE, check=True, text=True
+    )
     return done.stdout.splitlines()

@@ -15,12 +15,27 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 def facts() -> dict[str, Any]:
     cpu = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "?"
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        "?",
     )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    machine = {"cpu": cpu, "cores": os.cpu_count(), "memory": f"{memory:.0f} GB", "kernel": platform.release()}
+    machine = {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "memory": f"{memory:.0f} GB",
+        "kernel": platform.release(),
+    }
     versions = {name: version(name) for name in ("django-dbqueue-tasks", "django", "psycopg")}
-    return {"day": date.today().isoformat(), **machine, "python": platform.python_version(), **versions}
+    return {
+        "day": date.today().isoformat(),
+        **machine,
+        "python": platform.python_version(),
+        **versions,
+    }
 
 
 def tree(pid: int) -> Iterator[int]:

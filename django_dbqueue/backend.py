@@ -17,7 +17,14 @@ from django.db import connections, router
 from . import limits
 from .batches import Entry
 from .batches import current as current_entry
-from .compat import BaseTaskBackend, InvalidTask, TaskResultDoesNotExist, is_heard, signals, task_backends
+from .compat import (
+    BaseTaskBackend,
+    InvalidTask,
+    TaskResultDoesNotExist,
+    is_heard,
+    signals,
+    task_backends,
+)
 from .core import serialization, unique_keys
 from .core.notify import notify_queues, wake
 from .core.options import Options
@@ -76,9 +83,13 @@ class DatabaseBackend(BaseTaskBackend):
         """Raise InvalidTask, with the value, for a task that this backend cannot run."""
         # First, values on which the framework would fail, or which it would accept silently.
         if type(task.priority) is not int:
-            raise InvalidTask(f"priority must be a whole number between -100 and 100. It is {task.priority!r}.")
+            raise InvalidTask(
+                f"priority must be a whole number between -100 and 100. It is {task.priority!r}."
+            )
         if not isinstance(task.run_after, datetime | timedelta | None):
-            raise InvalidTask(f"run_after must be an aware datetime, or a timedelta from now, not {task.run_after!r}.")
+            raise InvalidTask(
+                f"run_after must be an aware datetime, or a timedelta from now, not {task.run_after!r}."
+            )
         if not isinstance(metadata := getattr(task, "metadata", None) or {}, Mapping):
             raise InvalidTask(f"metadata must be a dict, not {metadata!r}.")
         if self.queues and task.queue_name not in self.queues:
@@ -88,7 +99,9 @@ class DatabaseBackend(BaseTaskBackend):
             )
         if isinstance(task.run_after, timedelta):
             if abs(task.run_after) > LONGEST_WAIT:
-                raise InvalidTask(f"run_after must be within {LONGEST_WAIT.days:,} days from now, not {task.run_after.days:,}.")
+                raise InvalidTask(
+                    f"run_after must be within {LONGEST_WAIT.days:,} days from now, not {task.run_after.days:,}."
+                )
             task = replace(task, run_after=None)
         super().validate_task(task)
         try:
@@ -105,7 +118,10 @@ class DatabaseBackend(BaseTaskBackend):
         return self._enqueue(task, [self._called(self._blank(task), task, args, kwargs)])[0]
 
     def enqueue_many(
-        self, task: Any, calls: Iterable[tuple[Sequence[Any], Mapping[str, Any]]], stages: Sequence[Any] = ()
+        self,
+        task: Any,
+        calls: Iterable[tuple[Sequence[Any], Mapping[str, Any]]],
+        stages: Sequence[Any] = (),
     ) -> Enqueued:
         """Write many jobs of one task, all or none. Each call is a pair of args and kwargs.
 
@@ -116,8 +132,12 @@ class DatabaseBackend(BaseTaskBackend):
         if stages:
             blank.stage, blank.pipeline = 0, [_as_stage(stage) for stage in stages]
         if any(getattr(task, name, None) for name in ("key", "version", "concurrency", "rate")):
-            return self._enqueue(task, [self._called(blank.copy(uuid7()), task, *call) for call in calls])
-        return self._enqueue(task, LazyJobs(blank, [(uuid7(), *self._bound(task, *call)) for call in calls]))
+            return self._enqueue(
+                task, [self._called(blank.copy(uuid7()), task, *call) for call in calls]
+            )
+        return self._enqueue(
+            task, LazyJobs(blank, [(uuid7(), *self._bound(task, *call)) for call in calls])
+        )
 
     def at_stage(self, pipeline: list[dict[str, Any]], place: int, value: Any) -> Job:
         """Return a job that enters a stage of a pipeline.
@@ -173,17 +193,30 @@ class DatabaseBackend(BaseTaskBackend):
     def get_result(self, result_id: str) -> JobResult:
         """Return the job's result. Raises TaskResultDoesNotExist if no job has that id."""
         try:
-            job = Job.objects.using(self.database).select_related("process", "progress").get(pk=UUID(str(result_id)))
+            job = (
+                Job.objects.using(self.database)
+                .select_related("process", "progress")
+                .get(pk=UUID(str(result_id)))
+            )
         except (Job.DoesNotExist, ValueError, TypeError, AttributeError):
             raise TaskResultDoesNotExist(f"There is no job {result_id!r}.") from None
         executions = Execution.objects.using(self.database).of_this_run(job) if job.attempt else ()
-        return result_of(job, self.alias, task_or_stand_in(job, self.alias), executions, progress_of(job))
+        return result_of(
+            job, self.alias, task_or_stand_in(job, self.alias), executions, progress_of(job)
+        )
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         given = task_backends.settings.get(self.alias, {})
         queues = given.get("QUEUES", ())
-        if isinstance(queues, str) or not all(isinstance(name, str) and NAME.fullmatch(name) for name in queues):
-            return [Error(f"TASKS[{self.alias!r}]['QUEUES']: {queues!r} is not a list of names of queues.", id="dbqueue.E005")]
+        if isinstance(queues, str) or not all(
+            isinstance(name, str) and NAME.fullmatch(name) for name in queues
+        ):
+            return [
+                Error(
+                    f"TASKS[{self.alias!r}]['QUEUES']: {queues!r} is not a list of names of queues.",
+                    id="dbqueue.E005",
+                )
+            ]
         try:
             QueueSelector(self.config.queues, frozenset(self.queues))
             self.config.check_queues(self.queues)
@@ -192,7 +225,12 @@ class DatabaseBackend(BaseTaskBackend):
         unread = [key for key in given if key not in ("BACKEND", "QUEUES", "OPTIONS")]
         if unread and type(self) is DatabaseBackend:
             names = ", ".join(map(repr, unread))
-            return [Warning(f"TASKS[{self.alias!r}]: nothing reads {names}. Does it belong in 'OPTIONS'?", id="dbqueue.W003")]
+            return [
+                Warning(
+                    f"TASKS[{self.alias!r}]: nothing reads {names}. Does it belong in 'OPTIONS'?",
+                    id="dbqueue.W003",
+                )
+            ]
         return []
 
     def _blank(self, task: Any) -> Job:
@@ -208,7 +246,9 @@ class DatabaseBackend(BaseTaskBackend):
             job.state = Job.State.SCHEDULED
             job.run_after = after(task.run_after)
         expires = getattr(task, "expires", None)
-        job.expires_at = after_start(task.run_after, expires) if isinstance(expires, timedelta) else expires
+        job.expires_at = (
+            after_start(task.run_after, expires) if isinstance(expires, timedelta) else expires
+        )
         return job
 
     @property
@@ -225,17 +265,23 @@ class DatabaseBackend(BaseTaskBackend):
         job.key, job.version = self._key_and_version(task, args, kwargs)
         return job
 
-    def _bound(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def _bound(
+        self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
         bound = serialization.bind(task.func, task.takes_context, args, kwargs)
         # Ready-made tasks validate more of their arguments than the types.
         if check := getattr(task.func, "check_call", None):
             check(self, *args, **kwargs)
         return bound
 
-    def _key_and_version(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str | None, int | None]:
+    def _key_and_version(
+        self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[str | None, int | None]:
         key, version = getattr(task, "key", None), getattr(task, "version", None)
         if key is not None and not isinstance(key, str):
-            key = unique_keys.compute(key, task, args, kwargs, f"{task.module_path}: what key returned")
+            key = unique_keys.compute(
+                key, task, args, kwargs, f"{task.module_path}: what key returned"
+            )
         if callable(version):
             version = unique_keys.compute_version(version, task, args, kwargs)
         return key and f"{task.module_path} {key}", version
@@ -249,7 +295,9 @@ class DatabaseBackend(BaseTaskBackend):
             after_commit(insert)
         return results
 
-    def _insert(self, task: Any, jobs: Sequence[Job], results: Enqueued, entry: Entry | None) -> None:
+    def _insert(
+        self, task: Any, jobs: Sequence[Job], results: Enqueued, entry: Entry | None
+    ) -> None:
         keyed = [] if isinstance(jobs, LazyJobs) else [job for job in jobs if job.key]
         new = [job for job in jobs if not job.key] if keyed else jobs
         with self._held_open(entry) if entry else nullcontext():

@@ -27,10 +27,18 @@ class _Strategy:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-                raise ValueError(f"{type(self).__name__}({name}={value!r}): give a number of at least 0.")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not 0 <= value < float("inf")
+            ):
+                raise ValueError(
+                    f"{type(self).__name__}({name}={value!r}): give a number of at least 0."
+                )
         if self.jitter > 1:
-            raise ValueError(f"{type(self).__name__}(jitter={self.jitter!r}): give a part of the wait, from 0 to 1.")
+            raise ValueError(
+                f"{type(self).__name__}(jitter={self.jitter!r}): give a part of the wait, from 0 to 1."
+            )
 
     def __call__(self, exception: BaseException, task_result: Any) -> float:
         wait = min(self.cap, self.seconds(max(1, len(task_result.errors))))

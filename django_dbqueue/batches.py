@@ -64,7 +64,9 @@ class batch:
         self._entries: list[tuple[Entry, Token[Entry | None]]] = []
         self._is_new = True
         if not hasattr(self._backend, "columns_of"):
-            raise TypeError(f"A batch needs a DatabaseBackend; TASKS[{backend!r}] is a {type(self._backend).__qualname__}.")
+            raise TypeError(
+                f"A batch needs a DatabaseBackend; TASKS[{backend!r}] is a {type(self._backend).__qualname__}."
+            )
         self._batch: Batch = self._backend.batches.model(description=description[:200])
         self._batch._state.db = self._backend.database
         self._batch.on_finish = self._callback("on_finish", on_finish)
@@ -95,7 +97,12 @@ class batch:
         self._entries.append((entry, current.set(entry)))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._close(self._pop(), error)
 
     async def __aenter__(self) -> batch:
@@ -104,7 +111,12 @@ class batch:
         self._entries.append((entry, current.set(entry)))
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await sync_to_async(self._close)(self._pop(), error)
 
     def _open(self) -> Entry:
@@ -137,7 +149,9 @@ class batch:
             # The jobs enqueued before the error are not the whole batch: none of them may run, and
             # no callback may follow.
             self.discard()
-            self._backend.batches.filter(pk=self.id, finished_at=None).update(on_finish=None, on_success=None)
+            self._backend.batches.filter(pk=self.id, finished_at=None).update(
+                on_finish=None, on_success=None
+            )
         elif has_failed:
             self._batch.withdraw([job.pk for jobs in entry.added for job in jobs])
         if entry.opens:
@@ -151,7 +165,9 @@ class batch:
         if not isinstance(task, self._backend.task_class):
             raise InvalidTask(f"{name} must be a task that takes the batch's id, not {task!r}.")
         if task.run_after is not None or task.key is not None:
-            raise InvalidTask(f"{name} is a job of its own, enqueued when the batch has finished: leave run_after and key out.")
+            raise InvalidTask(
+                f"{name} is a job of its own, enqueued when the batch has finished: leave run_after and key out."
+            )
         try:
             return self._backend.columns_of(task, [str(self.id)])
         except TypeError as error:

@@ -41,7 +41,9 @@ def check_databases(app_configs: Any = None, **kwargs: Any) -> Iterator[CheckMes
                 continue  # The backend's own check reports it.
 
 
-def _check_queues(backend: DatabaseBackend, served: dict[tuple[str, str], str]) -> Iterator[CheckMessage]:
+def _check_queues(
+    backend: DatabaseBackend, served: dict[tuple[str, str], str]
+) -> Iterator[CheckMessage]:
     """Warn if two backends on one database have a queue in common.
 
     Each backend would run the other's jobs with its own options.
@@ -73,19 +75,27 @@ def _check_database(backend: DatabaseBackend) -> Iterator[CheckMessage]:
     name = f"TASKS[{backend.alias!r}]"
     if backend.database not in connections:
         known = ", ".join(connections)
-        yield Error(f"{name} names the database {backend.database!r}; there are {known}.", id="dbqueue.E002")
+        yield Error(
+            f"{name} names the database {backend.database!r}; there are {known}.", id="dbqueue.E002"
+        )
         return
     connection = connections[backend.database]
     if connection.vendor not in SUPPORTED:
         yield Error(f"{name}: jobs cannot be kept in {connection.display_name}.", id="dbqueue.E003")
-    if connection.vendor != "postgresql" and (not settings.USE_TZ or connection.timezone_name != "UTC"):
+    if connection.vendor != "postgresql" and (
+        not settings.USE_TZ or connection.timezone_name != "UTC"
+    ):
         yield Error(
             f"{name}: {connection.display_name} has no time that all processes agree on but UTC.",
             hint=f"Set USE_TZ = True, and no TIME_ZONE in DATABASES[{backend.database!r}]: both are Django's defaults.",
             id="dbqueue.E004",
         )
     if connection.vendor == "sqlite" and not is_immediate(connection):
-        yield Warning(f"{name}: {NOT_IMMEDIATE}", hint=f"Set {options_for_sqlite(backend.database)}.", id="dbqueue.W001")
+        yield Warning(
+            f"{name}: {NOT_IMMEDIATE}",
+            hint=f"Set {options_for_sqlite(backend.database)}.",
+            id="dbqueue.W001",
+        )
 
 
 def is_immediate(connection: Any) -> bool:
@@ -117,15 +127,25 @@ def check_recurring_tasks(app_configs: Any = None, **kwargs: Any) -> Iterator[Ch
                     f"set OPTIONS['allow_import_errors'] = [{name!r}].",
                     id="dbqueue.E008",
                 )
-    any_runs_them = any(isinstance(task_backends[alias], DatabaseBackend) for alias in task_backends)
+    any_runs_them = any(
+        isinstance(task_backends[alias], DatabaseBackend) for alias in task_backends
+    )
     for one in declared().values():
         try:
             alias = _backend_of(one)
-            if alias in task_backends.settings and not isinstance(task_backends[alias], DatabaseBackend):
+            if alias in task_backends.settings and not isinstance(
+                task_backends[alias], DatabaseBackend
+            ):
                 said = f"{one.name!r} never runs: its backend is TASKS[{alias!r}], which is no DatabaseBackend."
-                hint = "Give it a backend that is one: backend= of @task, or of recurring_command()."
+                hint = (
+                    "Give it a backend that is one: backend= of @task, or of recurring_command()."
+                )
                 # Without any DatabaseBackend, as in tests, no task is meant to recur.
-                yield Error(said, hint, id="dbqueue.E006") if any_runs_them else Warning(said, hint, id="dbqueue.W004")
+                yield (
+                    Error(said, hint, id="dbqueue.E006")
+                    if any_runs_them
+                    else Warning(said, hint, id="dbqueue.W004")
+                )
                 continue
             one.resolved()
         except InvalidSchedule as error:
@@ -157,8 +177,17 @@ def _check_groups() -> Iterator[CheckMessage]:
 
 def _tasks() -> dict[str, Task[..., Any]]:
     """Return the tasks in the modules that hold tasks, by path."""
-    modules = (vars(sys.modules[name]) for name in modules_with_tasks(_task_modules()) if name in sys.modules)
-    return {each.module_path: each for module in modules for each in list(module.values()) if isinstance(each, Task)}
+    modules = (
+        vars(sys.modules[name])
+        for name in modules_with_tasks(_task_modules())
+        if name in sys.modules
+    )
+    return {
+        each.module_path: each
+        for module in modules
+        for each in list(module.values())
+        if isinstance(each, Task)
+    }
 
 
 def _backend_of(one: Declared) -> str | None:

@@ -52,7 +52,9 @@ class JobContext(TaskContext):  # type: ignore[misc, type-arg]
         Raises TypeError or ValueError for values that are not JSON, and JobLost if the job belongs
         to another process by now.
         """
-        self.job.metadata.update(serialization.to_json(self.metadata, of=f"metadata of {self.job.task}"))
+        self.job.metadata.update(
+            serialization.to_json(self.metadata, of=f"metadata of {self.job.task}")
+        )
         if not save_metadata(self.job):
             raise JobLost(f"Job {self.job.pk} belongs to another process now.")
 

@@ -57,7 +57,11 @@ class Limit:
 
 
 def limit(
-    most: int, *, key: Key | None = None, group: str | None = None, on_conflict: Literal["wait", "discard"] = "wait"
+    most: int,
+    *,
+    key: Key | None = None,
+    group: str | None = None,
+    on_conflict: Literal["wait", "discard"] = "wait",
 ) -> Limit:
     """Limit the number of jobs that run at a time, over all hosts. The arguments are Limit's.
 
@@ -85,8 +89,14 @@ class Rate:
     def __post_init__(self) -> None:
         _must_be_whole(self.number, "Rate()")
         _must_be_whole(self.burst, "Rate(burst=)")
-        if isinstance(self.per, bool) or not isinstance(self.per, int | float | timedelta) or not 0 < self.seconds < LONGEST_PER:
-            raise ValueError(f"Rate(per={self.per!r}): give a number of seconds above 0, or a timedelta.")
+        if (
+            isinstance(self.per, bool)
+            or not isinstance(self.per, int | float | timedelta)
+            or not 0 < self.seconds < LONGEST_PER
+        ):
+            raise ValueError(
+                f"Rate(per={self.per!r}): give a number of seconds above 0, or a timedelta."
+            )
         _must_be_group(self.group, "Rate()")
 
     @property
@@ -102,22 +112,35 @@ class Rate:
         return f"{self.number} in {self.seconds:g} s with burst={self.burst}"
 
     def of_call(self, key: str) -> dict[str, Any]:
-        return {"key": _fitting(f"{RATE}{key}"), "every": self.seconds / self.number, "burst": self.burst}
+        return {
+            "key": _fitting(f"{RATE}{key}"),
+            "every": self.seconds / self.number,
+            "burst": self.burst,
+        }
 
 
 def check(task: Any) -> None:
     """Raise ValueError for limits that this task cannot have."""
-    for name, kind, example in (("concurrency", Limit, "limit(2)"), ("rate", Rate, "Rate(100, per=60)")):
+    for name, kind, example in (
+        ("concurrency", Limit, "limit(2)"),
+        ("rate", Rate, "Rate(100, per=60)"),
+    ):
         for each in _as_tuple(getattr(task, name)):
             if not isinstance(each, kind):
-                raise ValueError(f"{name} must be such as {example}, or a tuple of these, not {each!r}.")
+                raise ValueError(
+                    f"{name} must be such as {example}, or a tuple of these, not {each!r}."
+                )
             if each.key is not None:
                 unique_keys.check(each.key, task.func, task.takes_context, f"{name}: key")
 
 
-def of_call(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+def of_call(
+    task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[dict[str, Any]] | None:
     """Return the limits of a call of the task, as stored with its job."""
-    return [each.of_call(key) for each in of_task(task) if (key := _key(each, task, args, kwargs))] or None
+    return [
+        each.of_call(key) for each in of_task(task) if (key := _key(each, task, args, kwargs))
+    ] or None
 
 
 def of_task(task: Any) -> tuple[Limit | Rate, ...]:
@@ -129,7 +152,9 @@ def are_readable(stored: Any) -> bool:
 
     A row written by hand may hold anything.
     """
-    return isinstance(stored, list) and all(isinstance(each, dict) and _is_readable(each) for each in stored)
+    return isinstance(stored, list) and all(
+        isinstance(each, dict) and _is_readable(each) for each in stored
+    )
 
 
 def _is_readable(stored: dict[str, Any]) -> bool:
@@ -142,16 +167,24 @@ def _is_readable(stored: dict[str, Any]) -> bool:
     return is_rate and type(burst := stored.get("burst", 1)) is int and 1 <= burst < MOST
 
 
-def _key(each: Limit | Rate, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+def _key(
+    each: Limit | Rate, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> str | None:
     """Return the key of a limit for a call.
 
     The forms are ``path``, ``path argument+argument=value``, ``"group"`` and ``"group" value``: no
     two limits share a key by chance.
     """
-    name = str(task.module_path) if each.group is None else '"{}"'.format(each.group.replace('"', '""'))
+    name = (
+        str(task.module_path)
+        if each.group is None
+        else '"{}"'.format(each.group.replace('"', '""'))
+    )
     if each.key is None:
         return name
-    value = unique_keys.compute(each.key, task, args, kwargs, f"{task.module_path}: what a limit's key returned")
+    value = unique_keys.compute(
+        each.key, task, args, kwargs, f"{task.module_path}: what a limit's key returned"
+    )
     # Limits of one task by different arguments are separate limits.
     by = "" if each.group else "+".join(unique_keys.wanted(each.key)) + "="
     return None if value is None else f"{name} {by}{value}"
@@ -173,5 +206,9 @@ def _must_be_whole(number: Any, where: str) -> None:
 
 
 def _must_be_group(group: Any, where: str) -> None:
-    if group is not None and (not isinstance(group, str) or not 0 < len(group) <= LONGEST_GROUP or "\x00" in group):
-        raise ValueError(f"{where}: group={group!r} is not text of 1 to {LONGEST_GROUP} characters.")
+    if group is not None and (
+        not isinstance(group, str) or not 0 < len(group) <= LONGEST_GROUP or "\x00" in group
+    ):
+        raise ValueError(
+            f"{where}: group={group!r} is not text of 1 to {LONGEST_GROUP} characters."
+        )

@@ -57,8 +57,18 @@ class Pipeline:
 
         The settings are run_after, metadata, key, version, on_conflict and max_wait.
         """
-        if unknown := settings.keys() - {"run_after", "metadata", "key", "version", "on_conflict", "max_wait", "expires"}:
-            raise TypeError(f"{unknown.pop()!r} is a stage's: give it to the stage, such as parse.using(queue_name='cpu').")
+        if unknown := settings.keys() - {
+            "run_after",
+            "metadata",
+            "key",
+            "version",
+            "on_conflict",
+            "max_wait",
+            "expires",
+        }:
+            raise TypeError(
+                f"{unknown.pop()!r} is a stage's: give it to the stage, such as parse.using(queue_name='cpu')."
+            )
         return replace(self, stages=(self.stages[0].using(**settings), *self.stages[1:]))
 
     def enqueue(self, *args: Any, **kwargs: Any) -> JobResult:
@@ -77,7 +87,9 @@ class Pipeline:
         serialization.bind(self.stages[0].func, self.stages[0].takes_context, args, kwargs)
         after_commit(partial(self.enqueue, *args, **kwargs))
 
-    def enqueue_many(self, calls: Iterable[tuple[Any, ...] | dict[str, Any]]) -> Sequence[JobResult]:
+    def enqueue_many(
+        self, calls: Iterable[tuple[Any, ...] | dict[str, Any]]
+    ) -> Sequence[JobResult]:
         """Write many jobs, all or none.
 
         Each call is a tuple of positional or a dict of keyword arguments.
@@ -87,7 +99,9 @@ class Pipeline:
     def _enqueue(self, calls: Iterable[Any]) -> Sequence[JobResult]:
         backend: Any = self.stages[0].get_backend()
         if not hasattr(backend, "enqueue_many"):
-            raise TypeError(f"A pipeline needs a DatabaseBackend; TASKS[{backend.alias!r}] is a {type(backend).__qualname__}.")
+            raise TypeError(
+                f"A pipeline needs a DatabaseBackend; TASKS[{backend.alias!r}] is a {type(backend).__qualname__}."
+            )
         return backend.enqueue_many(self.stages[0], calls, stages=self.stages)  # type: ignore[no-any-return]
 
 
@@ -103,9 +117,13 @@ def pipeline(*stages: Task[..., Any]) -> Pipeline:
         raise InvalidTask("A pipeline needs stages: pipeline(fetch, parse, index).")
     for place, stage in enumerate(stages):
         if not isinstance(stage, Task):
-            raise InvalidTask(f"{stage!r} is no task, and cannot be a stage. Decorate it with @task.")
+            raise InvalidTask(
+                f"{stage!r} is no task, and cannot be a stage. Decorate it with @task."
+            )
         if stage.backend != stages[0].backend:
-            raise InvalidTask(f"{stage.module_path} is of the backend {stage.backend!r}, and the first stage of another.")
+            raise InvalidTask(
+                f"{stage.module_path} is of the backend {stage.backend!r}, and the first stage of another."
+            )
         if place:
             _must_follow(stage)
     return Pipeline(stages)
@@ -119,4 +137,6 @@ def _must_follow(stage: Task[..., Any]) -> None:
         said = f"{stage.module_path} gets one argument, what the stage before it returned: {error}."
         raise InvalidTask(said) from None
     if stage.run_after is not None:
-        raise InvalidTask(f"{stage.module_path} begins when the stage before it ends. Leave its run_after out.")
+        raise InvalidTask(
+            f"{stage.module_path} begins when the stage before it ends. Leave its run_after out."
+        )

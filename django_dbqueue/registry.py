@@ -24,7 +24,11 @@ logger = logging.getLogger("django_dbqueue")
 
 def modules_with_tasks(modules: Iterable[str]) -> list[str]:
     """Return these modules, the ``tasks`` module of each installed app, and the package's own."""
-    apps = [f"{config.name}.tasks" for config in django_apps.get_app_configs() if module_has_submodule(config.module, "tasks")]
+    apps = [
+        f"{config.name}.tasks"
+        for config in django_apps.get_app_configs()
+        if module_has_submodule(config.module, "tasks")
+    ]
     return ["django_dbqueue.contrib.tasks", *apps, *modules]
 
 
@@ -39,7 +43,9 @@ def discover(modules: Iterable[str]) -> list[str]:
             import_module(name)
         except Exception:
             broken.append(name)
-            logger.exception("tasks: %s cannot be imported; jobs of its tasks are left to other workers", name)
+            logger.exception(
+                "tasks: %s cannot be imported; jobs of its tasks are left to other workers", name
+            )
     return broken
 
 
@@ -57,7 +63,9 @@ def load(path: str) -> Task[..., Any]:
             "OPTIONS['task_modules'] names: jobs that wait then run, and one that has failed can be retried; or discard it."
         )
     if not isinstance(found, FrameworkTask):
-        raise InvalidTaskPath(f"{path!r} is a {type(found).__name__}, not a task. Decorate it with @task, or discard the job.")
+        raise InvalidTaskPath(
+            f"{path!r} is a {type(found).__name__}, not a task. Decorate it with @task, or discard the job."
+        )
     if isinstance(found, Task):
         return found
     # Made by another backend: this package's defaults apply.

@@ -66,7 +66,9 @@ class JobResult(TaskResult):  # type: ignore[misc, type-arg]
                 self.refresh()
             except TaskResultDoesNotExist:
                 # If the queue is in another database, the job is written after the commit.
-                if self.enqueued_at is None and any(each.in_atomic_block for each in connections.all(initialized_only=True)):
+                if self.enqueued_at is None and any(
+                    each.in_atomic_block for each in connections.all(initialized_only=True)
+                ):
                     raise self._not_yet_visible() from None
                 raise
             if self.is_finished:
@@ -95,15 +97,21 @@ class JobResult(TaskResult):  # type: ignore[misc, type-arg]
         while end is None or time.monotonic() < end:
             yield pause if end is None else max(0.0, min(pause, end - time.monotonic()))
             pause = min(pause * 1.5, 0.5)
-        raise TimeoutError(f"Job {self.id} has not ended within {timeout} s: it is {self.status}. Is a worker running?")
+        raise TimeoutError(
+            f"Job {self.id} has not ended within {timeout} s: it is {self.status}. Is a worker running?"
+        )
 
     def _must_be_visible(self) -> None:
         backend: Any = self.task.get_backend()
-        if connections[backend.database].in_atomic_block and not _is_committed(self.id, backend.database):
+        if connections[backend.database].in_atomic_block and not _is_committed(
+            self.id, backend.database
+        ):
             raise self._not_yet_visible()
 
     def _not_yet_visible(self) -> NotYetVisible:
-        return NotYetVisible(f"No worker sees job {self.id} before this transaction commits. Wait for it after that.")
+        return NotYetVisible(
+            f"No worker sees job {self.id} before this transaction commits. Wait for it after that."
+        )
 
 
 class Enqueued(Sequence[JobResult]):
@@ -160,7 +168,11 @@ class Enqueued(Sequence[JobResult]):
     def _learn(self, place: int) -> None:
         job = self._jobs[place]
         row, fate = self._met.get(job.pk, (job, EnqueueStatus.CREATED))
-        known: dict[str, Any] = {"id": str(row.pk), "enqueued_at": row.enqueued_at, "enqueued": fate.value}
+        known: dict[str, Any] = {
+            "id": str(row.pk),
+            "enqueued_at": row.enqueued_at,
+            "enqueued": fate.value,
+        }
         for name, value in known.items():
             object.__setattr__(self._made[place], name, value)
 
@@ -178,7 +190,11 @@ def _is_committed(result_id: str, database: str) -> bool:
 
 
 def result_of(
-    job: Job, alias: str, task: FrameworkTask[..., Any], executions: Iterable[Execution] = (), progress: Progress | None = None
+    job: Job,
+    alias: str,
+    task: FrameworkTask[..., Any],
+    executions: Iterable[Execution] = (),
+    progress: Progress | None = None,
 ) -> JobResult:
     """Return the result for a job and its attempts so far, oldest first."""
     attempts = list(executions)
@@ -194,8 +210,13 @@ def result_of(
         args=_as_json(job.args),
         kwargs=_as_json(job.kwargs),
         backend=alias,
-        errors=[TaskError(exception_class_path=e.error_type, traceback=e.traceback) for e in attempts if e.error_type],
-        worker_ids=[e.process for e in attempts] + ([job.process.name if job.process else "?"] if running else []),
+        errors=[
+            TaskError(exception_class_path=e.error_type, traceback=e.traceback)
+            for e in attempts
+            if e.error_type
+        ],
+        worker_ids=[e.process for e in attempts]
+        + ([job.process.name if job.process else "?"] if running else []),
         metadata=_as_json(job.metadata),
         progress=progress.value if progress else None,
     )

@@ -20,7 +20,9 @@ class QueueRouter:
     """
 
     def _databases(self) -> list[str]:
-        named = [params.get("OPTIONS", {}).get("database") for params in task_backends.settings.values()]
+        named = [
+            params.get("OPTIONS", {}).get("database") for params in task_backends.settings.values()
+        ]
         return [database for database in named if database]
 
     def db_for_read(self, model: Any, **hints: Any) -> str | None:

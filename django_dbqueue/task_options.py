@@ -42,38 +42,56 @@ def _check_place(function: Any) -> None:
 
 
 def _check_retries(task: Any) -> None:
-    if task.max_attempts is not None and (type(task.max_attempts) is not int or not 1 <= task.max_attempts <= MOST_ATTEMPTS):
-        raise InvalidTask(f"max_attempts must be a whole number from 1 to {MOST_ATTEMPTS}, not {task.max_attempts!r}.")
+    if task.max_attempts is not None and (
+        type(task.max_attempts) is not int or not 1 <= task.max_attempts <= MOST_ATTEMPTS
+    ):
+        raise InvalidTask(
+            f"max_attempts must be a whole number from 1 to {MOST_ATTEMPTS}, not {task.max_attempts!r}."
+        )
     if task.backoff is not None and not callable(task.backoff):
-        raise InvalidTask(f"backoff must be callable, such as Exponential(first=5), not {task.backoff!r}.")
+        raise InvalidTask(
+            f"backoff must be callable, such as Exponential(first=5), not {task.backoff!r}."
+        )
     for name in ("retry_on", "discard_on"):
         kinds = getattr(task, name)
-        if not isinstance(kinds, tuple) or not all(isinstance(k, type) and issubclass(k, BaseException) for k in kinds):
+        if not isinstance(kinds, tuple) or not all(
+            isinstance(k, type) and issubclass(k, BaseException) for k in kinds
+        ):
             raise InvalidTask(f"{name} must be a tuple of exception classes, not {kinds!r}.")
 
 
 def _check_run(task: Any) -> None:
-    if task.timeout is not None and (type(task.timeout) not in (int, float) or not 0 < task.timeout < LONGEST_TIMEOUT):
+    if task.timeout is not None and (
+        type(task.timeout) not in (int, float) or not 0 < task.timeout < LONGEST_TIMEOUT
+    ):
         raise InvalidTask(f"timeout must be a number of seconds above 0, not {task.timeout!r}.")
     if task.on_lost not in ("retry", "fail"):
         raise InvalidTask(f"on_lost must be 'retry' or 'fail', not {task.on_lost!r}.")
     if not isinstance(task.atomic, bool) or not isinstance(task.delete_on_success, bool | None):
         raise InvalidTask("atomic and delete_on_success must be True or False.")
     if task.atomic and iscoroutinefunction(task.func):
-        raise InvalidTask("atomic=True needs a plain function: Django has no transactions in coroutines.")
+        raise InvalidTask(
+            "atomic=True needs a plain function: Django has no transactions in coroutines."
+        )
 
 
 def _check_key(task: Any) -> None:
     if task.on_conflict not in CONFLICTS:
-        raise InvalidTask(f"on_conflict must be one of {', '.join(map(repr, CONFLICTS))}, not {task.on_conflict!r}.")
+        raise InvalidTask(
+            f"on_conflict must be one of {', '.join(map(repr, CONFLICTS))}, not {task.on_conflict!r}."
+        )
     if callable(task.version):
         unique_keys.check(task.version, task.func, task.takes_context, "version")
     else:
         unique_keys.as_version(task.version, "version")
-    if task.max_wait is not None and (not isinstance(task.max_wait, timedelta) or task.max_wait <= timedelta()):
+    if task.max_wait is not None and (
+        not isinstance(task.max_wait, timedelta) or task.max_wait <= timedelta()
+    ):
         raise InvalidTask(f"max_wait must be a timedelta above 0, not {task.max_wait!r}.")
     if task.max_wait is not None and task.on_conflict != "replace":
-        raise InvalidTask("max_wait bounds how long on_conflict='replace' puts a job off. Add that, or leave max_wait out.")
+        raise InvalidTask(
+            "max_wait bounds how long on_conflict='replace' puts a job off. Add that, or leave max_wait out."
+        )
     if task.key is None:
         if task.version is not None:
             raise InvalidTask("version compares calls with one key. Add key=..., or leave it out.")

@@ -141,16 +141,22 @@ class Task(BaseTask[P, R], Generic[P, R]):
         @overload
         def call(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T: ...
         @overload
-        def call(self: Task[P, CoroutineType[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T: ...
+        def call(
+            self: Task[P, CoroutineType[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+        ) -> T: ...
         @overload
         def call(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
         def call(self, *args: Any, **kwargs: Any) -> Any:
             """Run the task here and now, without the queue, and return its return value."""
 
         @overload
-        async def acall(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T: ...
+        async def acall(
+            self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+        ) -> T: ...
         @overload
-        async def acall(self: Task[P, CoroutineType[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T: ...
+        async def acall(
+            self: Task[P, CoroutineType[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+        ) -> T: ...
         @overload
         async def acall(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
         async def acall(self, *args: Any, **kwargs: Any) -> Any:
@@ -188,7 +194,9 @@ class Task(BaseTask[P, R], Generic[P, R]):
             "on_conflict": on_conflict,
             "max_wait": max_wait,
         }
-        return replace(self, **{name: value for name, value in changes.items() if value is not None})
+        return replace(
+            self, **{name: value for name, value in changes.items() if value is not None}
+        )
 
     def enqueue_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Enqueue after the caller's open transactions have committed.
@@ -198,7 +206,9 @@ class Task(BaseTask[P, R], Generic[P, R]):
         serialization.bind(self.func, self.takes_context, args, kwargs)
         after_commit(partial(self.enqueue, *args, **kwargs))
 
-    def enqueue_many(self, calls: Iterable[tuple[Any, ...] | dict[str, Any]]) -> Sequence[JobResult]:
+    def enqueue_many(
+        self, calls: Iterable[tuple[Any, ...] | dict[str, Any]]
+    ) -> Sequence[JobResult]:
         """Enqueue many jobs with a few statements, all or none.
 
         Each call is a tuple of positional or a dict of keyword arguments.
@@ -209,7 +219,9 @@ class Task(BaseTask[P, R], Generic[P, R]):
             return [backend.enqueue(self, args, kwargs) for args, kwargs in pairs]
         return backend.enqueue_many(self, pairs)  # type: ignore[no-any-return]
 
-    async def aenqueue_many(self, calls: Iterable[tuple[Any, ...] | dict[str, Any]]) -> Sequence[JobResult]:
+    async def aenqueue_many(
+        self, calls: Iterable[tuple[Any, ...] | dict[str, Any]]
+    ) -> Sequence[JobResult]:
         """Asynchronous version of ``enqueue_many()``."""
         return await sync_to_async(self.enqueue_many)(calls)
 
@@ -230,7 +242,9 @@ def task(
     *, takes_context: Literal[True], **options: Unpack[TaskOptions]
 ) -> Callable[[Callable[Concatenate[JobContext, P], R]], Task[P, R]]: ...
 @overload
-def task(*, takes_context: Literal[False] = False, **options: Unpack[TaskOptions]) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+def task(
+    *, takes_context: Literal[False] = False, **options: Unpack[TaskOptions]
+) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 def task(
     function: Callable[..., Any] | None = None,
     *,
@@ -251,14 +265,21 @@ def task(
         )
 
     if isinstance(options.get("expires"), datetime):
-        raise InvalidTask("expires of a task must be a timedelta: all jobs after that time would be called off. Use .using().")
+        raise InvalidTask(
+            "expires of a task must be a timedelta: all jobs after that time would be called off. Use .using()."
+        )
 
     def decorate(func: Callable[..., Any]) -> Task[..., Any]:
         task_class = task_backends[backend].task_class
         if not issubclass(task_class, Task):
             task_class = Task  # A stand-in backend, as in tests, must still accept the options.
         return task_class(
-            func=func, priority=priority, queue_name=queue_name, backend=backend, takes_context=takes_context, **options
+            func=func,
+            priority=priority,
+            queue_name=queue_name,
+            backend=backend,
+            takes_context=takes_context,
+            **options,
         )
 
     return decorate(function) if function else decorate

@@ -33,7 +33,9 @@ def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
     """
     queue = task_backends[backend]
     if not isinstance(queue, DatabaseBackend):
-        raise TypeError(f"TASKS[{backend!r}] is of {type(queue).__qualname__}; drain() needs a DatabaseBackend.")
+        raise TypeError(
+            f"TASKS[{backend!r}] is of {type(queue).__qualname__}; drain() needs a DatabaseBackend."
+        )
     discover(queue.config.task_modules)
     jobs, attempts = ClaimedJob.objects.using(queue.database), 0
     selector = QueueSelector(("*",), frozenset(queue.queues))

@@ -8,7 +8,9 @@ ROOT = Path(__file__).resolve().parent.parent
 project = "django-dbqueue-tasks"
 author = "the django-dbqueue-tasks contributors"
 copyright = "the django-dbqueue-tasks contributors"
-release = version = re.search(r'__version__ = "(.+)"', (ROOT / "django_dbqueue" / "__init__.py").read_text())[1]
+release = version = re.search(
+    r'__version__ = "(.+)"', (ROOT / "django_dbqueue" / "__init__.py").read_text()
+)[1]
 
 extensions = ["myst_parser"]
 myst_enable_extensions = ["colon_fence"]

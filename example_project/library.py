@@ -40,7 +40,10 @@ def excerpt(path: str, line: int, *, before: int = 2, after: int = 7) -> list[tu
     first = max(1, line - before)
     try:
         with tokenize.open(ROOT / path) as file:
-            lines = [(first + n, text.rstrip()) for n, text in enumerate(islice(file, first - 1, line + after))]
+            lines = [
+                (first + n, text.rstrip())
+                for n, text in enumerate(islice(file, first - 1, line + after))
+            ]
     except (OSError, SyntaxError, UnicodeDecodeError):
         return []
     written = [number for number, text in lines if text]

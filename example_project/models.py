@@ -41,7 +41,9 @@ class ModuleQuerySet(models.QuerySet["Module"]):
             # It is gone if a worker died when all but the job was written, and this is the next attempt.
             if parsed := module.parsed:
                 module.definitions.all().delete()
-                Definition.objects.bulk_create(Definition(module=module, **each) for each in parsed["definitions"])
+                Definition.objects.bulk_create(
+                    Definition(module=module, **each) for each in parsed["definitions"]
+                )
                 self.update(parsed=None, digest=parsed["digest"], indexed_at=Now())
             return module.definitions.count()
 
@@ -49,9 +51,13 @@ class ModuleQuerySet(models.QuerySet["Module"]):
 class Module(models.Model):
     """One file of the standard library."""
 
-    path = models.CharField(max_length=255, unique=True, help_text="From the library's root, with slashes.")
+    path = models.CharField(
+        max_length=255, unique=True, help_text="From the library's root, with slashes."
+    )
     name = models.CharField(max_length=255)
-    changed = models.BigIntegerField(help_text="When the file changed, as the last scan saw it, in nanoseconds.")
+    changed = models.BigIntegerField(
+        help_text="When the file changed, as the last scan saw it, in nanoseconds."
+    )
     digest = models.CharField(max_length=64, blank=True, help_text="Of the source that is indexed.")
     indexed_at = models.DateTimeField(null=True)
     parsed = models.JSONField(null=True, help_text="What was found in it, until it is indexed.")
@@ -76,7 +82,9 @@ class DefinitionQuerySet(models.QuerySet["Definition"]):
             default=Value(4),
         )
         is_test = Case(When(module__path__startswith="test/", then=Value(1)), default=Value(0))
-        return self.filter(has_all).order_by(rank, is_test, Length("qualified_name"), "qualified_name", "pk")
+        return self.filter(has_all).order_by(
+            rank, is_test, Length("qualified_name"), "qualified_name", "pk"
+        )
 
 
 class Definition(models.Model):
@@ -111,7 +119,11 @@ class ScanQuerySet(models.QuerySet["Scan"]):
 
     def sum_up(self, jobs: Mapping[str, int]) -> int:
         """Note how the files went, of whose jobs so many are in each state."""
-        return self.update(indexed=jobs.get(Job.State.SUCCESSFUL, 0), failed=jobs.get(Job.State.FAILED, 0), finished_at=Now())
+        return self.update(
+            indexed=jobs.get(Job.State.SUCCESSFUL, 0),
+            failed=jobs.get(Job.State.FAILED, 0),
+            finished_at=Now(),
+        )
 
 
 class Scan(models.Model):

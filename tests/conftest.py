@@ -26,7 +26,7 @@ from django_dbqueue.runtime.shutdown import Shutdown
 from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.runtime.worker.worker import Worker
 
-from . import engine
+from . import direct
 from .flush import flush
 
 BOTH = ["default", "other"]
@@ -38,7 +38,9 @@ LONG = 120.0
 def pytest_runtest_makereport() -> Iterator[Any]:
     """What a test logged may hold text that one test process cannot send to another."""
     report = yield
-    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+    report.sections = [
+        (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
+    ]
     return report
 
 
@@ -70,7 +72,14 @@ def process(db: Any) -> Process:
 
 def a_process(name: str, **values: Any) -> Process:
     process = Process.objects.create(
-        **{"name": name, "kind": "worker", "hostname": "here", "pid": 1, "expires_at": after(3600), **values}
+        **{
+            "name": name,
+            "kind": "worker",
+            "hostname": "here",
+            "pid": 1,
+            "expires_at": after(3600),
+            **values,
+        }
     )
     process.refresh_from_db()
     return process
@@ -81,7 +90,9 @@ def claim(process: Process) -> Callable[..., list[Job]]:
     """Claim all that is ready, for the process or for another."""
 
     def claim(owner: Process = process, limit: int = 100, group_size: int = 1) -> list[Job]:
-        found = (engine.claim(lane, owner, limit, lambda job: group_size) for lane in Job.objects.lanes())
+        found = (
+            direct.claim(lane, owner, limit, lambda job: group_size) for lane in Job.objects.lanes()
+        )
         return list(itertools.chain.from_iterable(found))
 
     return claim
@@ -125,11 +136,15 @@ def most_at_a_time(intervals) -> int:
 
 
 @pytest.fixture
-def runqueue(transactional_db: Any, tmp_path: Any) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def runqueue(
+    transactional_db: Any, tmp_path: Any
+) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start ``runqueue`` as a user would, on the test's own database; ended with the test."""
     started = []
 
-    def start(*arguments: str, inside: Sequence[str] = (), cwd: Path = settings.BASE_DIR, **env: str) -> subprocess.Popen[str]:
+    def start(
+        *arguments: str, inside: Sequence[str] = (), cwd: Path = settings.BASE_DIR, **env: str
+    ) -> subprocess.Popen[str]:
         log = (tmp_path / f"runqueue-{len(started)}.log").open("w+")
         child = subprocess.Popen(
             [*inside, sys.executable, "-W", "error", "-m", "django", "runqueue", *arguments],

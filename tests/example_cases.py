@@ -12,7 +12,7 @@ from example_project import library
 from example_project.models import Definition, Module, Scan
 from example_project.tasks import index_file, parse, scan
 
-from . import engine
+from . import direct
 
 pytestmark = pytest.mark.django_db
 
@@ -114,7 +114,7 @@ def test_no_more_than_two_files_are_parsed_at_a_time(process):
 
     (lane,) = Job.objects.lanes()
 
-    assert len(engine.claim(lane, process, limit=5)) == 2
+    assert len(direct.claim(lane, process, limit=5)) == 2
 
 
 def test_an_attempt_after_the_last_word_was_lost_leaves_the_index_as_it_is(files):

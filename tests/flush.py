@@ -21,7 +21,9 @@ def flush(database: str) -> None:
     try:
         _empty(database)
     except BaseException:
-        connections[database].close()  # A test that took too long has left a statement on it: the next test gets another.
+        connections[
+            database
+        ].close()  # A test that took too long has left a statement on it: the next test gets another.
         raise
 
 
@@ -30,17 +32,34 @@ def _empty(database: str) -> None:
     tables = _tables(database)
     if connection.vendor == "postgresql" and not _any_is_large(connection, tables):
         with transaction.atomic(using=database), connection.cursor() as cursor:
-            cursor.execute("; ".join(["SET CONSTRAINTS ALL DEFERRED", *(f'DELETE FROM "{table}"' for table in tables)]))
+            cursor.execute(
+                "; ".join(
+                    [
+                        "SET CONSTRAINTS ALL DEFERRED",
+                        *(f'DELETE FROM "{table}"' for table in tables),
+                    ]
+                )
+            )
         return
     connection.ops.execute_sql_flush(connection.ops.sql_flush(no_style(), tables))
 
 
 @cache
 def _tables(database: str) -> list[str]:
-    return sorted({*connections[database].introspection.django_table_names(only_existing=True, include_views=False)} - KEPT)
+    return sorted(
+        {
+            *connections[database].introspection.django_table_names(
+                only_existing=True, include_views=False
+            )
+        }
+        - KEPT
+    )
 
 
 def _any_is_large(connection: Any, tables: list[str]) -> bool:
     with connection.cursor() as cursor:
-        cursor.execute("SELECT max(pg_table_size(oid)) FROM pg_class WHERE relkind = 'r' AND relname = ANY(%s)", [tables])
+        cursor.execute(
+            "SELECT max(pg_table_size(oid)) FROM pg_class WHERE relkind = 'r' AND relname = ANY(%s)",
+            [tables],
+        )
         return bool(cursor.fetchone()[0] > LARGE)

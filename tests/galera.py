@@ -15,13 +15,23 @@ from pathlib import Path
 
 from .proxy import Proxy
 
-PROVIDER = next((path for path in map(Path, ("/usr/lib/galera/libgalera_smm.so", "/usr/lib64/galera-4/libgalera_smm.so"))), None)
+PROVIDER = next(
+    (
+        path
+        for path in map(
+            Path, ("/usr/lib/galera/libgalera_smm.so", "/usr/lib64/galera-4/libgalera_smm.so")
+        )
+    ),
+    None,
+)
 HISTORY = "3b5f2c0e-0000-11ee-8000-000000000000"
 NUMBER = 3
 
 
 def what_is_missing() -> str:
-    commands = [name for name in ("mariadbd", "mariadb-install-db", "mariadb") if not shutil.which(name)]
+    commands = [
+        name for name in ("mariadbd", "mariadb-install-db", "mariadb") if not shutil.which(name)
+    ]
     return " ".join([*commands, *([] if PROVIDER and PROVIDER.exists() else ["libgalera_smm.so"])])
 
 
@@ -64,18 +74,35 @@ class Node:
             "wsrep-slave-threads": 2,
             "wsrep-start-position": f"{HISTORY}:0",
         }
-        command = ["mariadbd", "--no-defaults", *user, *(f"--{name}={value}" for name, value in options.items())]
+        command = [
+            "mariadbd",
+            "--no-defaults",
+            *user,
+            *(f"--{name}={value}" for name, value in options.items()),
+        ]
         with (self._folder / "log").open("w") as log:
             self._server = subprocess.Popen(command, stdout=log, stderr=log)
 
     def ask(self, sql: str) -> str:
         """Raises SubprocessError if it does not answer."""
-        command = ["mariadb", "--no-defaults", f"--socket={self._folder}/socket", "-uroot", "-NB", "-e", sql]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout
+        command = [
+            "mariadb",
+            "--no-defaults",
+            f"--socket={self._folder}/socket",
+            "-uroot",
+            "-NB",
+            "-e",
+            sql,
+        ]
+        return subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=20
+        ).stdout
 
     def status(self, name: str) -> str:
         with suppress(subprocess.SubprocessError):
-            return self.ask(f"SELECT variable_value FROM information_schema.global_status WHERE variable_name = '{name}'").strip()
+            return self.ask(
+                f"SELECT variable_value FROM information_schema.global_status WHERE variable_name = '{name}'"
+            ).strip()
         return ""
 
     def isolate(self, *, yes: bool) -> None:
@@ -114,19 +141,38 @@ class Cluster:
 
     def _install(self) -> None:
         self._own(self._folder)
-        install = ["mariadb-install-db", "--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]
-        subprocess.run([*install, f"--datadir={self._folder}/new", *self._user], check=True, capture_output=True)
-        state = f"# GALERA saved state\nversion: 2.1\nuuid: {HISTORY}\nseqno: 0\nsafe_to_bootstrap: 0\n"
+        install = [
+            "mariadb-install-db",
+            "--no-defaults",
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+        ]
+        subprocess.run(
+            [*install, f"--datadir={self._folder}/new", *self._user],
+            check=True,
+            capture_output=True,
+        )
+        state = (
+            f"# GALERA saved state\nversion: 2.1\nuuid: {HISTORY}\nseqno: 0\nsafe_to_bootstrap: 0\n"
+        )
         (self._folder / "new" / "grastate.dat").write_text(state)
 
     def _start(self) -> None:
         ports = _free_ports(3 * NUMBER)
-        members = [f"0000000{number}-0000-11ee-8000-000000000001" for number in range(1, NUMBER + 1)]
-        view = [f"view_id: 3 {members[0]} 1", "bootstrap: 0", *(f"member: {member} 0" for member in members)]
+        members = [
+            f"0000000{number}-0000-11ee-8000-000000000001" for number in range(1, NUMBER + 1)
+        ]
+        view = [
+            f"view_id: 3 {members[0]} 1",
+            "bootstrap: 0",
+            *(f"member: {member} 0" for member in members),
+        ]
         for number, member in enumerate(members):
             folder = self._folder / str(number)
             shutil.copytree(self._folder / "new", folder / "data")
-            (folder / "data" / "gvwstate.dat").write_text("\n".join([f"my_uuid: {member}", "#vwbeg", *view, "#vwend", ""]))
+            (folder / "data" / "gvwstate.dat").write_text(
+                "\n".join([f"my_uuid: {member}", "#vwbeg", *view, "#vwend", ""])
+            )
             for path in (folder, *folder.rglob("*")):
                 self._own(path)
             self.nodes.append(Node(number, folder, ports[3 * number : 3 * number + 3]))
@@ -138,9 +184,14 @@ class Cluster:
         """Until these are members, and no others."""
         end = time.monotonic() + seconds
         wanted = {(str(len(nodes)), "Synced")}
-        while {(node.status("wsrep_cluster_size"), node.status("wsrep_local_state_comment")) for node in nodes} != wanted:
+        while {
+            (node.status("wsrep_cluster_size"), node.status("wsrep_local_state_comment"))
+            for node in nodes
+        } != wanted:
             if time.monotonic() > end or any(node.has_ended for node in nodes):
-                raise RuntimeError("The cluster is not complete:\n" + "\n".join(node.log[-3000:] for node in nodes))
+                raise RuntimeError(
+                    "The cluster is not complete:\n" + "\n".join(node.log[-3000:] for node in nodes)
+                )
             time.sleep(0.1)
 
     def create(self, database: str) -> bool:
@@ -176,4 +227,7 @@ class Balancer(Proxy):
 
 def _free_ports(number: int) -> list[int]:
     with ExitStack() as stack:
-        return [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(number)]
+        return [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            for _ in range(number)
+        ]

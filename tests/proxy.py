@@ -106,7 +106,9 @@ def in_front_of(url: str, address: str = "127.0.0.1") -> tuple[Proxy, str]:
     parts = urlsplit(url)
     port = parts.port or (5432 if parts.scheme.startswith("postgres") else 3306)
     folder = parse_qs(parts.query).get("host")
-    proxy = Proxy(f"{folder[0]}/.s.PGSQL.{port}" if folder else (parts.hostname or "127.0.0.1", port), address)
+    proxy = Proxy(
+        f"{folder[0]}/.s.PGSQL.{port}" if folder else (parts.hostname or "127.0.0.1", port), address
+    )
     user, at, _ = parts.netloc.rpartition("@")
     return proxy, urlunsplit(parts._replace(netloc=f"{user}{at}{address}:{proxy.port}", query=""))
 

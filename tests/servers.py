@@ -22,13 +22,20 @@ import pytest
 from django.conf import settings
 
 # Nothing has to outlive the machine, and what a killed process has written the system still has.
-QUICK = {"fsync": "off", "shared_buffers": "16MB", "max_connections": 100, "listen_addresses": "127.0.0.1"}
+QUICK = {
+    "fsync": "off",
+    "shared_buffers": "16MB",
+    "max_connections": 100,
+    "listen_addresses": "127.0.0.1",
+}
 
 
 def find(program: str) -> str:
     """Where a server's program is: on the PATH, or where Debian has it. Without it the test is skipped; in CI it fails."""
     found = shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") or max(
-        glob(f"/usr/lib/postgresql/*/bin/{program}"), default=None, key=lambda path: int(path.split("/")[4])
+        glob(f"/usr/lib/postgresql/*/bin/{program}"),
+        default=None,
+        key=lambda path: int(path.split("/")[4]),
     )
     if not found:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"There is no {program}.")
@@ -85,20 +92,28 @@ class Server:
 
     def start(self) -> None:
         with (self.home.parent / f"{self.home.name}.log").open("ab") as log:
-            self._process = subprocess.Popen(self.command(), stdout=log, stderr=log, user=_user(), cwd="/")
+            self._process = subprocess.Popen(
+                self.command(), stdout=log, stderr=log, user=_user(), cwd="/"
+            )
         end = time.monotonic() + 120
         while True:
             try:
                 return self.ask("SELECT 1") and None
             except psycopg.OperationalError as error:
                 if time.monotonic() > end or self._process.poll() is not None:
-                    raise AssertionError((self.home.parent / f"{self.home.name}.log").read_text()[-2000:]) from error
+                    raise AssertionError(
+                        (self.home.parent / f"{self.home.name}.log").read_text()[-2000:]
+                    ) from error
                 time.sleep(0.05)
 
     def ask(self, sql: str, database: str = "postgres") -> Any:
         """The first value, asked for on a connection of its own."""
-        address = f"host=127.0.0.1 port={self.port} user=postgres dbname={database} connect_timeout=10"
-        with contextlib.closing(psycopg.connect(address, autocommit=True, prepare_threshold=None)) as connection:
+        address = (
+            f"host=127.0.0.1 port={self.port} user=postgres dbname={database} connect_timeout=10"
+        )
+        with contextlib.closing(
+            psycopg.connect(address, autocommit=True, prepare_threshold=None)
+        ) as connection:
             cursor = connection.execute(sql)
             return cursor.fetchone()[0] if cursor.description else None
 
@@ -109,7 +124,11 @@ class Server:
     def kill(self) -> None:
         """All of its processes, as a host that loses its power."""
         if self._process and self._process.poll() is None:
-            children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+            children = (
+                Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+                .read_text()
+                .split()
+            )
             self._process.kill()
             for child in children:
                 with contextlib.suppress(ProcessLookupError):
@@ -121,7 +140,12 @@ class PostgreSQL(Server):
     def __init__(self, home: Path, **options: Any) -> None:
         super().__init__(home)
         self._postgres = find("postgres")
-        self.options: dict[str, Any] = {**QUICK, "port": self.port, "unix_socket_directories": "", **options}
+        self.options: dict[str, Any] = {
+            **QUICK,
+            "port": self.port,
+            "unix_socket_directories": "",
+            **options,
+        }
 
     def create(self) -> None:
         run(
@@ -144,7 +168,9 @@ class PostgreSQL(Server):
     def standby(self, port: int) -> None:
         """Follow the primary that is to be had there. Not begun yet."""
         run("touch", self.home / "standby.signal")
-        self.options["primary_conninfo"] = f"host=127.0.0.1 port={port} user=postgres application_name=standby"
+        self.options["primary_conninfo"] = (
+            f"host=127.0.0.1 port={port} user=postgres application_name=standby"
+        )
         self.options["wal_retrieve_retry_interval"] = "100ms"
 
     def command(self) -> list[str]:
@@ -203,7 +229,11 @@ def migrate(url: str) -> None:
 
 def environment(url: str) -> Mapping[str, str]:
     """For a process that works on the database there, and not on that of the test run."""
-    return {"DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.settings", "DBQUEUE_IN_TEST_DATABASE": ""}
+    return {
+        "DATABASE_URL": url,
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "DBQUEUE_IN_TEST_DATABASE": "",
+    }
 
 
 @contextlib.contextmanager

@@ -619,7 +619,9 @@ def echo_text(text, wait=0.0):
 @task(timeout=0.5)
 def query_too_long(seconds):
     """Most of the time it waits for an answer. On the line, without a transaction, as tasks are by default."""
-    sql = {"postgresql": f"SELECT pg_sleep({seconds})", "mysql": f"SELECT SLEEP({seconds})"}[connection.vendor]
+    sql = {"postgresql": f"SELECT pg_sleep({seconds})", "mysql": f"SELECT SLEEP({seconds})"}[
+        connection.vendor
+    ]
     while True:
         with connection.cursor() as cursor:
             cursor.execute(sql)

@@ -11,10 +11,32 @@ import django_dbqueue
 PACKAGE = Path(django_dbqueue.__file__).parent
 # From the ground up. A module imports from its own layer and from those below. A folder stands for its modules.
 LAYERS = [
-    ["compat", "exceptions", "backoff", "limits", "log", "core", "recurrence.rule", "recurrence.cron", "recurrence.cron_syntax"],
+    [
+        "compat",
+        "exceptions",
+        "backoff",
+        "limits",
+        "log",
+        "core",
+        "recurrence.rule",
+        "recurrence.cron",
+        "recurrence.cron_syntax",
+    ],
     ["models"],
     ["engine"],
-    ["task_options", "tasks", "registry", "pipelines", "batches", "results", "context", "backend", "routers", "recurrence", ""],
+    [
+        "task_options",
+        "tasks",
+        "registry",
+        "pipelines",
+        "batches",
+        "results",
+        "context",
+        "backend",
+        "routers",
+        "recurrence",
+        "",
+    ],
     ["runtime"],
     ["checks", "apps", "testing", "contrib", "doctor", "management"],
     ["admin"],
@@ -25,7 +47,11 @@ LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 def modules() -> dict[str, Path]:
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").rstrip(".")
+        name = (
+            ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+            .removesuffix("__init__")
+            .rstrip(".")
+        )
         if not name.startswith("migrations"):
             found[name] = path
     return found
@@ -42,7 +68,10 @@ def imports_of(name: str) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
-            target = [*package[: len(package) - node.level + 1], *(node.module.split(".") if node.module else [])]
+            target = [
+                *package[: len(package) - node.level + 1],
+                *(node.module.split(".") if node.module else []),
+            ]
             for alias in node.names:
                 inner = ".".join([*target, alias.name])
                 found.add(inner if inner in MODULES else ".".join(target))
@@ -57,13 +86,20 @@ def layer(name: str) -> int:
 
 
 def test_imports_go_down():
-    upwards = [f"{name} imports {imported}" for name in MODULES for imported in imports_of(name) if layer(imported) > layer(name)]
+    upwards = [
+        f"{name} imports {imported}"
+        for name in MODULES
+        for imported in imports_of(name)
+        if layer(imported) > layer(name)
+    ]
 
     assert upwards == []
 
 
 def test_no_modules_import_each_other():
-    TopologicalSorter({name: imports_of(name) for name in MODULES}).prepare()  # Raises CycleError, which names them.
+    TopologicalSorter(
+        {name: imports_of(name) for name in MODULES}
+    ).prepare()  # Raises CycleError, which names them.
 
 
 def test_only_compat_knows_which_django_this_is():

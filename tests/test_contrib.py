@@ -65,7 +65,8 @@ def test_a_command_that_fails_fails_the_job_with_its_words(speak_allowed):
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("speek", "Did you mean 'speak'"), ("x", "manage.py help lists"), (None, "help lists")]
+    ("name", "hint"),
+    [("speek", "Did you mean 'speak'"), ("x", "manage.py help lists"), (None, "help lists")],
 )
 def test_a_command_that_there_is_not_is_refused_where_it_is_enqueued(name, hint):
     with pytest.raises(ValueError, match=rf"{name!r} is not a management command\. .*{hint}"):
@@ -97,7 +98,8 @@ def test_what_a_command_writes_can_be_stored_whatever_it_is():
 
 def test_command_is_refused_at_enqueue_unless_named():
     with pytest.raises(
-        CommandNotAllowed, match=r"call_command may not run 'shell'.*\['default'\]\['OPTIONS'\]\['allow_commands'\]"
+        CommandNotAllowed,
+        match=r"call_command may not run 'shell'.*\['default'\]\['OPTIONS'\]\['allow_commands'\]",
     ):
         call_command.enqueue("shell", command="print(1)")
 
@@ -123,7 +125,10 @@ def test_command_of_a_row_inserted_by_hand_is_refused_by_the_worker(speak_allowe
 def test_declared_recurring_command_is_allowed_with_its_own_arguments_only():
     recurring_command("speak", "good", every=timedelta(hours=1), options={"name": "everybody"})
 
-    assert outcome(call_command.enqueue("speak", "good", name="everybody")).return_value == "a warning\ngood everybody\n"
+    assert (
+        outcome(call_command.enqueue("speak", "good", name="everybody")).return_value
+        == "a warning\ngood everybody\n"
+    )
     for args, options in [
         ((), {}),
         (("bad",), {"name": "everybody"}),
@@ -132,7 +137,9 @@ def test_declared_recurring_command_is_allowed_with_its_own_arguments_only():
     ]:
         with pytest.raises(CommandNotAllowed):
             call_command.enqueue("speak", *args, **options)
-        by_hand = Job.objects.create(task=call_command.module_path, queue="default", args=["speak", *args], kwargs=options)
+        by_hand = Job.objects.create(
+            task=call_command.module_path, queue="default", args=["speak", *args], kwargs=options
+        )
         drain()
         by_hand.refresh_from_db()
         assert by_hand.state == Job.State.FAILED
@@ -147,7 +154,11 @@ def test_recurring_command_declared_for_another_backend_allows_nothing_here():
 
 def test_row_of_a_recurring_command_inserted_by_hand_enqueues_nothing(backend):
     row = RecurringTask.objects.create(
-        name="evil", command="shell", kwargs={"command": "1"}, every=timedelta(hours=1), is_from_code=False
+        name="evil",
+        command="shell",
+        kwargs={"command": "1"},
+        every=timedelta(hours=1),
+        is_from_code=False,
     )
     RecurringTask.objects.update(next_run_at=Now())
 
@@ -162,7 +173,9 @@ def test_row_of_a_recurring_command_inserted_by_hand_enqueues_nothing(backend):
 
 
 def test_sql_is_refused_where_it_is_enqueued_unless_it_is_allowed():
-    with pytest.raises(SqlNotAllowed, match=r"run_sql may not run on the database 'default'.*\['allow_sql'\]"):
+    with pytest.raises(
+        SqlNotAllowed, match=r"run_sql may not run on the database 'default'.*\['allow_sql'\]"
+    ):
         run_sql.enqueue("SELECT 1")
 
     assert not Job.objects.exists()
@@ -174,7 +187,9 @@ def test_sql_is_refused_on_another_database_than_is_allowed(allowed):
 
 
 def test_the_worker_asks_again_whether_it_is_allowed():
-    job = Job.objects.create(task=run_sql.module_path, queue="default", args=["DELETE FROM tests_run"])
+    job = Job.objects.create(
+        task=run_sql.module_path, queue="default", args=["DELETE FROM tests_run"]
+    )
     Run.objects.create(job="stays")
 
     drain()
@@ -231,7 +246,9 @@ def test_arguments_that_cannot_be_are_refused(allowed, args, kwargs, said):
 
 
 def test_a_statement_that_fails_leaves_nothing_and_fails_the_job(allowed):
-    result = outcome(run_sql.enqueue("INSERT INTO tests_run (job) SELECT 'x' UNION ALL SELECT nonsense"))
+    result = outcome(
+        run_sql.enqueue("INSERT INTO tests_run (job) SELECT 'x' UNION ALL SELECT nonsense")
+    )
 
     assert result.status == "FAILED"
     assert not Run.objects.exists()
@@ -300,7 +317,13 @@ def test_types_that_only_postgresql_has_can_be_kept(allowed):
 
     (row,) = outcome(run_sql.enqueue(statement)).return_value
 
-    assert (row["n"], row["b"], row["a"], row["i"], row["f"]) == ("1.5", "01", [1, 2], "10.0.0.1", "nan")
+    assert (row["n"], row["b"], row["a"], row["i"], row["f"]) == (
+        "1.5",
+        "01",
+        [1, 2],
+        "10.0.0.1",
+        "nan",
+    )
     assert row["r"] == "[1, 5)"
 
 
@@ -317,9 +340,18 @@ def test_what_is_allowed_is_a_list_of_names():
     ("tasks", "queue"),
     [
         ('{"default": {"BACKEND": "django_dbqueue.backend.DatabaseBackend"}}', "default"),
-        ('{"default": {"BACKEND": "django_dbqueue.backend.DatabaseBackend", "QUEUES": []}}', "default"),
-        ('{"default": {"BACKEND": "django_dbqueue.backend.DatabaseBackend", "QUEUES": ["mail", "reports"]}}', "mail"),
-        ('{"jobs": {"BACKEND": "django_dbqueue.backend.DatabaseBackend", "QUEUES": ["mail"]}}', "mail"),
+        (
+            '{"default": {"BACKEND": "django_dbqueue.backend.DatabaseBackend", "QUEUES": []}}',
+            "default",
+        ),
+        (
+            '{"default": {"BACKEND": "django_dbqueue.backend.DatabaseBackend", "QUEUES": ["mail", "reports"]}}',
+            "mail",
+        ),
+        (
+            '{"jobs": {"BACKEND": "django_dbqueue.backend.DatabaseBackend", "QUEUES": ["mail"]}}',
+            "mail",
+        ),
     ],
 )
 def test_they_can_be_imported_whatever_backends_and_queues_there_are(tasks, queue):

@@ -47,14 +47,16 @@ from django_dbqueue.recurrence.rule import MISSED
 from django_dbqueue.routers import QueueRouter
 from django_dbqueue.testing import drain
 
-from . import engine
+from . import direct
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 QUICKSTART = DOCS / "quickstart.md"
 # As a reader comes to them.
 LISTED = re.findall(
-    r"^(\w+)$", "".join(re.findall(r"^```\{toctree\}(.*?)^```$", (DOCS / "index.md").read_text(), re.M | re.S)), re.M
+    r"^(\w+)$",
+    "".join(re.findall(r"^```\{toctree\}(.*?)^```$", (DOCS / "index.md").read_text(), re.M | re.S)),
+    re.M,
 )
 PAGES = [
     ROOT / "README.md",
@@ -88,7 +90,9 @@ def blocks(page: Path) -> Iterator[Block]:
 def for_this_django(text: str) -> str:
     """The pages name Django's own Tasks framework; on Django 5.2 the backport stands in, under other names."""
     error = f"{InvalidTask.__module__}.{InvalidTask.__qualname__}"
-    return text.replace("django.tasks.exceptions.InvalidTask", error).replace("django.tasks", FRAMEWORK)
+    return text.replace("django.tasks.exceptions.InvalidTask", error).replace(
+        "django.tasks", FRAMEWORK
+    )
 
 
 def name_of(page: Path) -> str:
@@ -102,7 +106,9 @@ def all_blocks(*languages: str) -> list[Any]:
 
 def test_every_block_is_of_a_language_that_is_run_or_is_plain_text():
     known = {"python", "pycon", "postgresql", "console", "ini", "text"}
-    assert [block.place for page in PAGES for block in blocks(page) if block.language not in known] == []
+    assert [
+        block.place for page in PAGES for block in blocks(page) if block.language not in known
+    ] == []
 
 
 # Python
@@ -117,7 +123,9 @@ def is_settings(block: Block) -> bool:
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
-@pytest.mark.parametrize("page", [page for page in PAGES if any(map(is_run, blocks(page)))], ids=name_of)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(map(is_run, blocks(page)))], ids=name_of
+)
 def test_the_blocks_of_a_page_run_in_order_with_the_settings_that_the_docs_give(
     page: Path, monkeypatch: pytest.MonkeyPatch, settings: Any
 ):
@@ -162,7 +170,9 @@ class Project:
                 "django.contrib.messages",
                 "django.contrib.staticfiles",
             ],
-            "DATABASES": {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "db.sqlite3"}},
+            "DATABASES": {
+                "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "db.sqlite3"}
+            },
         }
         self._apply()
 
@@ -180,7 +190,9 @@ class Project:
         for alias in task_backends:
             assert list(task_backends[alias].check()) == []
         tags = ["dbqueue", "dbqueue_recurring"]
-        assert [message for message in run_checks(tags=tags) if message.id not in OF_THE_TESTS] == []
+        assert [
+            message for message in run_checks(tags=tags) if message.id not in OF_THE_TESTS
+        ] == []
         if self.has_a_queue() and self._given.get("DATABASE_ROUTERS"):
             assert QueueRouter().db_for_write(Job) == task_backends["default"].database
 
@@ -193,7 +205,9 @@ class Project:
         for each in tasks.values():
             if each.get("OPTIONS", {}).get("database", "default") != "default":
                 each["OPTIONS"]["database"] = "other"
-        self._settings.TASKS = tasks or {"default": {"BACKEND": f"{FRAMEWORK}.backends.immediate.ImmediateBackend"}}
+        self._settings.TASKS = tasks or {
+            "default": {"BACKEND": f"{FRAMEWORK}.backends.immediate.ImmediateBackend"}
+        }
         self._settings.DATABASE_ROUTERS = self._given.get("DATABASE_ROUTERS", [])
 
 
@@ -214,7 +228,9 @@ def execute_sql(block: Block) -> None:
 
 
 def compare(block: Block, module: types.ModuleType) -> None:
-    test = doctest.DocTestParser().get_doctest(block.text, module.__dict__, block.place, str(block.page), block.line - 1)
+    test = doctest.DocTestParser().get_doctest(
+        block.text, module.__dict__, block.place, str(block.page), block.line - 1
+    )
     test.globs = module.__dict__
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     output: list[str] = []
@@ -225,7 +241,9 @@ def compare(block: Block, module: types.ModuleType) -> None:
 def run_test_cases(module: types.ModuleType, names: set[str]) -> None:
     """The TestCases of these names, as a project's test runner would."""
     found = [
-        each for name in sorted(names) if isinstance(each := getattr(module, name), type) and issubclass(each, unittest.TestCase)
+        each
+        for name in sorted(names)
+        if isinstance(each := getattr(module, name), type) and issubclass(each, unittest.TestCase)
     ]
     suite = unittest.TestSuite(map(unittest.defaultTestLoader.loadTestsFromTestCase, found))
     wanted = suite.countTestCases()
@@ -245,7 +263,9 @@ RUN = {"check", "migrate", "checkqueue"}
 
 
 def run_commands(block: Block) -> None:
-    commands = [line.removeprefix("$ ") for line in block.text.splitlines() if line.startswith("$ ")]
+    commands = [
+        line.removeprefix("$ ") for line in block.text.splitlines() if line.startswith("$ ")
+    ]
     assert commands
     for command in commands:
         # The settings on the page have that database; the tests have others.
@@ -254,7 +274,11 @@ def run_commands(block: Block) -> None:
         match shlex.split(command):
             case ["python", "manage.py", name] if name in RUN:
                 # 1: there is something to change, such as workers to start.
-                with contextlib.suppress(SystemExit) if name == "checkqueue" else contextlib.nullcontext():
+                with (
+                    contextlib.suppress(SystemExit)
+                    if name == "checkqueue"
+                    else contextlib.nullcontext()
+                ):
                     call_command(name, stdout=io.StringIO(), stderr=io.StringIO())
 
 
@@ -268,7 +292,9 @@ def check_command(command: str) -> None:
         case ["pip", "install", requirement]:
             check_requirement(requirement)
         case [variable, *_rest] if found := re.match(r"([A-Z_]+)=\S+ ", command):
-            assert found[1] in (ROOT / "tests" / "__main__.py").read_text(), f"Nobody reads {variable}."
+            assert found[1] in (ROOT / "tests" / "__main__.py").read_text(), (
+                f"Nobody reads {variable}."
+            )
             check_command(command[found.end() :])
         case _:
             pytest.fail(f"Nobody knows whether this works: {command}")
@@ -283,13 +309,20 @@ def check_make(arguments: list[str]) -> None:
             example = "".join(path.read_text() for path in (ROOT / "example_project").rglob("*.py"))
             assert value in example or (ROOT / value.split()[0]).is_file()
         else:
-            assert re.search(rf"^{argument}\b.*:(?!=)", makefile, re.M), f"The Makefile has no target {argument}."
+            assert re.search(rf"^{argument}\b.*:(?!=)", makefile, re.M), (
+                f"The Makefile has no target {argument}."
+            )
 
 
 def check_requirement(requirement: str) -> None:
     found = re.fullmatch(r"django-dbqueue-tasks(?:\[([\w,]+)\])?", requirement)
     assert found
-    optional = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    optional = (
+        (ROOT / "pyproject.toml")
+        .read_text()
+        .partition("[project.optional-dependencies]")[2]
+        .partition("\n[")[0]
+    )
     for extra in filter(None, (found[1] or "").split(",")):
         assert re.search(rf"^{extra} = \[", optional, re.M)
 
@@ -320,19 +353,32 @@ def table(page: str, first: str) -> list[list[str]]:
 
 
 def test_every_option_is_in_the_docs_with_its_default():
-    documented = {name: eval(default) for name, default, _ in table("docs/configuration.md", "Option")}
-    assert documented == {field.name: getattr(Options(), field.name) for field in dataclasses.fields(Options)}
+    documented = {
+        name: eval(default) for name, default, _ in table("docs/configuration.md", "Option")
+    }
+    assert documented == {
+        field.name: getattr(Options(), field.name) for field in dataclasses.fields(Options)
+    }
 
 
 def test_every_flag_of_runqueue_is_in_the_docs():
     of_every_command = flags(BaseCommand())
-    ours = [flag for flag in flags(load_command_class("django_dbqueue", "runqueue")) if flag not in of_every_command]
+    ours = [
+        flag
+        for flag in flags(load_command_class("django_dbqueue", "runqueue"))
+        if flag not in of_every_command
+    ]
     assert [flag for flag, _ in table("docs/configuration.md", "Flag")] == ours
 
 
 def flags(command: BaseCommand) -> list[str]:
     parser = command.create_parser("manage.py", "any")
-    return [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
+    return [
+        flag
+        for action in parser._actions
+        for flag in action.option_strings
+        if flag.startswith("--")
+    ]
 
 
 def test_every_option_of_the_decorator_is_in_the_docs():
@@ -345,8 +391,13 @@ def test_every_option_of_the_decorator_is_in_the_docs():
 def test_every_option_of_recurring_is_in_the_docs_with_its_default():
     from django_dbqueue import recurring
 
-    documented = {name: eval(default, {"timedelta": timedelta}) for name, _, default in table("docs/recurring.md", "Option")}
-    assert documented == {each.name: each.default for each in inspect.signature(recurring).parameters.values()}
+    documented = {
+        name: eval(default, {"timedelta": timedelta})
+        for name, _, default in table("docs/recurring.md", "Option")
+    }
+    assert documented == {
+        each.name: each.default for each in inspect.signature(recurring).parameters.values()
+    }
 
 
 def test_every_way_with_missed_runs_is_in_the_docs():
@@ -359,33 +410,54 @@ def test_every_strategy_is_in_the_docs():
     assert documented == [Constant, Linear, Exponential]
     for text, waits in ((row[0], row[1]) for row in table("docs/tasks.md", "Strategy")):
         strategy = eval(text)
-        assert [f"{strategy.seconds(number):g}" for number in (1, 2, 3)] == waits.removesuffix(", …").split(", ")
+        assert [f"{strategy.seconds(number):g}" for number in (1, 2, 3)] == waits.removesuffix(
+            ", …"
+        ).split(", ")
 
 
 def test_every_state_and_every_outcome_is_in_the_docs():
-    assert [row[0] for row in table("docs/lifecycle.md", "State")] == [state.name for state in Job.State]
-    assert {row[0] for row in table("docs/lifecycle.md", "Outcome")} == {outcome.name for outcome in Execution.Outcome}
+    assert [row[0] for row in table("docs/lifecycle.md", "State")] == [
+        state.name for state in Job.State
+    ]
+    assert {row[0] for row in table("docs/lifecycle.md", "Outcome")} == {
+        outcome.name for outcome in Execution.Outcome
+    }
 
 
 def test_every_verb_in_the_diagram_is_a_verb_of_the_queryset():
-    (diagram,) = (block.text for block in blocks(ROOT / "docs/lifecycle.md") if block.language == "text")
+    (diagram,) = (
+        block.text for block in blocks(ROOT / "docs/lifecycle.md") if block.language == "text"
+    )
     states = set(re.findall(r"\b[A-Z]{5,}\b", diagram))
     assert states == {state.name for state in Job.State} - {"BLOCKED"}
     assert all(verb in diagram and hasattr(JobQuerySet, verb) for verb in ["retry", "discard"])
-    assert all(verb in diagram and hasattr(engine, verb) for verb in ["claim", "release", "dispatch", "settle"])
+    assert all(
+        verb in diagram and hasattr(direct, verb)
+        for verb in ["claim", "release", "dispatch", "settle"]
+    )
 
 
 def test_every_system_check_is_in_the_docs():
     source = "".join(path.read_text() for path in (ROOT / "django_dbqueue").rglob("*.py"))
-    assert [row[0] for row in table("docs/configuration.md", "Id")] == sorted(set(re.findall(r"dbqueue\.[EWI]\d{3}", source)))
+    assert [row[0] for row in table("docs/configuration.md", "Id")] == sorted(
+        set(re.findall(r"dbqueue\.[EWI]\d{3}", source))
+    )
 
 
 def test_every_permission_is_in_the_docs():
     own = set()
     for model in apps.get_app_config("dbqueue").get_models():
         codenames = [codename for codename, _ in model._meta.permissions]
-        own |= {*codenames, *(get_permission_codename(action, model._meta) for action in model._meta.default_permissions)}
-    assert {row[0] for row in table("docs/admin.md", "Permission")} == {f"dbqueue.{codename}" for codename in own}
+        own |= {
+            *codenames,
+            *(
+                get_permission_codename(action, model._meta)
+                for action in model._meta.default_permissions
+            ),
+        }
+    assert {row[0] for row in table("docs/admin.md", "Permission")} == {
+        f"dbqueue.{codename}" for codename in own
+    }
 
 
 # Links
@@ -402,7 +474,9 @@ def test_links_lead_somewhere(page: Path):
         assert there.exists(), target
         if anchor:
             headings = re.findall(r"^#+ (.+)$", there.read_text(), re.M)
-            assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}, target
+            assert anchor in {
+                re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings
+            }, target
 
 
 def test_every_page_is_reachable_from_the_index():
@@ -417,4 +491,8 @@ def test_there_is_no_debris_of_a_database_in_the_settings():
 def test_each_test_that_the_docs_name_is_there():
     named = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs/reliability.md").read_text())
     assert len(named) > 30
-    assert [f"{file}::{name}" for file, name in named if f"def {name}(" not in (ROOT / "tests" / file).read_text()] == []
+    assert [
+        f"{file}::{name}"
+        for file, name in named
+        if f"def {name}(" not in (ROOT / "tests" / file).read_text()
+    ] == []

@@ -40,13 +40,24 @@ for place, language, text in json.load(sys.stdin):
 """
 
 
-@pytest.mark.skipif(connection.vendor != "sqlite", reason="It has a database of its own, which is SQLite's.")
+@pytest.mark.skipif(
+    connection.vendor != "sqlite", reason="It has a database of its own, which is SQLite's."
+)
 @pytest.mark.parametrize("page", [ROOT / "README.md", QUICKSTART], ids=name_of)
 def test_a_new_project_runs_its_first_jobs_by_what_the_page_says(page: Path, tmp_path: Path):
-    env = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"} | {"PYTHONPATH": str(ROOT)}
+    env = {
+        name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"
+    } | {"PYTHONPATH": str(ROOT)}
 
     def run(*arguments: str, text: str | None = None) -> None:
-        done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, env=env, input=text, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env=env,
+            input=text,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
     call_command("startproject", "mysite", str(tmp_path))
@@ -66,10 +77,14 @@ def test_a_new_project_runs_its_first_jobs_by_what_the_page_says(page: Path, tmp
     typed = [
         (block.place, block.language, block.text)
         for block in blocks(page)
-        if block.language in ("python", "pycon") and not is_settings(block) and not block.text.startswith(TASKS)
+        if block.language in ("python", "pycon")
+        and not is_settings(block)
+        and not block.text.startswith(TASKS)
     ]
     with (tmp_path / "log").open("w") as log:
-        runqueue = subprocess.Popen([sys.executable, "manage.py", "runqueue"], cwd=tmp_path, env=env, stdout=log, stderr=log)
+        runqueue = subprocess.Popen(
+            [sys.executable, "manage.py", "runqueue"], cwd=tmp_path, env=env, stdout=log, stderr=log
+        )
     try:
         run("manage.py", "shell", "-c", SHELL, text=json.dumps(typed))
     finally:

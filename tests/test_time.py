@@ -20,7 +20,7 @@ from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.runtime.worker.lane_cursors import LaneCursors
 from django_dbqueue.runtime.worker.task_call import ThreadCall
 
-from . import engine, tasks, timely
+from . import direct, tasks, timely
 from .conftest import LONG, all_claimed
 from .models import Run
 
@@ -46,7 +46,11 @@ class TestExpires:
         result = drained(timely.greet.enqueue("you"))
 
         assert result.return_value == "you"
-        assert 590 < (Job.objects.get().expires_at - Job.objects.get().enqueued_at).total_seconds() <= 600
+        assert (
+            590
+            < (Job.objects.get().expires_at - Job.objects.get().enqueued_at).total_seconds()
+            <= 600
+        )
 
     def test_a_job_that_is_claimed_too_late_is_called_off_and_says_why(self):
         result = timely.greet.enqueue("you")
@@ -64,12 +68,14 @@ class TestExpires:
         assert not Run.objects.exists()
         assert not Failure.objects.exists()
 
-    def test_a_job_that_was_claimed_in_time_and_waited_in_the_worker_for_too_long_does_not_run(self, backend, claim):
+    def test_a_job_that_was_claimed_in_time_and_waited_in_the_worker_for_too_long_does_not_run(
+        self, backend, claim
+    ):
         timely.greet.enqueue("you")
         (job,) = claim()
         job.clock -= 601
 
-        engine.settle([executor.run(ThreadCall(job), backend)])
+        direct.settle([executor.run(ThreadCall(job), backend)])
 
         assert Execution.objects.get().outcome == "discarded"
         assert not Run.objects.exists()
@@ -89,7 +95,10 @@ class TestExpires:
 
     def test_it_sends_no_signal_as_it_never_began(self):
         heard = []
-        receivers = [(signal, lambda **kwargs: heard.append(kwargs)) for signal in (signals.task_started, signals.task_finished)]
+        receivers = [
+            (signal, lambda **kwargs: heard.append(kwargs))
+            for signal in (signals.task_started, signals.task_finished)
+        ]
         timely.greet.enqueue("you")
         Job.objects.update(expires_at=after(-1))
 
@@ -148,7 +157,9 @@ class TestExpires:
     def test_what_cannot_be_is_refused(self, expires, said):
         with pytest.raises(InvalidTask, match=said):
             tasks.add.using(expires=expires)
-        with pytest.raises(InvalidTask, match=said.replace("must be an aware datetime", "must be a timedelta")):
+        with pytest.raises(
+            InvalidTask, match=said.replace("must be an aware datetime", "must be a timedelta")
+        ):
             task(expires=expires)(tasks.add.func)
 
     def test_a_fixed_time_is_refused_in_the_decorator(self):
@@ -173,7 +184,10 @@ class TestExpires:
 
         drained(result)
 
-        assert list(Execution.objects.order_by("attempt").values_list("outcome", flat=True)) == ["failed", "discarded"]
+        assert list(Execution.objects.order_by("attempt").values_list("outcome", flat=True)) == [
+            "failed",
+            "discarded",
+        ]
 
     def test_an_operator_who_retries_one_wants_it_to_run(self):
         result = timely.greet.enqueue("you")
@@ -184,7 +198,9 @@ class TestExpires:
 
         assert drained(result).return_value == "you"
 
-    def test_without_it_a_claim_and_an_attempt_take_no_statement_more(self, backend, claim, django_assert_num_queries):
+    def test_without_it_a_claim_and_an_attempt_take_no_statement_more(
+        self, backend, claim, django_assert_num_queries
+    ):
         tasks.add.enqueue(1)
         timely.greet.using(queue_name="other").enqueue("you")
         plain, with_it = sorted(claim(), key=lambda job: job.task)
@@ -197,7 +213,9 @@ class TestExpires:
 
 class TestSnooze:
     @pytest.mark.parametrize("task", [timely.snooze, timely.snooze_async])
-    @pytest.mark.parametrize(("how", "seconds"), [(60, 60), ("minute", 60), (0.5, 0.5), ("time", 3600)])
+    @pytest.mark.parametrize(
+        ("how", "seconds"), [(60, 60), ("minute", 60), (0.5, 0.5), ("time", 3600)]
+    )
     def test_it_ends_the_attempt_and_waits_for_its_time(self, task, how, seconds):
         drained(task.enqueue(how))
 
@@ -212,7 +230,7 @@ class TestSnooze:
         timely.snooze.enqueue("then")
         (job,) = claim()
 
-        engine.settle([executor.run(ThreadCall(job), backend)])
+        direct.settle([executor.run(ThreadCall(job), backend)])
 
         assert Job.objects.get().run_after == end
 
@@ -222,7 +240,9 @@ class TestSnooze:
 
         assert drained(result, times=5).return_value == 5
         assert Job.objects.get().failures == 0
-        assert list(Execution.objects.order_by("attempt").values_list("outcome", flat=True)) == ["snoozed"] * 4 + ["successful"]
+        assert list(Execution.objects.order_by("attempt").values_list("outcome", flat=True)) == [
+            "snoozed"
+        ] * 4 + ["successful"]
         assert result.errors == []
 
     def test_except_exception_does_not_swallow_it(self):
@@ -257,7 +277,9 @@ class TestSnooze:
 
     def test_it_has_not_finished(self):
         heard = []
-        signals.task_finished.connect(lambda **kwargs: heard.append(kwargs), weak=False, dispatch_uid="test")
+        signals.task_finished.connect(
+            lambda **kwargs: heard.append(kwargs), weak=False, dispatch_uid="test"
+        )
         try:
             drained(timely.snooze.enqueue())
         finally:
@@ -273,7 +295,10 @@ class TestRetry:
         job, execution = Job.objects.get(), Execution.objects.get()
         assert (job.state, job.failures, execution.outcome) == ("scheduled", 1, "failed")
         assert 55 < wait_of(job) <= 60
-        assert (execution.error_type, execution.message) == ("django_dbqueue.exceptions.Retried", "the shop is closed")
+        assert (execution.error_type, execution.message) == (
+            "django_dbqueue.exceptions.Retried",
+            "the shop is closed",
+        )
         assert Failure.objects.get().location == "tests/timely.py:_ask_again"
 
     @pytest.mark.parametrize("task", [timely.ask_again, timely.ask_again_async])
@@ -312,7 +337,10 @@ class TestRetry:
         drained(timely.ask_the_back_off.enqueue(handled=True))
         assert 70 < wait_of(Job.objects.get()) <= 77
 
-        assert drained(timely.ask_the_back_off.enqueue(handled=False)).status == TaskResultStatus.FAILED
+        assert (
+            drained(timely.ask_the_back_off.enqueue(handled=False)).status
+            == TaskResultStatus.FAILED
+        )
 
     def test_what_is_no_delay_fails_the_attempt(self):
         drained(timely.ask_again.enqueue(delay=-1))
@@ -324,9 +352,15 @@ class TestReprioritise:
     @pytest.mark.parametrize("state", Job.State.values)
     def test_only_what_waits_gets_another_priority(self, state, process):
         owned = {"process": process} if state == "running" else {}
-        ended = {"finished_at": timezone.now()} if state in ("successful", "failed", "discarded") else {}
+        ended = (
+            {"finished_at": timezone.now()}
+            if state in ("successful", "failed", "discarded")
+            else {}
+        )
         blocked = {"blocked_by": "a key"} if state == "blocked" else {}
-        Job.objects.create(task="tests.tasks.add", queue="default", state=state, **owned, **ended, **blocked)
+        Job.objects.create(
+            task="tests.tasks.add", queue="default", state=state, **owned, **ended, **blocked
+        )
 
         changed = Job.objects.all().reprioritise(50)
 
@@ -365,10 +399,14 @@ class TestReprioritise:
 class TestAgeing:
     @pytest.fixture
     def claimer(self, process, monkeypatch):
-        monkeypatch.setattr(LaneCursors, "LONG", 3600.0)  # No look takes long, however full the machine is.
+        monkeypatch.setattr(
+            LaneCursors, "LONG", 3600.0
+        )  # No look takes long, however full the machine is.
 
         def claimer(*queues, ageing=None):
-            claimer = Claimer("default", process, QueueSelector(queues or ("*",)), Options(ageing=ageing))
+            claimer = Claimer(
+                "default", process, QueueSelector(queues or ("*",)), Options(ageing=ageing)
+            )
             claimer.FRESH = -1.0
             return claimer
 
@@ -393,7 +431,9 @@ class TestAgeing:
         assert self.served(claimer(ageing=5000.0)) == 1  # Twelve steps: -5 counts as 7.
 
     def test_one_that_is_not_old_enough_waits(self, claimer):
-        assert self.served(claimer(ageing=6100.0)) is None  # Nine steps: -5 counts as 4. The tenth comes after 1,000 s.
+        assert (
+            self.served(claimer(ageing=6100.0)) is None
+        )  # Nine steps: -5 counts as 4. The tenth comes after 1,000 s.
 
     def test_an_old_job_goes_before_those_of_other_queues_that_rank_alike(self, claimer):
         old = tasks.add.using(priority=-5, queue_name="low").enqueue("old")
@@ -420,7 +460,9 @@ class TestAgeing:
 
         assert [job.args[0] for job in served] == ["old"] * 3 + ["urgent"] * 3
 
-    def test_without_it_lanes_are_read_with_no_statement_more(self, claimer, django_assert_max_num_queries):
+    def test_without_it_lanes_are_read_with_no_statement_more(
+        self, claimer, django_assert_max_num_queries
+    ):
         tasks.add.enqueue(1), tasks.add.using(priority=1).enqueue(1)
         plain, ageing = claimer(), claimer(ageing=60.0)
         for each in (plain, ageing):
@@ -440,11 +482,17 @@ class TestThroughAWorker:
         expired = timely.greet.enqueue("nobody")
         Job.objects.update(expires_at=after(-1))
         again = {task: task.enqueue(0.1, times=2) for task in (timely.snooze, timely.snooze_async)}
-        asked = [task.enqueue(0.1, reason="not yet", handled=True) for task in (timely.ask_again, timely.ask_again_async)]
+        asked = [
+            task.enqueue(0.1, reason="not yet", handled=True)
+            for task in (timely.ask_again, timely.ask_again_async)
+        ]
 
         runqueue("--embedded")
 
-        assert expired.wait(timeout=LONG).errors[0].exception_class_path == "django_dbqueue.exceptions.Expired"
+        assert (
+            expired.wait(timeout=LONG).errors[0].exception_class_path
+            == "django_dbqueue.exceptions.Expired"
+        )
         for result in again.values():
             assert result.wait(timeout=LONG).return_value == 3
         for result in asked:
@@ -470,7 +518,9 @@ def test_a_snoozed_job_is_no_warning(caplog):
 
     drained(timely.snooze.enqueue())
 
-    assert [record.levelname for record in caplog.records if "snoozed" in record.message] == ["INFO"]
+    assert [record.levelname for record in caplog.records if "snoozed" in record.message] == [
+        "INFO"
+    ]
 
 
 @pytest.mark.parametrize("given", ["soon", -1, None])
@@ -482,6 +532,8 @@ def test_what_is_raised_by_hand_is_checked_as_well(given):
 def test_a_project_without_time_zones_gives_times_without_them(settings):
     settings.USE_TZ = False
 
-    assert tasks.add.using(expires=datetime(2130, 1, 1)).expires == Snoozed(datetime(2100, 1, 1)).until.replace(year=2130)
+    assert tasks.add.using(expires=datetime(2130, 1, 1)).expires == Snoozed(
+        datetime(2100, 1, 1)
+    ).until.replace(year=2130)
     with pytest.raises(InvalidTask, match="must be a naive datetime"):
         tasks.add.using(expires=datetime.now(timezone.get_current_timezone()))

@@ -83,7 +83,13 @@ def _ask_again(context, delay, reason, handled):
         context.retry(delay=delay, reason=REASONS.get(reason, reason))
 
 
-@task(takes_context=True, max_attempts=3, retry_on=(ZeroDivisionError,), discard_on=(BaseException,), backoff=lambda e, r: 1234.0)
+@task(
+    takes_context=True,
+    max_attempts=3,
+    retry_on=(ZeroDivisionError,),
+    discard_on=(BaseException,),
+    backoff=lambda e, r: 1234.0,
+)
 def ask_again(context, delay=0, reason="", handled=False):
     _ask_again(context, delay, reason, handled)
 
@@ -94,7 +100,11 @@ async def ask_again_async(context, delay=0, reason="", handled=False):
     _ask_again(context, delay, reason, handled)
 
 
-@task(takes_context=True, max_attempts=3, backoff=lambda error, result: 77.0 if isinstance(error, ConnectionError) else None)
+@task(
+    takes_context=True,
+    max_attempts=3,
+    backoff=lambda error, result: 77.0 if isinstance(error, ConnectionError) else None,
+)
 def ask_the_back_off(context, handled):
     _ask_again(context, None, "", handled)
 

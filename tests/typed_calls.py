@@ -13,7 +13,19 @@ from typing import Any, assert_type
 
 from django.tasks import TaskContext
 
-from django_dbqueue import Exponential, Finish, GoTo, JobContext, Rate, Task, batch, limit, pipeline, recurring, task
+from django_dbqueue import (
+    Exponential,
+    Finish,
+    GoTo,
+    JobContext,
+    Rate,
+    Task,
+    batch,
+    limit,
+    pipeline,
+    recurring,
+    task,
+)
 from django_dbqueue.results import JobResult
 
 
@@ -43,7 +55,10 @@ def with_context_of_a_job(context: JobContext, number: int) -> None:
 
 
 @task(
-    concurrency=(limit(1, key=lambda account: account, on_conflict="discard"), limit(20, group="bank")),
+    concurrency=(
+        limit(1, key=lambda account: account, on_conflict="discard"),
+        limit(20, group="bank"),
+    ),
     rate=Rate(100, per=timedelta(minutes=1), burst=10, key=lambda account: account),
     version=lambda account, amount: amount,
     on_conflict="replace",

@@ -23,5 +23,10 @@ if env("DATABASE_URL").startswith("sqlite"):
         "timeout": 20,
     }
 DATABASES = {"default": _database}
-INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "benchmarks.project", *_system.apps]
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "benchmarks.project",
+    *_system.apps,
+]
 globals().update(_system.settings)

@@ -17,8 +17,18 @@ NOTHING = "*Not measured yet.*"
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
-    parser.add_argument("files", nargs="*", type=Path, help="Of figures, as JSON. All in benchmarks/figures, if none is given.")
-    parser.add_argument("--into", type=Path, default=Path("docs"), help="The folder of benchmarks.md (default: %(default)s).")
+    parser.add_argument(
+        "files",
+        nargs="*",
+        type=Path,
+        help="Of figures, as JSON. All in benchmarks/figures, if none is given.",
+    )
+    parser.add_argument(
+        "--into",
+        type=Path,
+        default=Path("docs"),
+        help="The folder of benchmarks.md (default: %(default)s).",
+    )
     given = parser.parse_args()
     figures = Figures([Run.read(file) for file in given.files or sorted(KEPT.glob("*.json"))])
     write(given.into, figures)
@@ -26,7 +36,12 @@ def main() -> None:
 
 def write(folder: Path, figures: Figures) -> None:
     page = folder / "benchmarks.md"
-    page.write_text(MARK.sub(lambda mark: mark[1] + part(folder, figures, mark[2], mark[3]) + "\n" + mark[4], page.read_text()))
+    page.write_text(
+        MARK.sub(
+            lambda mark: mark[1] + part(folder, figures, mark[2], mark[3]) + "\n" + mark[4],
+            page.read_text(),
+        )
+    )
 
 
 def part(folder: Path, figures: Figures, kind: str, name: str) -> str:

@@ -54,7 +54,11 @@ class Run:
         return (max(values) - min(values)) / 2 / median(values) if median(values) else 0.0
 
     def systems(self, scenarios: Iterable[str]) -> list[str]:
-        return [name for name in ORDER if any(name in self.runs.get(scenario, {}) for scenario in scenarios)]
+        return [
+            name
+            for name in ORDER
+            if any(name in self.runs.get(scenario, {}) for scenario in scenarios)
+        ]
 
     def size(self, scenarios: Iterable[str]) -> tuple[int, int]:
         """How many of them it has, and how many systems in all of these."""

@@ -20,11 +20,17 @@ class Goal:
     unit: str = ""
 
     def holds(self, value: float) -> bool:
-        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+        return (self.least is None or value >= self.least) and (
+            self.most is None or value <= self.most
+        )
 
     @property
     def wanted(self) -> str:
-        return f"≥ {self.show(self.least)}" if self.least is not None else f"≤ {self.show(self.most or 0.0)}"
+        return (
+            f"≥ {self.show(self.least)}"
+            if self.least is not None
+            else f"≤ {self.show(self.most or 0.0)}"
+        )
 
     def show(self, value: float) -> str:
         return self.unit.format(value)
@@ -35,30 +41,92 @@ TIMES, PART, PER_SECOND, MS = "{:.3g} ×", "{:.1%}", "{:,.0f}/s", "{:.1f} ms"
 
 def goals() -> list[Goal]:
     return [
-        *[Goal(f"drain {s}, of the best Django rival", beside(f"drain {s}", DJANGO_RIVALS), 10, unit=TIMES) for s in DRAINS],
-        *[Goal(f"drain {s}, of Celery with Redis", beside(f"drain {s}", CELERY), 5, unit=TIMES) for s in DRAINS[1:]],
         *[
-            Goal(f"one read and one write each, {s}, of a loop without a queue", beside(f"work {s}", LOOP), 0.9, unit=PART)
+            Goal(
+                f"drain {s}, of the best Django rival",
+                beside(f"drain {s}", DJANGO_RIVALS),
+                10,
+                unit=TIMES,
+            )
             for s in DRAINS
         ],
-        Goal("enqueue, of the fastest Django rival", beside("enqueue", DJANGO_RIVALS), 1, unit=TIMES),
+        *[
+            Goal(f"drain {s}, of Celery with Redis", beside(f"drain {s}", CELERY), 5, unit=TIMES)
+            for s in DRAINS[1:]
+        ],
+        *[
+            Goal(
+                f"one read and one write each, {s}, of a loop without a queue",
+                beside(f"work {s}", LOOP),
+                0.9,
+                unit=PART,
+            )
+            for s in DRAINS
+        ],
+        Goal(
+            "enqueue, of the fastest Django rival", beside("enqueue", DJANGO_RIVALS), 1, unit=TIMES
+        ),
         Goal("enqueue, of Celery with Redis", beside("enqueue", CELERY), 1, unit=TIMES),
-        Goal("time to enqueue, of Model.objects.create()", time_beside_create, most=1.3, unit=TIMES),
+        Goal(
+            "time to enqueue, of Model.objects.create()", time_beside_create, most=1.3, unit=TIMES
+        ),
         Goal("enqueue many", value("enqueue many", "rate"), 62_500, unit=PER_SECOND),
-        Goal("enqueue many, of the best Django rival", beside("enqueue many", DJANGO_RIVALS), 3, unit=TIMES),
+        Goal(
+            "enqueue many, of the best Django rival",
+            beside("enqueue many", DJANGO_RIVALS),
+            3,
+            unit=TIMES,
+        ),
         Goal("latency, median", value("latency", "p50"), most=2, unit=MS),
         Goal("latency, 99 of 100", value("latency", "p99"), most=5, unit=MS),
-        *[Goal(f"latency on {name}, median: half of its shortest pause", waited(name), most=5, unit=MS) for name in POLLING],
+        *[
+            Goal(
+                f"latency on {name}, median: half of its shortest pause",
+                waited(name),
+                most=5,
+                unit=MS,
+            )
+            for name in POLLING
+        ],
         Goal("idle: statements a second", value("idle", "statements"), most=2, unit="{:.2g}"),
         Goal("idle: of a core", value("idle", "cpu_percent"), most=0.5, unit="{:.2g} %"),
-        Goal("idle: memory of a process, of Django's shell", memory_beside_a_shell, most=1.5, unit=TIMES),
-        *[Goal(f"drain beside {name}, of nothing else", scaled(name), 0.95, unit=PART) for name in BESIDE if name != ALONE],
+        Goal(
+            "idle: memory of a process, of Django's shell",
+            memory_beside_a_shell,
+            most=1.5,
+            unit=TIMES,
+        ),
+        *[
+            Goal(f"drain beside {name}, of nothing else", scaled(name), 0.95, unit=PART)
+            for name in BESIDE
+            if name != ALONE
+        ],
         Goal("drain under an open snapshot, of none", under_a_snapshot, 0.8, unit=PART),
         Goal("one key with a limit of 1", value("hot key", "rate"), 1000, unit=PER_SECOND),
-        Goal("coroutines at a time, that wait for 1 s", value("waiting 1 s", "at_a_time"), 2000, unit="{:,.0f}"),
-        Goal("coroutines that wait for 0.1 s", value("waiting 0.1 s", "rate"), 10_000, unit=PER_SECOND),
-        Goal("WAL of a job with 512 B of arguments", value("cost", "wal"), most=2700, unit="{:,.0f} B"),
-        Goal("statements to run a job, under load", value("cost", "statements_to_run"), most=0.2, unit="{:.2g}"),
+        Goal(
+            "coroutines at a time, that wait for 1 s",
+            value("waiting 1 s", "at_a_time"),
+            2000,
+            unit="{:,.0f}",
+        ),
+        Goal(
+            "coroutines that wait for 0.1 s",
+            value("waiting 0.1 s", "rate"),
+            10_000,
+            unit=PER_SECOND,
+        ),
+        Goal(
+            "WAL of a job with 512 B of arguments",
+            value("cost", "wal"),
+            most=2700,
+            unit="{:,.0f} B",
+        ),
+        Goal(
+            "statements to run a job, under load",
+            value("cost", "statements_to_run"),
+            most=0.2,
+            unit="{:.2g}",
+        ),
     ]
 
 

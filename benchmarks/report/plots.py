@@ -50,9 +50,17 @@ def drain(figures: Figures, title: str, file: Path) -> bool:
         return False
     names.sort(key=lambda name: run.median("drain 1 × 8", name) or 0.0)
     with drawn(file, title, 1 + 0.5 * len(names)) as axes:
-        for offset, (label, scenario), colour in zip((0.2, -0.2), scenarios.items(), (BLUE, LIGHT), strict=True):
+        for offset, (label, scenario), colour in zip(
+            (0.2, -0.2), scenarios.items(), (BLUE, LIGHT), strict=True
+        ):
             values = [run.median(scenario, name) or 0.0 for name in names]
-            bars = axes.barh([place + offset for place in range(len(names))], values, 0.4, label=label, color=colour)
+            bars = axes.barh(
+                [place + offset for place in range(len(names))],
+                values,
+                0.4,
+                label=label,
+                color=colour,
+            )
             axes.bar_label(bars, [f"{value:,.0f}" if value else "—" for value in values], padding=3)
         axes.set_yticks(range(len(names)), [NAMES[name] for name in names])
         axes.set_xlabel("jobs a second")
@@ -64,7 +72,10 @@ def drain(figures: Figures, title: str, file: Path) -> bool:
 
 def latency(figures: Figures, title: str, file: Path) -> bool:
     run = figures.of("latency")
-    found = [(name, run.median("latency", name, "p50"), run.median("latency", name, "p99")) for name in run.systems(["latency"])]
+    found = [
+        (name, run.median("latency", name, "p50"), run.median("latency", name, "p99"))
+        for name in run.systems(["latency"])
+    ]
     if not found:
         return False
     found.sort(key=lambda each: -(each[1] or 0.0))
@@ -73,7 +84,14 @@ def latency(figures: Figures, title: str, file: Path) -> bool:
             colour = BLUE if name == OUR else GREY
             axes.plot([p50, p99], [place, place], color=colour, linewidth=2)
             axes.plot(p50, place, "o", color=colour, label="median" if place == 0 else None)
-            axes.plot(p99, place, "|", color=colour, markersize=12, label="99 of 100" if place == 0 else None)
+            axes.plot(
+                p99,
+                place,
+                "|",
+                color=colour,
+                markersize=12,
+                label="99 of 100" if place == 0 else None,
+            )
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.set_yticks(range(len(found)), [NAMES[name] for name, _, _ in found])
@@ -85,11 +103,16 @@ def latency(figures: Figures, title: str, file: Path) -> bool:
 def grid(figures: Figures, title: str, file: Path) -> bool:
     scenarios = {f"{p} × {t}": f"drain {p} × {t}" for p, t in GRID}
     run = figures.of(*scenarios.values())
-    found = {label: rate for label, scenario in scenarios.items() if (rate := run.median(scenario, OUR))}
+    found = {
+        label: rate for label, scenario in scenarios.items() if (rate := run.median(scenario, OUR))
+    }
     if not found:
         return False
     with drawn(file, title, 3.5) as axes:
-        axes.bar_label(axes.bar(list(found), list(found.values()), color=BLUE), [f"{rate:,.0f}" for rate in found.values()])
+        axes.bar_label(
+            axes.bar(list(found), list(found.values()), color=BLUE),
+            [f"{rate:,.0f}" for rate in found.values()],
+        )
         axes.set_xlabel("processes × threads")
         axes.set_ylabel("jobs a second")
         axes.yaxis.set_major_formatter("{x:,.0f}")
@@ -108,7 +131,11 @@ def snapshot(figures: Figures, title: str, file: Path) -> bool:
         for (label, scenario), colour in zip(scenarios.items(), (GREY, BLUE), strict=True):
             for number, rates in enumerate(run.values(scenario, OUR, "rates")):
                 axes.plot(
-                    [5 * (place + 1) for place in range(len(rates))], rates, "o-", color=colour, label=None if number else label
+                    [5 * (place + 1) for place in range(len(rates))],
+                    rates,
+                    "o-",
+                    color=colour,
+                    label=None if number else label,
                 )
         axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
         axes.set_xlabel("seconds")

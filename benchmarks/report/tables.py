@@ -33,7 +33,10 @@ def by_system(columns: Sequence[Column], figures: Figures, compared: bool = Fals
     for name in run.systems(scenarios):
         row = [NAMES[name]]
         for _, scenario, figure in columns:
-            row += [cell(run, scenario, name, figure), *([part(run, scenario, name, figure)] if compared else [])]
+            row += [
+                cell(run, scenario, name, figure),
+                *([part(run, scenario, name, figure)] if compared else []),
+            ]
         rows.append(row)
     return table(headings, rows)
 
@@ -45,7 +48,9 @@ def by_scenario(first: str, names: Mapping[str, str], figures: Figures) -> str:
     rows = []
     for name, scenario in names.items():
         if rate := run.median(scenario, OUR):
-            rows.append([name, cell(run, scenario, OUR, "rate"), f"{rate / base:.0%}" if base else "—"])
+            rows.append(
+                [name, cell(run, scenario, OUR, "rate"), f"{rate / base:.0%}" if base else "—"]
+            )
     return table([first, "jobs a second", f"of {next(iter(names))}"], rows)
 
 
@@ -73,35 +78,62 @@ def facts(figures: Figures) -> str:
         for name, value in run.facts.items():
             if name != "packages":
                 found.setdefault(name, {})[str(value)] = None
-    return table(["", "in all runs"], [[name.replace("_", " "), ", ".join(values)] for name, values in found.items()])
+    return table(
+        ["", "in all runs"],
+        [[name.replace("_", " "), ", ".join(values)] for name, values in found.items()],
+    )
 
 
 def versions(figures: Figures) -> str:
-    installed = {name: lines for run in figures.runs for name, lines in run.facts.get("packages", {}).items()}
-    rows = [[NAMES[name], ", ".join(wanted(name, installed[name]))] for name in NAMES if name in installed]
+    installed = {
+        name: lines for run in figures.runs for name, lines in run.facts.get("packages", {}).items()
+    }
+    rows = [
+        [NAMES[name], ", ".join(wanted(name, installed[name]))]
+        for name in NAMES
+        if name in installed
+    ]
     return table(["System", "installed"], rows)
 
 
 def wanted(name: str, lines: Sequence[str]) -> list[str]:
     """Of what is installed for a rival: itself, Django and what it has beside these."""
     asked = {re.split(r"[\[=<>]", each)[0] for each in (*system(name).requires, "django")}
-    return [line.replace("==", " ") for line in lines if line.partition("==")[0].lower().replace("_", "-") in asked]
+    return [
+        line.replace("==", " ")
+        for line in lines
+        if line.partition("==")[0].lower().replace("_", "-") in asked
+    ]
 
 
 def reached(figures: Figures) -> str:
     rows = []
     for goal in goals():
         value = goal.reached(figures)
-        said = ["not measured", ""] if value is None else [goal.show(value), "✓" if goal.holds(value) else "✗"]
+        said = (
+            ["not measured", ""]
+            if value is None
+            else [goal.show(value), "✓" if goal.holds(value) else "✗"]
+        )
         rows.append([goal.name, goal.wanted, *said])
     return table(["Goal", "wanted", "reached", ""], rows)
 
 
 def databases(figures: Figures) -> str:
     """Ours on each, of the run that has the most of it."""
-    columns = [*((scenario, "rate") for scenario in PORTABLE[:-1]), ("latency", "p50"), ("latency", "p99")]
-    runs = [figures.on(name, *PORTABLE) for name in dict.fromkeys(run.facts["database"] for run in figures.runs)]
-    rows = [[run.facts["database"], *(cell(run, scenario, OUR, figure) for scenario, figure in columns)] for run in runs]
+    columns = [
+        *((scenario, "rate") for scenario in PORTABLE[:-1]),
+        ("latency", "p50"),
+        ("latency", "p99"),
+    ]
+    runs = [
+        figures.on(name, *PORTABLE)
+        for name in dict.fromkeys(run.facts["database"] for run in figures.runs)
+    ]
+    rows = [
+        [run.facts["database"], *(cell(run, scenario, OUR, figure) for scenario, figure in columns)]
+        for run in runs
+    ]
     return table(["Database", *PORTABLE[:-1], "latency p50, ms", "p99, ms"], rows)
 
 
@@ -132,28 +164,51 @@ TABLES: dict[str, Callable[[Figures], str]] = {
     "facts": facts,
     "versions": versions,
     "goals": reached,
-    "drain": partial(by_system, [(s, f"drain {s}", "rate") for s in ("1 × 1", "1 × 8", "2 × 4")], compared=True),
-    "work": partial(by_system, [(s, f"work {s}", "rate") for s in ("1 × 1", "1 × 8", "2 × 4")], compared=True),
-    "enqueue": partial(
-        by_system, [("one by one", "enqueue", "rate"), ("20,000 with one call", "enqueue many", "rate")], compared=True
+    "drain": partial(
+        by_system, [(s, f"drain {s}", "rate") for s in ("1 × 1", "1 × 8", "2 × 4")], compared=True
     ),
-    "latency": partial(by_system, [(f"{each}, ms", "latency", each) for each in ("p50", "p95", "p99")]),
+    "work": partial(
+        by_system, [(s, f"work {s}", "rate") for s in ("1 × 1", "1 × 8", "2 × 4")], compared=True
+    ),
+    "enqueue": partial(
+        by_system,
+        [("one by one", "enqueue", "rate"), ("20,000 with one call", "enqueue many", "rate")],
+        compared=True,
+    ),
+    "latency": partial(
+        by_system, [(f"{each}, ms", "latency", each) for each in ("p50", "p95", "p99")]
+    ),
     "idle": partial(by_system, [(heading, "idle", figure) for heading, figure in IDLE.items()]),
     "cost": partial(by_system, [(heading, "cost", figure) for heading, figure in COST.items()]),
     "scale": partial(by_scenario, "Beside", {name: f"scale, {name}" for name in BESIDE}),
-    "snapshot": partial(by_scenario, "Open snapshot", {name: f"snapshot, {name}" for name in ("none", "held")}),
+    "snapshot": partial(
+        by_scenario, "Open snapshot", {name: f"snapshot, {name}" for name in ("none", "held")}
+    ),
     "limited": partial(by_system, [("one key, limit of 1", "hot key", "rate")], compared=True),
     "waiting": partial(
         by_system,
         [
-            *[("0.1 s: jobs a second", "waiting 0.1 s", "rate"), ("at a time", "waiting 0.1 s", "at_a_time")],
-            *[("1 s: jobs a second", "waiting 1 s", "rate"), ("at a time", "waiting 1 s", "at_a_time")],
+            *[
+                ("0.1 s: jobs a second", "waiting 0.1 s", "rate"),
+                ("at a time", "waiting 0.1 s", "at_a_time"),
+            ],
+            *[
+                ("1 s: jobs a second", "waiting 1 s", "rate"),
+                ("at a time", "waiting 1 s", "at_a_time"),
+            ],
         ],
     ),
     "grid": partial(by_scenario, "Processes × threads", grid()),
-    "batches": partial(by_system, [(f"{size:,} a call", f"enqueue by {size:,}", "rate") for size in BATCHES]),
+    "batches": partial(
+        by_system, [(f"{size:,} a call", f"enqueue by {size:,}", "rate") for size in BATCHES]
+    ),
     "sizes": partial(
-        by_system, [(f"{verb} {size}", f"{verb} {size}", "rate") for size in SIZES for verb in ("enqueue", "drain")]
+        by_system,
+        [
+            (f"{verb} {size}", f"{verb} {size}", "rate")
+            for size in SIZES
+            for verb in ("enqueue", "drain")
+        ],
     ),
     "databases": databases,
 }

@@ -28,7 +28,10 @@ SCENARIOS: dict[str, Scenario] = {
     "enqueue": partial(enqueue, jobs=5000),
     "enqueue many": partial(enqueue_many, jobs=20_000),
     **{f"drain {p} × {t}": partial(drain, processes=p, threads=t, jobs=100_000) for p, t in GRID},
-    **{f"work {p} × {t}": partial(drain, processes=p, threads=t, jobs=20_000, task="pay") for p, t in SHAPES},
+    **{
+        f"work {p} × {t}": partial(drain, processes=p, threads=t, jobs=20_000, task="pay")
+        for p, t in SHAPES
+    },
     "latency": latency,
     "idle": idle,
     "cost": cost,
@@ -38,8 +41,14 @@ SCENARIOS: dict[str, Scenario] = {
     "hot key": partial(drain, processes=1, threads=8, jobs=4000, task="limited"),
     "waiting 0.1 s": partial(waiting, seconds=0.1),
     "waiting 1 s": partial(waiting, seconds=1.0),
-    **{f"enqueue by {batch:,}": partial(enqueue_many, jobs=jobs, batch=batch) for batch, jobs in BATCHES.items()},
-    **{f"enqueue {name}": partial(enqueue_many, jobs=jobs, task="carry", size=size) for name, (size, jobs) in SIZES.items()},
+    **{
+        f"enqueue by {batch:,}": partial(enqueue_many, jobs=jobs, batch=batch)
+        for batch, jobs in BATCHES.items()
+    },
+    **{
+        f"enqueue {name}": partial(enqueue_many, jobs=jobs, task="carry", size=size)
+        for name, (size, jobs) in SIZES.items()
+    },
     **{
         f"drain {name}": partial(drain, processes=1, threads=8, jobs=jobs, task="carry", size=size)
         for name, (size, jobs) in SIZES.items()
@@ -48,7 +57,11 @@ SCENARIOS: dict[str, Scenario] = {
 
 # What is measured unless something else is asked for.
 USUAL = [
-    *["enqueue", "enqueue many", *(f"{what} {p} × {t}" for what in ("drain", "work") for p, t in SHAPES)],
+    *[
+        "enqueue",
+        "enqueue many",
+        *(f"{what} {p} × {t}" for what in ("drain", "work") for p, t in SHAPES),
+    ],
     *["latency", "idle"],
 ]
 # What is measured on other databases than PostgreSQL.

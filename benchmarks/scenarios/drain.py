@@ -16,7 +16,9 @@ WINDOW, START = 8.0, 60.0
 Times = list[tuple[float, int]]
 
 
-def drain(bench: Bench, processes: int, threads: int, jobs: int, task: str = "noop", **given: Any) -> dict[str, Any]:
+def drain(
+    bench: Bench, processes: int, threads: int, jobs: int, task: str = "noop", **given: Any
+) -> dict[str, Any]:
     jobs = min(jobs, bench.system.backlog)
     bench.drive("enqueue_many", function=task, jobs=jobs, **given)
     return run(bench, processes, threads, jobs)[0]
@@ -35,7 +37,9 @@ def snapshot(bench: Bench, held: bool, jobs: int = 200_000, window: float = 60.0
     return {**figures, "rates": rates(times)}
 
 
-def waiting(bench: Bench, seconds: float, jobs: int = 100_000, coroutines: int = 4000) -> dict[str, Any]:
+def waiting(
+    bench: Bench, seconds: float, jobs: int = 100_000, coroutines: int = 4000
+) -> dict[str, Any]:
     """Coroutines that wait for so long: how many in a second, and the most at a time."""
     jobs = min(jobs, bench.system.backlog)
     bench.drive("enqueue_many", function="wait", jobs=jobs, seconds=seconds)
@@ -56,12 +60,16 @@ def run(
         cost += machine.cpu(pid)
     (begin, first), (end, last) = times[0], times[-1]
     if end == begin:
-        raise ValueError(f"{jobs} jobs are too few: {bench.name} had ended them when it was first looked at.")
+        raise ValueError(
+            f"{jobs} jobs are too few: {bench.name} had ended them when it was first looked at."
+        )
     rates = {"rate": (last - first) / (end - begin), "worker_cpu_ms": cost * 1000 / (last - first)}
     return {**rates, **{name: value / last for name, value in used.items()}}, times
 
 
-def progress(bench: Bench, jobs: int, already: int, window: float = WINDOW) -> Iterator[tuple[float, int]]:
+def progress(
+    bench: Bench, jobs: int, already: int, window: float = WINDOW
+) -> Iterator[tuple[float, int]]:
     """When how many had ended, from the first on."""
     deadline, began, ended = time.monotonic() + START, None, 0
     while ended < jobs and time.monotonic() < (deadline if began is None else began + window):

@@ -14,10 +14,14 @@ def enqueue(bench: Bench, jobs: int) -> dict[str, Any]:
     return {**_figures(took, jobs), **{name: value / jobs for name, value in used.items()}}
 
 
-def enqueue_many(bench: Bench, jobs: int, task: str = "noop", batch: int | None = None, **given: Any) -> dict[str, Any]:
+def enqueue_many(
+    bench: Bench, jobs: int, task: str = "noop", batch: int | None = None, **given: Any
+) -> dict[str, Any]:
     """So many with each call, or all with one."""
     jobs = min(jobs, bench.system.backlog)
-    return _figures(bench.drive("enqueue_many", function=task, jobs=jobs, batch=batch, **given), jobs)
+    return _figures(
+        bench.drive("enqueue_many", function=task, jobs=jobs, batch=batch, **given), jobs
+    )
 
 
 def _figures(took: dict[str, Any], jobs: int) -> dict[str, Any]:

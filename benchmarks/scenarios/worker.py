@@ -19,7 +19,11 @@ def latency(bench: Bench, jobs: int = 300, pause: float = 0.1) -> dict[str, Any]
         time.sleep(2)
     started = bench.stamps()
     waits = sorted((started[number] - at) * 1000 for number, at in enumerate(committed))
-    return {"p50": median(waits), "p95": quantiles(waits, n=20)[-1], "p99": quantiles(waits, n=100)[-1]}
+    return {
+        "p50": median(waits),
+        "p95": quantiles(waits, n=20)[-1],
+        "p99": quantiles(waits, n=100)[-1],
+    }
 
 
 def idle(bench: Bench, seconds: float = 20.0) -> dict[str, Any]:

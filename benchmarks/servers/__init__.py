@@ -80,5 +80,7 @@ def given_url(*schemes: str) -> str:
     url = os.environ.get("BENCH_URL", "")
     if url and (scheme := urlsplit(url).scheme) not in schemes:
         kinds = " or ".join(map(repr, schemes))
-        raise SystemExit(f"BENCH_URL begins with {scheme!r}, not with {kinds}: choose its kind with --database, or unset it.")
+        raise SystemExit(
+            f"BENCH_URL begins with {scheme!r}, not with {kinds}: choose its kind with --database, or unset it."
+        )
     return url

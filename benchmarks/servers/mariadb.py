@@ -15,7 +15,9 @@ FACTS = ["version", "innodb_flush_log_at_trx_commit", "innodb_buffer_pool_size",
 @contextmanager
 def server(settings: Sequence[str]) -> Iterator[Server]:
     if settings or not (url := given_url("mysql")):
-        raise SystemExit("Name a MariaDB, with the settings that it is to have: BENCH_URL=mysql://user:password@host:3306")
+        raise SystemExit(
+            "Name a MariaDB, with the settings that it is to have: BENCH_URL=mysql://user:password@host:3306"
+        )
     yield MariaDB(url)
 
 
@@ -44,7 +46,12 @@ class MariaDB(Server):
         import MySQLdb
 
         parts = urlsplit(self._url)
-        login = {"host": parts.hostname, "port": parts.port or 3306, "user": parts.username, "password": parts.password or ""}
+        login = {
+            "host": parts.hostname,
+            "port": parts.port or 3306,
+            "user": parts.username,
+            "password": parts.password or "",
+        }
         return MySQLdb.connect(**login, database=database, autocommit=True)
 
     def settle(self, connection: Any) -> None:

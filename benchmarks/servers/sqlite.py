@@ -16,7 +16,9 @@ from . import Server
 @contextmanager
 def server(settings: Sequence[str]) -> Iterator[Server]:
     if settings:
-        raise SystemExit("SQLite takes no settings here: it has those of this project's documentation.")
+        raise SystemExit(
+            "SQLite takes no settings here: it has those of this project's documentation."
+        )
     with tempfile.TemporaryDirectory(prefix="dbqueue-bench-") as folder:
         yield SQLite(Path(folder))
 

@@ -12,7 +12,15 @@ from typing import Any
 
 OURS = ["dbqueue"]
 LIMITS = ["pgbench", "psycopg_loop", "orm_loop"]
-RIVALS = ["django_ox", "dj_queue", "steady_queue", "django_tasks_db", "procrastinate", "django_q2", "celery_redis"]
+RIVALS = [
+    "django_ox",
+    "dj_queue",
+    "steady_queue",
+    "django_tasks_db",
+    "procrastinate",
+    "django_q2",
+    "celery_redis",
+]
 
 
 class Unsupported(Exception):

@@ -24,12 +24,17 @@ from . import Rival, Unsupported, fork
 class Adapter(Rival):
     requires = ("celery[redis]", "psycopg[pool]")
     backlog = 12_000
-    settings = {"CELERY_BROKER_URL": os.environ.get("BENCH_REDIS"), "CELERY_TASK_IGNORE_RESULT": True}
+    settings = {
+        "CELERY_BROKER_URL": os.environ.get("BENCH_REDIS"),
+        "CELERY_TASK_IGNORE_RESULT": True,
+    }
     conn_max_age = 0
     pool = {"max_size": 10}
 
     def lacks(self) -> str:
-        return super().lacks() or ("" if shutil.which("redis-server") else "redis-server is not on the PATH.")
+        return super().lacks() or (
+            "" if shutil.which("redis-server") else "redis-server is not on the PATH."
+        )
 
     @contextmanager
     def beside(self) -> Iterator[dict[str, str]]:
@@ -59,7 +64,17 @@ class Adapter(Rival):
 
     def work(self, processes: int, threads: int) -> None:
         fork(processes)
-        self._app.worker_main(["worker", "--pool", "threads", "--concurrency", str(threads), "--hostname", f"{os.getpid()}@%h"])
+        self._app.worker_main(
+            [
+                "worker",
+                "--pool",
+                "threads",
+                "--concurrency",
+                str(threads),
+                "--hostname",
+                f"{os.getpid()}@%h",
+            ]
+        )
 
     @cached_property
     def _app(self) -> Any:
@@ -72,7 +87,10 @@ class Adapter(Rival):
 
     def _ask(self, question: str) -> int:
         """Of Redis, in its protocol, as the benchmark itself has no client for it."""
-        with socket.create_connection(self._address) as connection, connection.makefile("rw") as redis:
+        with (
+            socket.create_connection(self._address) as connection,
+            connection.makefile("rw") as redis,
+        ):
             redis.write(f"{question}\r\n")
             redis.flush()
             return int(redis.readline().strip().lstrip(":"))

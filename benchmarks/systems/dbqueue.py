@@ -78,7 +78,10 @@ class Adapter(System):
         with transaction.atomic(), connection.cursor() as cursor:
             one = noop.enqueue().id
             source = f"FROM dbqueue_job job, generate_series(1, {jobs}) AS number WHERE job.id = %s"
-            cursor.execute(f"INSERT INTO dbqueue_job ({names}) SELECT {', '.join(columns.values())} {source}", [one])
+            cursor.execute(
+                f"INSERT INTO dbqueue_job ({names}) SELECT {', '.join(columns.values())} {source}",
+                [one],
+            )
             cursor.execute("DELETE FROM dbqueue_job WHERE id = %s", [one])
             if kind == "finished":
                 cursor.execute(EXECUTIONS)

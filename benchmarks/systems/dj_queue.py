@@ -12,7 +12,9 @@ class Adapter(Rival):
     requires = ("dj-queue",)
     apps = ("dj_queue",)
     settings = {
-        "TASKS": {"default": {"BACKEND": "dj_queue.backend.DjQueueBackend", "QUEUES": [], "OPTIONS": {}}},
+        "TASKS": {
+            "default": {"BACKEND": "dj_queue.backend.DjQueueBackend", "QUEUES": [], "OPTIONS": {}}
+        },
         "DATABASE_ROUTERS": ["dj_queue.routers.DjQueueRouter"],
     }
     ended = """
@@ -27,5 +29,7 @@ class Adapter(Rival):
         from django.conf import settings
         from django.core.management import call_command
 
-        settings.TASKS["default"]["OPTIONS"]["workers"] = [{"processes": processes, "threads": threads}]
+        settings.TASKS["default"]["OPTIONS"]["workers"] = [
+            {"processes": processes, "threads": threads}
+        ]
         call_command("dj_queue")

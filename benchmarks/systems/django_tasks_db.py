@@ -13,7 +13,9 @@ class Adapter(Rival):
     requires = ("django-tasks-db",)
     apps = ("django_tasks_db",)
     backlog = 7000
-    settings = {"TASKS": {"default": {"BACKEND": "django_tasks_db.DatabaseBackend", "QUEUES": ["default"]}}}
+    settings = {
+        "TASKS": {"default": {"BACKEND": "django_tasks_db.DatabaseBackend", "QUEUES": ["default"]}}
+    }
     ended = "SELECT count(*) FROM django_tasks_database_dbtaskresult WHERE status IN ('SUCCESSFUL', 'FAILED')"
 
     def work(self, processes: int, threads: int) -> None:

@@ -25,7 +25,9 @@ class Adapter(System):
         """The row that a job of this project has."""
         from django_dbqueue.models import Job
 
-        Job.objects.create(task=f"{task.__module__}.{task.__name__}", queue="default", args=list(args))
+        Job.objects.create(
+            task=f"{task.__module__}.{task.__name__}", queue="default", args=list(args)
+        )
 
     def enqueue_many(self, task: Any, calls: Iterable[tuple[Any, ...]]) -> None:
         if task.__name__ != "pay":

@@ -30,7 +30,12 @@ class Adapter(Rival):
         from django.core.management import call_command
 
         fork(processes)
-        call_command("procrastinate", "worker", "--concurrency", os.environ.get("BENCH_COROUTINES", str(threads)))
+        call_command(
+            "procrastinate",
+            "worker",
+            "--concurrency",
+            os.environ.get("BENCH_COROUTINES", str(threads)),
+        )
 
 
 def _named(task: Any, args: tuple[Any, ...]) -> dict[str, Any]:

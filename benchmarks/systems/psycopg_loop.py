@@ -47,7 +47,10 @@ class Adapter(System):
         self._connected().execute(INSERT, [task.__name__, json.dumps(args)])
 
     def enqueue_many(self, task: Any, calls: Iterable[tuple[Any, ...]]) -> None:
-        with self._connected().cursor() as cursor, cursor.copy("COPY job (task, args) FROM STDIN") as copy:
+        with (
+            self._connected().cursor() as cursor,
+            cursor.copy("COPY job (task, args) FROM STDIN") as copy,
+        ):
             for call in calls:
                 copy.write_row((task.__name__, json.dumps(call)))
 
@@ -67,5 +70,7 @@ class Adapter(System):
                 time.sleep(0.01)
 
     def _connected(self) -> Any:
-        self._connection = self._connection or psycopg.connect(os.environ["DATABASE_URL"], autocommit=True)
+        self._connection = self._connection or psycopg.connect(
+            os.environ["DATABASE_URL"], autocommit=True
+        )
         return self._connection

@@ -17,7 +17,13 @@ class Adapter(Rival):
     apps = ("steady_queue",)
     backlog = 3000
     settings = {
-        "TASKS": {"default": {"BACKEND": "steady_queue.backend.SteadyQueueBackend", "QUEUES": ["default"], "OPTIONS": {}}}
+        "TASKS": {
+            "default": {
+                "BACKEND": "steady_queue.backend.SteadyQueueBackend",
+                "QUEUES": ["default"],
+                "OPTIONS": {},
+            }
+        }
     }
     conn_max_age = 0
     # Its README: two more than a worker has threads.

@@ -105,7 +105,10 @@ REPRIORITISE = Verb(
     eligible=lambda jobs: jobs.waiting(),
     act=lambda jobs, priority: jobs.reprioritise(priority),
     field=forms.IntegerField(
-        label=_("Priority"), min_value=-HIGHEST_PRIORITY, max_value=HIGHEST_PRIORITY, help_text=_("From -100 to 100.")
+        label=_("Priority"),
+        min_value=-HIGHEST_PRIORITY,
+        max_value=HIGHEST_PRIORITY,
+        help_text=_("From -100 to 100."),
     ),
 )
 MUTE = Verb(
@@ -148,7 +151,9 @@ DISABLE = Verb(
     name="disable",
     permission="enable",
     label=_("Disable"),
-    means=_("A disabled task is not enqueued until it is enabled. Jobs that it has enqueued already run."),
+    means=_(
+        "A disabled task is not enqueued until it is enabled. Jobs that it has enqueued already run."
+    ),
     done=_("Disabled"),
     eligible=lambda tasks: tasks.enabled(),
     act=lambda tasks: tasks.disable(),

@@ -34,7 +34,9 @@ class Attempt:
 
     @property
     def waited(self) -> str:
-        return formatting.duration(max(self.execution.started_at - self.since, self.since - self.since))
+        return formatting.duration(
+            max(self.execution.started_at - self.since, self.since - self.since)
+        )
 
     @property
     def ran(self) -> str:
@@ -59,7 +61,13 @@ def attempts_of(job: Job) -> list[Attempt]:
     newest_error = next((each for each in executions if each.error_type), None)
     shown = zip(executions[:SHOWN], ends[1:], strict=False)
     return [
-        Attempt(each, since, each is newest_error, each.attempt <= job.attempts_before, _stage(job, each))
+        Attempt(
+            each,
+            since,
+            each is newest_error,
+            each.attempt <= job.attempts_before,
+            _stage(job, each),
+        )
         for each, since in shown
     ]
 
@@ -75,4 +83,8 @@ def _stage(job: Job, execution: Execution) -> str:
     if execution.attempt <= job.attempts_before or place >= len(stages):
         return _("stage %d") % (place + 1)
     name = stages[place]["task"].rpartition(".")[2]
-    return _("stage %(place)d of %(stages)d, %(name)s") % {"place": place + 1, "stages": len(stages), "name": name}
+    return _("stage %(place)d of %(stages)d, %(name)s") % {
+        "place": place + 1,
+        "stages": len(stages),
+        "name": name,
+    }

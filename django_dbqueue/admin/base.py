@@ -90,11 +90,21 @@ class ReadingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         offered = set()
         for each in self.get_list_filter(request) if request else self.list_filter:
             field: Any = each[0] if isinstance(each, (list, tuple)) else each
-            offered |= {f"{field}__exact", f"{field}__isnull"} if isinstance(field, str) else {field.parameter_name}
+            offered |= (
+                {f"{field}__exact", f"{field}__isnull"}
+                if isinstance(field, str)
+                else {field.parameter_name}
+            )
         return lookup in offered
 
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        context = {"title": capfirst(self.opts.verbose_name_plural), "hint": self.hint, **(extra_context or {})}
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        context = {
+            "title": capfirst(self.opts.verbose_name_plural),
+            "hint": self.hint,
+            **(extra_context or {}),
+        }
         return super().changelist_view(request, context)
 
     def beside(self, request: HttpRequest, one: Any) -> dict[str, Any]:
@@ -102,11 +112,21 @@ class ReadingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return {"title": capfirst(self.opts.verbose_name)}
 
     def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        one = self.get_object(request, unquote(object_id)) if self.has_view_permission(request) else None
+        one = (
+            self.get_object(request, unquote(object_id))
+            if self.has_view_permission(request)
+            else None
+        )
         context = self.beside(request, one) if one else {}
-        return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
+        return super().change_view(
+            request, object_id, form_url, {**context, **(extra_context or {})}
+        )
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         return flatten_fieldsets(self.fieldsets or ())

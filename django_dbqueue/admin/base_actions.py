@@ -30,7 +30,9 @@ class OperatingAdmin(ReadingAdmin):
     verbs: tuple[Verb, ...] = ()
 
     def allows(self, request: HttpRequest, verb: Verb) -> bool:
-        permitted: Callable[[HttpRequest], bool] = getattr(self, f"has_{verb.permission}_permission")
+        permitted: Callable[[HttpRequest], bool] = getattr(
+            self, f"has_{verb.permission}_permission"
+        )
         return self.has_view_permission(request) and permitted(request)
 
     def get_urls(self) -> list[URLPattern]:
@@ -39,7 +41,9 @@ class OperatingAdmin(ReadingAdmin):
     def beside(self, request: HttpRequest, one: Any) -> dict[str, Any]:
         return {**super().beside(request, one), "buttons": self._buttons(request, one)}
 
-    def carry_out(self, request: HttpRequest, rows: QuerySet[Any], verb: Verb, one: Model | None = None) -> HttpResponse | None:
+    def carry_out(
+        self, request: HttpRequest, rows: QuerySet[Any], verb: Verb, one: Model | None = None
+    ) -> HttpResponse | None:
         """Run the verb, or ask first. ``one`` is the object on whose page the button was."""
         if not self.allows(request, verb):
             raise PermissionDenied
@@ -67,7 +71,13 @@ class OperatingAdmin(ReadingAdmin):
         return asked or HttpResponseRedirect(self._url("change", one.pk))
 
     def _ask(
-        self, request: HttpRequest, target: QuerySet[Any], total: int, verb: Verb, one: Model | None, form: Form | None
+        self,
+        request: HttpRequest,
+        target: QuerySet[Any],
+        total: int,
+        verb: Verb,
+        one: Model | None,
+        form: Form | None,
     ) -> HttpResponse:
         eligible = verb.eligible(target)
         number = count(eligible)
@@ -102,10 +112,18 @@ class OperatingAdmin(ReadingAdmin):
 
     def _path(self, verb: Verb) -> URLPattern:
         view = self.admin_site.admin_view(partial(self._operate, verb=verb))
-        return path(f"<path:object_id>/{verb.name}/", view, name=f"dbqueue_{self.opts.model_name}_{verb.name}")
+        return path(
+            f"<path:object_id>/{verb.name}/",
+            view,
+            name=f"dbqueue_{self.opts.model_name}_{verb.name}",
+        )
 
     def _url(self, name: str, pk: Any) -> str:
-        return reverse(f"admin:dbqueue_{self.opts.model_name}_{name}", args=[quote(pk)], current_app=self.admin_site.name)
+        return reverse(
+            f"admin:dbqueue_{self.opts.model_name}_{name}",
+            args=[quote(pk)],
+            current_app=self.admin_site.name,
+        )
 
 
 def _named(rows: QuerySet[Any], number: int) -> str:
@@ -113,10 +131,15 @@ def _named(rows: QuerySet[Any], number: int) -> str:
     return f"{number} {opts.verbose_name if number == 1 else opts.verbose_name_plural}"
 
 
-def _outcome(target: QuerySet[Any], total: int, changed: int, verb: Verb, given: dict[str, Any]) -> tuple[str, int]:
+def _outcome(
+    target: QuerySet[Any], total: int, changed: int, verb: Verb, given: dict[str, Any]
+) -> tuple[str, int]:
     if not changed:
         return f"{_('Nothing was changed.')} {_left(total, changed)}".strip(), messages.WARNING
-    said = _("%(done)s: %(rows)s.") % {"rows": _named(target, changed), "done": verb.done % given if given else verb.done}
+    said = _("%(done)s: %(rows)s.") % {
+        "rows": _named(target, changed),
+        "done": verb.done % given if given else verb.done,
+    }
     return f"{said} {_left(total, changed)}".strip(), messages.SUCCESS
 
 
@@ -129,7 +152,11 @@ def _left(total: int, changed: int) -> str:
 
 def _filters(request: HttpRequest) -> list[tuple[str, str]]:
     across = request.POST.get("select_across") == "1"
-    return [(name, str(value)) for name, value in request.GET.items() if across and name not in ("p", "o", "e")]
+    return [
+        (name, str(value))
+        for name, value in request.GET.items()
+        if across and name not in ("p", "o", "e")
+    ]
 
 
 def _fields(request: HttpRequest) -> list[tuple[str, str]]:

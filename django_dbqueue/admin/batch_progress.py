@@ -18,7 +18,15 @@ from ..models.enums import FINISHED, UNSUCCESSFUL, State
 from . import columns, formatting, progress
 
 # Unsuccessful states first, then those under way, then the successful one.
-ORDER = (State.FAILED, State.DISCARDED, State.RUNNING, State.READY, State.BLOCKED, State.SCHEDULED, State.SUCCESSFUL)
+ORDER = (
+    State.FAILED,
+    State.DISCARDED,
+    State.RUNNING,
+    State.READY,
+    State.BLOCKED,
+    State.SCHEDULED,
+    State.SUCCESSFUL,
+)
 
 
 @admin.display(description=gettext_lazy("ended"))
@@ -39,7 +47,11 @@ def numbers(batch: Any) -> str:
     address = reverse("admin:dbqueue_job_changelist")
     found = [(state, batch.tallied[state]) for state in ORDER if batch.tallied.get(state)]
     links = [
-        (address, urlencode({"batch": batch.pk, "state": state.value}), formatting.state(f"{number} {state.label}", state))
+        (
+            address,
+            urlencode({"batch": batch.pk, "state": state.value}),
+            formatting.state(f"{number} {state.label}", state),
+        )
         for state, number in found
     ]
     return format_html_join(" ", '<a class="dbq-number" href="{}?{}">{}</a>', links) or "–"
@@ -51,7 +63,9 @@ def unsuccessful(batch: Any) -> dict[str, int]:
 
 def followers(batch: Any) -> list[dict[str, Any]]:
     """Return the follow-up tasks, each with its status: its job, if it has been enqueued."""
-    jobs = Job.objects.only("task", "state").in_bulk(list(filter(None, map(batch.follower, ("on_finish", "on_success")))))
+    jobs = Job.objects.only("task", "state").in_bulk(
+        list(filter(None, map(batch.follower, ("on_finish", "on_success"))))
+    )
     by_id = {str(pk): job for pk, job in jobs.items()}
     when = {"on_finish": _("When all have ended"), "on_success": _("If all are successful")}
     return [
@@ -65,7 +79,9 @@ def _became(batch: Batch, name: str, jobs: dict[str, Job]) -> str:
     pk = batch.follower(name)
     if pk in jobs:
         address = reverse("admin:dbqueue_job_change", args=[pk])
-        return format_html('<a href="{}">{}</a> {}', address, formatting.brief(pk), columns.state(jobs[pk]))
+        return format_html(
+            '<a href="{}">{}</a> {}', address, formatting.brief(pk), columns.state(jobs[pk])
+        )
     if pk:
         return _("It was enqueued, and its job is gone.")
     return _("It does not follow: not all were successful.") if batch.finished_at else _("Not yet.")

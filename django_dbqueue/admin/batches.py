@@ -20,13 +20,17 @@ from .filters import FinishedFilter
 DISCARD_REST = replace(
     DISCARD,
     label=_("Discard the rest"),
-    means=_("All of its jobs that wait are discarded. What runs already goes on, and when it has ended, the batch has finished."),
+    means=_(
+        "All of its jobs that wait are discarded. What runs already goes on, and when it has ended, the batch has finished."
+    ),
     target=lambda batches: batches.jobs().waiting(),  # type: ignore[attr-defined]
 )
 RETRY_FAILED = replace(
     RETRY,
     label=_("Retry all failed jobs"),
-    means=_("A retried job is ready again. What follows a batch that has finished already does not follow once more."),
+    means=_(
+        "A retried job is ready again. What follows a batch that has finished already does not follow once more."
+    ),
     target=lambda batches: batches.jobs().failed(),  # type: ignore[attr-defined]
     asks_from=1,
 )
@@ -47,13 +51,21 @@ def identity(batch: Batch) -> str:
 @admin.display(description=_("state"))
 def state(batch: Any) -> str:
     if batch.is_abandoned:
-        what = _("Finished, abandoned by its opener") if batch.finished_at else _("Abandoned by its opener")
+        what = (
+            _("Finished, abandoned by its opener")
+            if batch.finished_at
+            else _("Abandoned by its opener")
+        )
         return formatting.badge(what, "✕", "bad")
     if batch.finished_at and any(unsuccessful(batch).values()):
         return formatting.badge(_("Finished, not all well"), "✕", "bad")
     if batch.finished_at:
         return formatting.badge(_("Finished"), "✓", "good")
-    return formatting.badge(_("Under way"), "▸", "runs") if batch.sealed_at else formatting.badge(_("Being filled"), "◷", "waits")
+    return (
+        formatting.badge(_("Under way"), "▸", "runs")
+        if batch.sealed_at
+        else formatting.badge(_("Being filled"), "◷", "waits")
+    )
 
 
 @admin.display(description=_("state"))
@@ -63,7 +75,9 @@ def state_and_bar(batch: Any) -> str:
 
 @admin.register(Batch)
 class BatchAdmin(OperatingAdmin):
-    hint = _("Jobs that belong together, and what follows when all of them have ended. Newest first.")
+    hint = _(
+        "Jobs that belong together, and what follows when all of them have ended. Newest first."
+    )
     verbs = (RETRY_FAILED, DISCARD_REST)
     actions = ("retry", "discard")
     list_display = (
@@ -84,7 +98,10 @@ class BatchAdmin(OperatingAdmin):
             {
                 "fields": (
                     (state, bar, identity),
-                    (columns.time("created_at", _("created")), columns.time("finished_at", _("finished"))),
+                    (
+                        columns.time("created_at", _("created")),
+                        columns.time("finished_at", _("finished")),
+                    ),
                 )
             },
         ),
@@ -95,19 +112,30 @@ class BatchAdmin(OperatingAdmin):
             batch.tallied = batch.tally()
         return rows
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Batch | None:
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Batch | None:
         found: Batch | None = super().get_object(request, object_id, from_field)
         return self.completed([found])[0] if found else None
 
-    def get_search_results(self, request: HttpRequest, rows: QuerySet[Batch], text: str) -> tuple[QuerySet[Batch], bool]:
+    def get_search_results(
+        self, request: HttpRequest, rows: QuerySet[Batch], text: str
+    ) -> tuple[QuerySet[Batch], bool]:
         try:
             return rows.filter(pk=UUID(text.strip())), False
         except ValueError:
-            return rows.filter(Q(description__icontains=text.strip()) if text.strip() else Q()), False
+            return rows.filter(
+                Q(description__icontains=text.strip()) if text.strip() else Q()
+            ), False
 
     def beside(self, request: HttpRequest, one: Batch) -> dict[str, Any]:
         may = request.user.has_perm("dbqueue.view_job")
-        return {**super().beside(request, one), "may_view_jobs": may, "numbers": numbers(one), "followers": followers(one)}
+        return {
+            **super().beside(request, one),
+            "may_view_jobs": may,
+            "numbers": numbers(one),
+            "followers": followers(one),
+        }
 
     @admin.action(description=_("Retry all failed jobs of selected batches"), permissions=["retry"])
     def retry(self, request: HttpRequest, rows: QuerySet[Batch]) -> HttpResponse | None:

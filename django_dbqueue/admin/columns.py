@@ -25,13 +25,17 @@ def task_and_id(job: Job) -> str:
     """Return task, id and, if there is one, key: users know the job by its key."""
     named = formatting.short(job.task)
     if job.key:
-        named = format_html('{} <span class="dbq-key">{}</span>', named, Truncator(key(job)).chars(60))
+        named = format_html(
+            '{} <span class="dbq-key">{}</span>', named, Truncator(key(job)).chars(60)
+        )
     return format_html("{}<br>{}", named, formatting.brief(job.pk))
 
 
 @admin.display(description=gettext_lazy("job"))
 def linked_job(job: Job) -> str:
-    return format_html('<a href="{}">{}</a>', reverse("admin:dbqueue_job_change", args=[job.pk]), task_and_id(job))
+    return format_html(
+        '<a href="{}">{}</a>', reverse("admin:dbqueue_job_change", args=[job.pk]), task_and_id(job)
+    )
 
 
 @admin.display(description=gettext_lazy("state"))
@@ -42,13 +46,19 @@ def state(row: Any) -> str:
 @admin.display(description=gettext_lazy("queue"))
 def linked_queue(job: Job) -> str:
     query = urlencode({"queue": job.queue})
-    return format_html('<a href="{}?{}">{}</a>', reverse("admin:dbqueue_job_changelist"), query, job.queue)
+    return format_html(
+        '<a href="{}?{}">{}</a>', reverse("admin:dbqueue_job_changelist"), query, job.queue
+    )
 
 
 @admin.display(description=gettext_lazy("task"))
 def linked_task(job: Job) -> str:
     """Return a link to the page on which the task can be paused."""
-    return format_html('<a href="{}">{}</a>', reverse("admin:dbqueue_taskstate_change", args=[quote(job.task)]), job.task)
+    return format_html(
+        '<a href="{}">{}</a>',
+        reverse("admin:dbqueue_taskstate_change", args=[quote(job.task)]),
+        job.task,
+    )
 
 
 @admin.display(description=gettext_lazy("key"))
@@ -61,7 +71,9 @@ def key(job: Job) -> str:
 def linked_batch(job: Job) -> str:
     if job.batch is None:
         return "–"
-    return format_html('<a href="{}">{}</a>', reverse("admin:dbqueue_batch_change", args=[job.batch.pk]), job.batch)
+    return format_html(
+        '<a href="{}">{}</a>', reverse("admin:dbqueue_batch_change", args=[job.batch.pk]), job.batch
+    )
 
 
 @admin.display(description=gettext_lazy("state"))
@@ -76,16 +88,22 @@ def span_of_pause(row: Any) -> str:
     """Return the start of a pause, and its end if known."""
     if row.resume_at is None:
         return format_html(_("since {}"), formatting.moment(row.paused_at))
-    return format_html(_("since {}, until {}"), formatting.moment(row.paused_at), formatting.moment(row.resume_at))
+    return format_html(
+        _("since {}, until {}"), formatting.moment(row.paused_at), formatting.moment(row.resume_at)
+    )
 
 
 @admin.display(description=gettext_lazy("attempts"))
 def attempts(job: Job) -> str:
     said = str(job.attempt - job.attempts_before)
     if job.failures:
-        said = _("%(attempts)s (%(failures)d failed)") % {"attempts": said, "failures": job.failures}
+        said = _("%(attempts)s (%(failures)d failed)") % {
+            "attempts": said,
+            "failures": job.failures,
+        }
     return (
-        _("%(attempts)s, and %(before)d before it was asked for again") % {"attempts": said, "before": job.attempts_before}
+        _("%(attempts)s, and %(before)d before it was asked for again")
+        % {"attempts": said, "before": job.attempts_before}
         if job.attempts_before
         else said
     )
@@ -101,7 +119,11 @@ def last_error(job: Any) -> str:
     """Return the error of the newest attempt, from the columns that the list adds."""
     if not job.error:
         return ""
-    return format_html('{}<br><span class="dbq-quiet dbq-said">{}</span>', formatting.short(job.error), job.said[:100])
+    return format_html(
+        '{}<br><span class="dbq-quiet dbq-said">{}</span>',
+        formatting.short(job.error),
+        job.said[:100],
+    )
 
 
 @admin.display(description=gettext_lazy("running for"))
@@ -124,14 +146,18 @@ def owner(job: Any) -> str:
         return "–"
     if job.process is None:
         return formatting.badge(_("Gone"), "✕", "bad")
-    return format_html("{} {}", formatting.alive(job.process.is_alive(job.seen_at)), linked_process(job.process))
+    return format_html(
+        "{} {}", formatting.alive(job.process.is_alive(job.seen_at)), linked_process(job.process)
+    )
 
 
 @admin.display(description=gettext_lazy("process"))
 def owner_and_heartbeat(job: Any) -> str:
     if job.process is None:
         return owner(job)
-    said = format_html(_("last heartbeat {}"), formatting.ago(job.process.heartbeat_at, job.seen_at))
+    said = format_html(
+        _("last heartbeat {}"), formatting.ago(job.process.heartbeat_at, job.seen_at)
+    )
     return format_html('{}<br><span class="dbq-quiet">{}</span>', owner(job), said)
 
 
@@ -157,7 +183,11 @@ def time(name: str, description: Any) -> Any:
     def column(row: Any) -> str:
         value = getattr(row, name)
         return (
-            format_html('{} <span class="dbq-quiet">({})</span>', formatting.moment(value), formatting.ago(value))
+            format_html(
+                '{} <span class="dbq-quiet">({})</span>',
+                formatting.moment(value),
+                formatting.ago(value),
+            )
             if value
             else "–"
         )

@@ -18,14 +18,20 @@ from .filters import FailureStateFilter, LastSeenFilter
 
 SHOWN = 50
 
-RETRY_JOBS = replace(RETRY, label=_("Retry all failed jobs"), target=Execution.objects.failed_jobs, asks_from=1)
-DISCARD_JOBS = replace(DISCARD, label=_("Discard all failed jobs"), target=Execution.objects.failed_jobs)
+RETRY_JOBS = replace(
+    RETRY, label=_("Retry all failed jobs"), target=Execution.objects.failed_jobs, asks_from=1
+)
+DISCARD_JOBS = replace(
+    DISCARD, label=_("Discard all failed jobs"), target=Execution.objects.failed_jobs
+)
 
 
 @admin.display(description=_("failure"))
 def described(failure: Failure) -> str:
     lines = formatting.short(failure.error_type), failure.message[:150], failure.location
-    return format_html('{}<br><span class="dbq-quiet dbq-said">{}</span><br><span class="dbq-id">{}</span>', *lines)
+    return format_html(
+        '{}<br><span class="dbq-quiet dbq-said">{}</span><br><span class="dbq-id">{}</span>', *lines
+    )
 
 
 @admin.display(description=_("failed now"))
@@ -33,7 +39,12 @@ def failed_now(failure: Any) -> Any:
     if not failure.failed_now:
         return 0
     address = reverse("admin:dbqueue_job_changelist")
-    return format_html('<a href="{}?failure={}&amp;state=failed">{}</a>', address, failure.pk, str(failure.failed_now))
+    return format_html(
+        '<a href="{}?failure={}&amp;state=failed">{}</a>',
+        address,
+        failure.pk,
+        str(failure.failed_now),
+    )
 
 
 def _row(execution: Execution) -> dict[str, Any]:
@@ -48,7 +59,9 @@ def _row(execution: Execution) -> dict[str, Any]:
 
 @admin.register(Failure)
 class FailureAdmin(OperatingAdmin):
-    hint = _("Attempts that failed alike: the same error, at the same place, with the same kind of message. Newest first.")
+    hint = _(
+        "Attempts that failed alike: the same error, at the same place, with the same kind of message. Newest first."
+    )
     verbs = (RETRY_JOBS, DISCARD_JOBS, RESOLVE, MUTE, REOPEN)
     actions = ("retry", "discard", "resolve", "mute", "reopen")
     list_display = (
@@ -69,7 +82,10 @@ class FailureAdmin(OperatingAdmin):
             {
                 "fields": (
                     (columns.state, failed_now, "count"),
-                    (columns.time("first_seen", _("first seen")), columns.time("last_seen", _("last seen"))),
+                    (
+                        columns.time("first_seen", _("first seen")),
+                        columns.time("last_seen", _("last seen")),
+                    ),
                     ("error_type", "location"),
                 )
             },
@@ -82,7 +98,9 @@ class FailureAdmin(OperatingAdmin):
             failure.failed_now = numbers[failure.pk]
         return rows
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Failure | None:
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Failure | None:
         found: Failure | None = super().get_object(request, object_id, from_field)
         return self.completed([found])[0] if found else None
 
@@ -90,13 +108,21 @@ class FailureAdmin(OperatingAdmin):
         executions = Execution.objects.newest_of(one, SHOWN)
         rows = {execution.job_id: _row(execution) for execution in reversed(executions)}
         shown = {"newest": next(iter(executions), None), "rows": [*rows.values()][::-1]}
-        return {**super().beside(request, one), **shown, "may_view_jobs": request.user.has_perm("dbqueue.view_job")}
+        return {
+            **super().beside(request, one),
+            **shown,
+            "may_view_jobs": request.user.has_perm("dbqueue.view_job"),
+        }
 
-    @admin.action(description=_("Retry all failed jobs of selected failures"), permissions=["retry"])
+    @admin.action(
+        description=_("Retry all failed jobs of selected failures"), permissions=["retry"]
+    )
     def retry(self, request: HttpRequest, rows: QuerySet[Failure]) -> HttpResponse | None:
         return self.carry_out(request, rows, RETRY_JOBS)
 
-    @admin.action(description=_("Discard all failed jobs of selected failures"), permissions=["discard"])
+    @admin.action(
+        description=_("Discard all failed jobs of selected failures"), permissions=["discard"]
+    )
     def discard(self, request: HttpRequest, rows: QuerySet[Failure]) -> HttpResponse | None:
         return self.carry_out(request, rows, DISCARD_JOBS)
 

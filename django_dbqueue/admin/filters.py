@@ -25,7 +25,11 @@ class Filter(SimpleListFilter):
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> Choices:
         choices = list(self.found())
         value = self.value()
-        return choices if value in (None, *(choice for choice, word in choices)) else [(value, value), *choices]
+        return (
+            choices
+            if value in (None, *(choice for choice, word in choices))
+            else [(value, value), *choices]
+        )
 
     def found(self) -> Choices:
         raise NotImplementedError
@@ -45,7 +49,10 @@ class QueueFilter(Filter):
     title, parameter_name, field = _("queue"), "queue", "queue"
 
     def found(self) -> Choices:
-        return [(name, name) for name in Queue.objects.order_by("name").values_list("name", flat=True)[:100]]
+        return [
+            (name, name)
+            for name in Queue.objects.order_by("name").values_list("name", flat=True)[:100]
+        ]
 
 
 class TaskFilter(Filter):
@@ -114,7 +121,9 @@ class LimitFilter(Filter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         # Only blocked jobs wait for a limit, and the index contains no others.
-        return super().queryset(request, queryset if self.value() is None else queryset.filter(state=Job.State.BLOCKED))
+        return super().queryset(
+            request, queryset if self.value() is None else queryset.filter(state=Job.State.BLOCKED)
+        )
 
 
 class WaitedForFilter(SimpleListFilter):
@@ -144,7 +153,11 @@ class FinishedFilter(SimpleListFilter):
         return [("no", _("No")), ("yes", _("Yes"))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return queryset if self.value() is None else queryset.filter(finished_at__isnull=self.value() == "no")
+        return (
+            queryset
+            if self.value() is None
+            else queryset.filter(finished_at__isnull=self.value() == "no")
+        )
 
 
 class FailureStateFilter(Filter):
@@ -159,7 +172,11 @@ class LastSeenFilter(SimpleListFilter):
     seconds = {"1h": 3600, "24h": 86400, "7d": 7 * 86400}
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> Choices:
-        return [("1h", _("In the last hour")), ("24h", _("In the last 24 hours")), ("7d", _("In the last 7 days"))]
+        return [
+            ("1h", _("In the last hour")),
+            ("24h", _("In the last 24 hours")),
+            ("7d", _("In the last 7 days")),
+        ]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         seconds = self.seconds.get(self.value() or "")

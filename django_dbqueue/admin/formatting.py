@@ -38,7 +38,12 @@ LOOKS = {
 
 
 def badge(word: Any, icon: str, tone: str) -> str:
-    return format_html('<span class="dbq-badge dbq-{}"><span aria-hidden="true">{}</span> {}</span>', tone, icon, word)
+    return format_html(
+        '<span class="dbq-badge dbq-{}"><span aria-hidden="true">{}</span> {}</span>',
+        tone,
+        icon,
+        word,
+    )
 
 
 def state(word: Any, value: str) -> str:
@@ -66,7 +71,9 @@ def ago(time: datetime | None, now: datetime | None = None) -> str:
     passed = (now or datetime.now(time.tzinfo)) - time
     said = _("%(time)s ago") if passed >= timedelta() else _("in %(time)s")
     # Whole seconds: by the time the page is read, it is older than a fraction of a second.
-    return _time(time, said % {"time": duration(timedelta(seconds=round(abs(passed).total_seconds())))})
+    return _time(
+        time, said % {"time": duration(timedelta(seconds=round(abs(passed).total_seconds())))}
+    )
 
 
 def duration(length: timedelta) -> str:
@@ -115,5 +122,11 @@ def brief(pk: Any) -> str:
 
 
 def _time(time: datetime, text: str) -> str:
-    exact = time.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC") if is_aware(time) else str(time)
-    return format_html('<time class="dbq-time" datetime="{}" title="{}">{}</time>', time.isoformat(), exact, text)
+    exact = (
+        time.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+        if is_aware(time)
+        else str(time)
+    )
+    return format_html(
+        '<time class="dbq-time" datetime="{}" title="{}">{}</time>', time.isoformat(), exact, text
+    )

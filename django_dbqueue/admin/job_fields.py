@@ -25,13 +25,21 @@ def fields_of(job: Job, with_batch: bool) -> tuple[tuple[Any, ...], ...]:
     keyed = [columns.key, *["version"] * (job.version is not None)] if job.key else []
     # Without an explicit run_after, a job may run as soon as it is enqueued.
     at_once = abs(job.run_after - job.enqueued_at) <= timedelta(seconds=1)
-    times = [each for each in TIMES if getattr(job, each.__name__) and not (at_once and each.__name__ == "run_after")]
+    times = [
+        each
+        for each in TIMES
+        if getattr(job, each.__name__) and not (at_once and each.__name__ == "run_after")
+    ]
     rows = (
         [columns.state, columns.attempts, *[columns.owner] * (job.process_id is not None)],
         [columns.linked_task, columns.linked_queue, "priority"],
         [*belongs, *keyed],
         times[:3],
         times[3:],
-        [*["max_attempts"] * (job.max_attempts > 0), *[columns.timeout] * (job.timeout is not None), "on_lost"],
+        [
+            *["max_attempts"] * (job.max_attempts > 0),
+            *[columns.timeout] * (job.timeout is not None),
+            "on_lost",
+        ],
     )
     return tuple(tuple(row) for row in rows if row)

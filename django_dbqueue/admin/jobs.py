@@ -14,7 +14,15 @@ from . import columns, formatting, progress
 from .actions import DISCARD, REPRIORITISE, RETRY, STOP
 from .attempts import attempts_of, stack_of
 from .base_actions import OperatingAdmin
-from .filters import BatchFilter, FailureFilter, JobStateFilter, LimitFilter, ProcessFilter, QueueFilter, TaskFilter
+from .filters import (
+    BatchFilter,
+    FailureFilter,
+    JobStateFilter,
+    LimitFilter,
+    ProcessFilter,
+    QueueFilter,
+    TaskFilter,
+)
 from .job_fields import fields_of
 from .limit_text import limits_of
 from .queue_actions import MOVE
@@ -37,10 +45,20 @@ class JobAdmin(OperatingAdmin):
         columns.enqueued,
         "priority",
     )
-    list_filter = (JobStateFilter, QueueFilter, TaskFilter, FailureFilter, ProcessFilter, BatchFilter, LimitFilter)
+    list_filter = (
+        JobStateFilter,
+        QueueFilter,
+        TaskFilter,
+        FailureFilter,
+        ProcessFilter,
+        BatchFilter,
+        LimitFilter,
+    )
     ordering = ("-pk",)
     search_fields = ("pk",)
-    search_help_text = _("An id, a task by its name or the beginning of its path, queue:name, key:text or key:task text.")
+    search_help_text = _(
+        "An id, a task by its name or the beginning of its path, queue:name, key:text or key:task text."
+    )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
         rows: QuerySet[Job] = super().get_queryset(request)
@@ -49,15 +67,23 @@ class JobAdmin(OperatingAdmin):
     def listed(self, rows: QuerySet[Job]) -> QuerySet[Job]:
         last = Execution.objects.last_of_each()
         rows = rows.select_related(None).select_related("progress").defer(*columns.NOT_LISTED)
-        return rows.annotate(error=Subquery(last.values("error_type")), said=Subquery(last.values("message")))
+        return rows.annotate(
+            error=Subquery(last.values("error_type")), said=Subquery(last.values("message"))
+        )
 
     def get_fieldsets(self, request: HttpRequest, obj: Job | None = None) -> Any:
-        return ((None, {"fields": fields_of(obj, request.user.has_perm("dbqueue.view_batch"))}),) if obj else ()
+        return (
+            ((None, {"fields": fields_of(obj, request.user.has_perm("dbqueue.view_batch"))}),)
+            if obj
+            else ()
+        )
 
     def get_readonly_fields(self, request: HttpRequest, obj: Job | None = None) -> Any:
         return flatten_fieldsets(self.get_fieldsets(request, obj))
 
-    def get_search_results(self, request: HttpRequest, rows: QuerySet[Job], text: str) -> tuple[QuerySet[Job], bool]:
+    def get_search_results(
+        self, request: HttpRequest, rows: QuerySet[Job], text: str
+    ) -> tuple[QuerySet[Job], bool]:
         return rows.filter(asked(text.strip())), False
 
     def beside(self, request: HttpRequest, one: Job) -> dict[str, Any]:
@@ -123,4 +149,6 @@ def _data(job: Job) -> list[tuple[Any, str]]:
         (_("result"), without_secrets(job.result)),
         (_("metadata"), without_secrets(job.metadata)),
     )
-    return [(name, formatting.pretty(value)) for name, value in named if value not in (None, [], {})]
+    return [
+        (name, formatting.pretty(value)) for name, value in named if value not in (None, [], {})
+    ]

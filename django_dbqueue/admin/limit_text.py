@@ -23,7 +23,11 @@ def terms(most: int | None, every: timedelta | None, burst: int = 1) -> str:
     if most is not None:
         return _("%d at a time") % most
     said = _("one every %s") % formatting.duration(every or timedelta())
-    return _("%(said)s, %(burst)d together after a pause") % {"said": said, "burst": burst} if burst > 1 else said
+    return (
+        _("%(said)s, %(burst)d together after a pause") % {"said": said, "burst": burst}
+        if burst > 1
+        else said
+    )
 
 
 def taken(number: int, most: int | None) -> str:
@@ -31,7 +35,11 @@ def taken(number: int, most: int | None) -> str:
     if most is None:
         return "–"
     said = _("%(number)d of %(most)d taken") % {"number": number, "most": most}
-    return formatting.badge(said, "⊘", "waits") if number >= most else formatting.badge(said, "○", "good")
+    return (
+        formatting.badge(said, "⊘", "waits")
+        if number >= most
+        else formatting.badge(said, "○", "good")
+    )
 
 
 def limits_of(job: Job, linked: bool) -> list[str]:
@@ -40,7 +48,9 @@ def limits_of(job: Job, linked: bool) -> list[str]:
         return []
     keys = [limit["key"] for limit in job.limits]
     rows, numbers = Semaphore.objects.in_bulk(keys), Slot.objects.count_by_key(keys)
-    return [_said(limit, rows.get(limit["key"]), numbers[limit["key"]], linked) for limit in job.limits]
+    return [
+        _said(limit, rows.get(limit["key"]), numbers[limit["key"]], linked) for limit in job.limits
+    ]
 
 
 def _said(limit: dict[str, Any], row: Semaphore | None, number: int, linked: bool) -> str:
@@ -50,7 +60,11 @@ def _said(limit: dict[str, Any], row: Semaphore | None, number: int, linked: boo
     apply.
     """
     every = timedelta(seconds=limit["every"]) if "every" in limit else None
-    most, every, burst = (row.most, row.every, row.burst) if row else (limit.get("most"), every, limit.get("burst", 1))
+    most, every, burst = (
+        (row.most, row.every, row.burst)
+        if row
+        else (limit.get("most"), every, limit.get("burst", 1))
+    )
     name = format_html("<strong>{}</strong>", named(limit["key"]))
     if row and linked:
         address = reverse("admin:dbqueue_semaphore_change", args=[quote(row.pk)])
@@ -58,4 +72,8 @@ def _said(limit: dict[str, Any], row: Semaphore | None, number: int, linked: boo
     said = format_html("{}: {}", name, terms(most, every, burst))
     if most is not None:
         said = format_html("{} {}", said, taken(number, most))
-    return format_html("{}, {}", said, _("and it is discarded if there is none")) if limit.get("discard") else said
+    return (
+        format_html("{}, {}", said, _("and it is discarded if there is none"))
+        if limit.get("discard")
+        else said
+    )

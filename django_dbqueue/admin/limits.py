@@ -45,7 +45,9 @@ def waiting(row: Any) -> Any:
     if not row.waits:
         return 0
     query = urlencode({"waits_for": row.pk})
-    return format_html('<a href="{}?{}">{}</a>', reverse("admin:dbqueue_job_changelist"), query, str(row.waits))
+    return format_html(
+        '<a href="{}?{}">{}</a>', reverse("admin:dbqueue_job_changelist"), query, str(row.waits)
+    )
 
 
 @admin.display(description=gettext_lazy("next in line, enqueued"))
@@ -55,7 +57,9 @@ def next_in_line(row: Any) -> str:
 
 @admin.register(Semaphore)
 class SemaphoreAdmin(ReadingAdmin):
-    hint = gettext_lazy("What keeps jobs waiting: so many at a time, or in a time. Whoever ends gives room to the next in line.")
+    hint = gettext_lazy(
+        "What keeps jobs waiting: so many at a time, or in a time. Whoever ends gives room to the next in line."
+    )
     list_display = (name, allows, taken, waiting, next_in_line)
     list_filter = (WaitedForFilter,)
     list_per_page = 25
@@ -71,10 +75,15 @@ class SemaphoreAdmin(ReadingAdmin):
     def completed(self, rows: list[Any]) -> list[Any]:
         numbers = Slot.objects.count_by_key(row.pk for row in rows)
         for row in rows:
-            row.number, row.waits = numbers[row.pk], count(Job.objects.waiting_for(row.pk), "blocked_by", "-priority", "id")
+            row.number, row.waits = (
+                numbers[row.pk],
+                count(Job.objects.waiting_for(row.pk), "blocked_by", "-priority", "id"),
+            )
         return rows
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Semaphore | None:
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Semaphore | None:
         found: Semaphore | None = super().get_object(request, object_id, from_field)
         return self.completed([found])[0] if found else None
 
@@ -84,7 +93,10 @@ class SemaphoreAdmin(ReadingAdmin):
         line = Job.objects.waiting_for(one.pk).defer(*columns.NOT_LISTED)[:SHOWN]
         shown = {
             "holders": [
-                {**_row(slot.job, slot.job.started_at), "is_behind": before is not None and before.slot_group == slot.slot_group}
+                {
+                    **_row(slot.job, slot.job.started_at),
+                    "is_behind": before is not None and before.slot_group == slot.slot_group,
+                }
                 for before, slot in zip([None, *held], held, strict=False)
             ],
             "line": [_row(job, job.enqueued_at) for job in line],
@@ -94,4 +106,8 @@ class SemaphoreAdmin(ReadingAdmin):
 
 
 def _row(job: Job, since: Any) -> dict[str, Any]:
-    return {"job": columns.linked_job(job), "since": formatting.ago(since), "priority": job.priority}
+    return {
+        "job": columns.linked_job(job),
+        "since": formatting.ago(since),
+        "priority": job.priority,
+    }

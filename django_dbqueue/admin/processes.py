@@ -40,7 +40,9 @@ def details(process: Process) -> str:
 
 @admin.register(Process)
 class ProcessAdmin(ReadingAdmin):
-    hint = _("What runs the jobs. A process that is silent for too long is taken for dead, and its jobs are recovered.")
+    hint = _(
+        "What runs the jobs. A process that is silent for too long is taken for dead, and its jobs are recovered."
+    )
     list_display = (
         name,
         columns.alive,
@@ -74,6 +76,8 @@ class ProcessAdmin(ReadingAdmin):
             process.running = numbers.get(process.pk, 0)
         return rows
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Process | None:
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Process | None:
         found = super().get_object(request, object_id, from_field)
         return self.completed([found])[0] if found else None

@@ -38,7 +38,9 @@ def _beneath(job: Any) -> str:
     if job.state == State.SCHEDULED:
         return formatting.ago(job.run_after, job.seen_at)
     if job.state == State.BLOCKED:
-        return format_html('<span class="dbq-quiet">{}</span>', Truncator(named(job.blocked_by)).chars(60))
+        return format_html(
+            '<span class="dbq-quiet">{}</span>', Truncator(named(job.blocked_by)).chars(60)
+        )
     return ""
 
 
@@ -57,7 +59,9 @@ def bar(noted: ProgressValue) -> str:
     if noted.fraction is None:
         return format_html('<span class="dbq-quiet">{}</span>', said)
     value = f"{noted.fraction:.4f}"
-    return format_html('<progress class="dbq-bar" value="{}" aria-label="{}"></progress> {}', value, said, said)
+    return format_html(
+        '<progress class="dbq-bar" value="{}" aria-label="{}"></progress> {}', value, said, said
+    )
 
 
 def _said(noted: ProgressValue) -> str:
@@ -66,4 +70,8 @@ def _said(noted: ProgressValue) -> str:
         return _("%(done)s done") % {"done": done}
     total = number_format(noted.total, force_grouping=True)
     percent = number_format(int((noted.fraction or 0) * 100))
-    return _("%(done)s of %(total)s (%(percent)s %%)") % {"done": done, "total": total, "percent": percent}
+    return _("%(done)s of %(total)s (%(percent)s %%)") % {
+        "done": done,
+        "total": total,
+        "percent": percent,
+    }

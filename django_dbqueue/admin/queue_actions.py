@@ -37,7 +37,8 @@ class QueueField(forms.CharField):
             raise forms.ValidationError(str(error)) from None
         if names and name not in names:
             raise forms.ValidationError(
-                _("There is no queue %(name)s. There are: %(names)s."), params={"name": name, "names": ", ".join(names)}
+                _("There is no queue %(name)s. There are: %(names)s."),
+                params={"name": name, "names": ", ".join(names)},
             )
         return name
 
@@ -65,7 +66,9 @@ PAUSE_FOR = Verb(
     name="pause_for",
     permission="pause",
     label=_("Pause for a while"),
-    means=_("No worker takes its jobs for that long, or until it is resumed. What runs already goes on."),
+    means=_(
+        "No worker takes its jobs for that long, or until it is resumed. What runs already goes on."
+    ),
     done=_("Paused for %(value)s"),
     eligible=themselves,
     act=lambda rows, length: rows.pause(until=length),
@@ -98,19 +101,29 @@ RESTRICT = Verb(
     name="restrict",
     permission="restrict",
     label=_("Set limit"),
-    means=_("So many of its jobs run at a time, over all hosts; what runs already goes on. Empty: as the settings say."),
+    means=_(
+        "So many of its jobs run at a time, over all hosts; what runs already goes on. Empty: as the settings say."
+    ),
     done=_("Given the limit %(value)s"),
     eligible=themselves,
     act=lambda queues, limit: queues.restrict(limit),
-    field=forms.IntegerField(label=_("How many at a time?"), min_value=1, max_value=999_999, required=False),
+    field=forms.IntegerField(
+        label=_("How many at a time?"), min_value=1, max_value=999_999, required=False
+    ),
 )
 MOVE = Verb(
     name="move",
     permission="move",
     label=_("Move to another queue"),
-    means=_("A job that waits then waits in the other queue. What runs or has ended stays where it is."),
+    means=_(
+        "A job that waits then waits in the other queue. What runs or has ended stays where it is."
+    ),
     done=_("Moved to “%(value)s”"),
     eligible=lambda jobs: jobs.waiting(),
     act=lambda jobs, queue: jobs.move(queue),
-    field=QueueField(label=_("To which queue?"), max_length=100, help_text=_("Its name. See that a worker serves it.")),
+    field=QueueField(
+        label=_("To which queue?"),
+        max_length=100,
+        help_text=_("Its name. See that a worker serves it."),
+    ),
 )

@@ -32,7 +32,9 @@ def jobs(state: State) -> Any:
         if not (number := getattr(queue.load, state.value)):
             return 0
         query = urlencode({"queue": queue.name, "state": state.value})
-        return format_html('<a href="{}?{}">{}</a>', reverse("admin:dbqueue_job_changelist"), query, str(number))
+        return format_html(
+            '<a href="{}?{}">{}</a>', reverse("admin:dbqueue_job_changelist"), query, str(number)
+        )
 
     column.__name__ = state.value
     return column
@@ -43,12 +45,22 @@ def limit(queue: Queue) -> Any:
     return limit_of(queue) or "–"
 
 
-COLUMNS = (columns.paused, jobs(State.READY), oldest, jobs(State.SCHEDULED), jobs(State.BLOCKED), jobs(State.RUNNING), limit)
+COLUMNS = (
+    columns.paused,
+    jobs(State.READY),
+    oldest,
+    jobs(State.SCHEDULED),
+    jobs(State.BLOCKED),
+    jobs(State.RUNNING),
+    limit,
+)
 
 
 @admin.register(Queue)
 class QueueAdmin(OperatingAdmin):
-    hint = gettext_lazy("Workers take no jobs from a queue that is paused; what runs already goes on.")
+    hint = gettext_lazy(
+        "Workers take no jobs from a queue that is paused; what runs already goes on."
+    )
     verbs = (PAUSE, PAUSE_FOR, RESUME, RESTRICT, CLEAR)
     actions = ("pause", "pause_for", "resume", "restrict", "clear")
     list_display = ("name", *COLUMNS)
@@ -56,7 +68,9 @@ class QueueAdmin(OperatingAdmin):
     search_fields = ("name",)
     fieldsets: ClassVar[Any] = ((None, {"fields": (("name", columns.paused), COLUMNS[1:])}),)
 
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
         if self.has_view_permission(request):
             Queue.objects.know({lane.queue for lane in Job.objects.lanes()})
         return super().changelist_view(request, extra_context)
@@ -71,7 +85,9 @@ class QueueAdmin(OperatingAdmin):
             queue.load = loads.get(queue.name, Load())
         return rows
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Queue | None:
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Queue | None:
         found: Queue | None = super().get_object(request, object_id, from_field)
         return self.completed([found])[0] if found else None
 
@@ -79,7 +95,9 @@ class QueueAdmin(OperatingAdmin):
     def pause(self, request: HttpRequest, rows: QuerySet[Queue]) -> HttpResponse | None:
         return self.carry_out(request, rows, PAUSE)
 
-    @admin.action(description=gettext_lazy("Pause selected queues for a while"), permissions=["pause"])
+    @admin.action(
+        description=gettext_lazy("Pause selected queues for a while"), permissions=["pause"]
+    )
     def pause_for(self, request: HttpRequest, rows: QuerySet[Queue]) -> HttpResponse | None:
         return self.carry_out(request, rows, PAUSE_FOR)
 
@@ -87,11 +105,16 @@ class QueueAdmin(OperatingAdmin):
     def resume(self, request: HttpRequest, rows: QuerySet[Queue]) -> HttpResponse | None:
         return self.carry_out(request, rows, RESUME)
 
-    @admin.action(description=gettext_lazy("Set limit of selected queues"), permissions=["restrict"])
+    @admin.action(
+        description=gettext_lazy("Set limit of selected queues"), permissions=["restrict"]
+    )
     def restrict(self, request: HttpRequest, rows: QuerySet[Queue]) -> HttpResponse | None:
         return self.carry_out(request, rows, RESTRICT)
 
-    @admin.action(description=gettext_lazy("Discard all that wait in selected queues"), permissions=["discard"])
+    @admin.action(
+        description=gettext_lazy("Discard all that wait in selected queues"),
+        permissions=["discard"],
+    )
     def clear(self, request: HttpRequest, rows: QuerySet[Queue]) -> HttpResponse | None:
         return self.carry_out(request, rows, CLEAR)
 

@@ -51,7 +51,11 @@ def state(row: RecurringTask) -> str:
 def state_and_problem(row: RecurringTask) -> str:
     if not row.problem:
         return state(row)
-    return format_html('{}<br><span class="dbq-quiet dbq-problem">{}</span>', state(row), Truncator(row.problem).chars(100))
+    return format_html(
+        '{}<br><span class="dbq-quiet dbq-problem">{}</span>',
+        state(row),
+        Truncator(row.problem).chars(100),
+    )
 
 
 @admin.display(description=gettext_lazy("made"))
@@ -77,18 +81,29 @@ def _job(job: Job | None) -> str:
     """Return the state of a job, linked to the job."""
     if job is None:
         return format_html('<span class="dbq-quiet">{}</span>', _("its job is gone"))
-    return format_html('<a href="{}">{}</a>', reverse("admin:dbqueue_job_change", args=[job.pk]), columns.state(job))
+    return format_html(
+        '<a href="{}">{}</a>',
+        reverse("admin:dbqueue_job_change", args=[job.pk]),
+        columns.state(job),
+    )
 
 
 @admin.display(description=gettext_lazy("arguments"))
 def arguments(row: RecurringTask) -> str:
     """Return the arguments for users with read-only access."""
-    return format_html_join("", "{}", ((formatting.pretty(each),) for each in call_without_secrets(row) if each)) or "–"
+    return (
+        format_html_join(
+            "", "{}", ((formatting.pretty(each),) for each in call_without_secrets(row) if each)
+        )
+        or "–"
+    )
 
 
 @admin.register(RecurringTask)
 class RecurringTaskAdmin(OperatingAdmin):
-    hint = gettext_lazy("What is made in the code is changed there; what is made here lives beside it.")
+    hint = gettext_lazy(
+        "What is made in the code is changed there; what is made here lives beside it."
+    )
     verbs = (RUN_NOW, ENABLE, DISABLE)
     actions = ("run", "enable", "disable")
     form = RecurringTaskForm
@@ -99,15 +114,26 @@ class RecurringTaskAdmin(OperatingAdmin):
     status: ClassVar[Any] = (None, {"fields": ((state, origin), (schedule, next_run, last_run))})
     what: ClassVar[Any] = ("name", ("task", "command"), ("args", "kwargs"), ("queue", "priority"))
     how: ClassVar[Any] = (
-        (gettext_lazy("When"), {"fields": (("cron", "timezone"), ("every", "drift"), ("starts_at", "ends_at"))}),
+        (
+            gettext_lazy("When"),
+            {"fields": (("cron", "timezone"), ("every", "drift"), ("starts_at", "ends_at"))},
+        ),
         (gettext_lazy("And if it is late"), {"fields": (("missed", "most_missed"), "jitter")}),
     )
 
     def get_fieldsets(self, request: HttpRequest, obj: RecurringTask | None = None) -> Any:
         writes = obj is None or self.has_change_permission(request, obj)
-        what = self.what if writes else [arguments if each == ("args", "kwargs") else each for each in self.what]
+        what = (
+            self.what
+            if writes
+            else [arguments if each == ("args", "kwargs") else each for each in self.what]
+        )
         fieldsets = (*[self.status] * bool(obj), (_("What"), {"fields": what}), *self.how)
-        return fieldsets if writes else [(name, {"fields": _given(obj, options["fields"])}) for name, options in fieldsets]
+        return (
+            fieldsets
+            if writes
+            else [(name, {"fields": _given(obj, options["fields"])}) for name, options in fieldsets]
+        )
 
     def get_readonly_fields(self, request: HttpRequest, obj: RecurringTask | None = None) -> Any:
         status = [state, origin, schedule, next_run, last_run]
@@ -124,9 +150,15 @@ class RecurringTaskAdmin(OperatingAdmin):
             row.last_job = jobs.get(row.last_job_id)
         return rows
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> RecurringTask | None:
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> RecurringTask | None:
         found: Any = super().get_object(request, object_id, from_field)
-        return self.completed([self.listed(RecurringTask.objects.filter(pk=found.pk)).get()])[0] if found else None
+        return (
+            self.completed([self.listed(RecurringTask.objects.filter(pk=found.pk)).get()])[0]
+            if found
+            else None
+        )
 
     def beside(self, request: HttpRequest, one: RecurringTask) -> dict[str, Any]:
         shown = {"times": _times(one), "runs": _runs(one), "problem": one.problem}
@@ -137,10 +169,14 @@ class RecurringTaskAdmin(OperatingAdmin):
         obj.save(update_fields=[*form.changed_data, "problem"] if change else None)
         if set(form.changed_data) & {"name", *SCHEDULE}:
             RecurringTask.objects.filter(pk=obj.pk).replan()
-        said = format_html_join(", ", "{}", ((formatting.moment(time),) for time in obj.next_times(TIMES)))
+        said = format_html_join(
+            ", ", "{}", ((formatting.moment(time),) for time in obj.next_times(TIMES))
+        )
         self.message_user(request, format_html(_("Its next times: {}."), said), messages.INFO)
 
-    def carry_out(self, request: HttpRequest, rows: QuerySet[Any], verb: Verb, one: Model | None = None) -> HttpResponse | None:
+    def carry_out(
+        self, request: HttpRequest, rows: QuerySet[Any], verb: Verb, one: Model | None = None
+    ) -> HttpResponse | None:
         discover(options().task_modules)
         try:
             return super().carry_out(request, rows, verb, one)
@@ -152,11 +188,15 @@ class RecurringTaskAdmin(OperatingAdmin):
     def run(self, request: HttpRequest, rows: QuerySet[RecurringTask]) -> HttpResponse | None:
         return self.carry_out(request, rows, RUN_NOW)
 
-    @admin.action(description=gettext_lazy("Enable selected recurring tasks"), permissions=["enable"])
+    @admin.action(
+        description=gettext_lazy("Enable selected recurring tasks"), permissions=["enable"]
+    )
     def enable(self, request: HttpRequest, rows: QuerySet[RecurringTask]) -> HttpResponse | None:
         return self.carry_out(request, rows, ENABLE)
 
-    @admin.action(description=gettext_lazy("Disable selected recurring tasks"), permissions=["enable"])
+    @admin.action(
+        description=gettext_lazy("Disable selected recurring tasks"), permissions=["enable"]
+    )
     def disable(self, request: HttpRequest, rows: QuerySet[RecurringTask]) -> HttpResponse | None:
         return self.carry_out(request, rows, DISABLE)
 
@@ -170,19 +210,28 @@ class RecurringTaskAdmin(OperatingAdmin):
         return request.user.has_perm("dbqueue.add_recurringtask")
 
     def has_change_permission(self, request: HttpRequest, obj: RecurringTask | None = None) -> bool:
-        return request.user.has_perm("dbqueue.change_recurringtask") and not (obj and obj.is_from_code)
+        return request.user.has_perm("dbqueue.change_recurringtask") and not (
+            obj and obj.is_from_code
+        )
 
     def has_delete_permission(self, request: HttpRequest, obj: RecurringTask | None = None) -> bool:
         """Allow deletion on a row's own page only.
 
         A selection may contain rows from code, which would come back.
         """
-        return obj is not None and not obj.is_from_code and request.user.has_perm("dbqueue.delete_recurringtask")
+        return (
+            obj is not None
+            and not obj.is_from_code
+            and request.user.has_perm("dbqueue.delete_recurringtask")
+        )
 
 
 def _given(row: Any, fields: Any) -> list[Any]:
     """Return the fields that are not empty in the row, for users with read-only access."""
-    lines = [[name for name in (line if isinstance(line, tuple) else (line,)) if _is_given(row, name)] for line in fields]
+    lines = [
+        [name for name in (line if isinstance(line, tuple) else (line,)) if _is_given(row, name)]
+        for line in fields
+    ]
     return [tuple(line) for line in lines if line]
 
 
@@ -193,7 +242,10 @@ def _is_given(row: Any, name: Any) -> bool:
 
 def _times(row: RecurringTask) -> list[str]:
     try:
-        return [format_html("{} ({})", formatting.moment(time), formatting.ago(time)) for time in row.next_times(TIMES)]
+        return [
+            format_html("{} ({})", formatting.moment(time), formatting.ago(time))
+            for time in row.next_times(TIMES)
+        ]
     except InvalidSchedule as error:
         return [str(error)]
 
@@ -206,4 +258,8 @@ def _runs(row: RecurringTask) -> list[dict[str, Any]]:
 
 
 def _run(planned: datetime, enqueued: datetime, job: Job | None) -> dict[str, Any]:
-    return {"planned": formatting.moment(planned), "enqueued": formatting.ago(enqueued), "job": _job(job)}
+    return {
+        "planned": formatting.moment(planned),
+        "enqueued": formatting.ago(enqueued),
+        "job": _job(job),
+    }

@@ -27,7 +27,10 @@ def without_secrets(value: Any, depth: int = 0) -> Any:
         case Mapping() | Sequence() if depth == DEEPEST:
             return "…"
         case Mapping():
-            return {name: HIDDEN if _is_secret(name) else without_secrets(each, depth + 1) for name, each in value.items()}
+            return {
+                name: HIDDEN if _is_secret(name) else without_secrets(each, depth + 1)
+                for name, each in value.items()
+            }
         case Sequence():
             return [without_secrets(each, depth + 1) for each in value]
     return value
@@ -43,9 +46,16 @@ def call_without_secrets(row: Job | RecurringTask) -> tuple[Any, Any]:
     by_kind: dict[Any, list[str]] = {}
     for each in parameters:
         by_kind.setdefault(each.kind, []).append(each.name)
-    (rest,), (extra,) = by_kind.get(Parameter.VAR_POSITIONAL, [""]), by_kind.get(Parameter.VAR_KEYWORD, [""])
-    places = by_kind.get(Parameter.POSITIONAL_ONLY, []) + by_kind.get(Parameter.POSITIONAL_OR_KEYWORD, [])
-    own = {*places, *by_kind.get(Parameter.KEYWORD_ONLY, [])} - {*by_kind.get(Parameter.POSITIONAL_ONLY, [])}
+    (rest,), (extra,) = (
+        by_kind.get(Parameter.VAR_POSITIONAL, [""]),
+        by_kind.get(Parameter.VAR_KEYWORD, [""]),
+    )
+    places = by_kind.get(Parameter.POSITIONAL_ONLY, []) + by_kind.get(
+        Parameter.POSITIONAL_OR_KEYWORD, []
+    )
+    own = {*places, *by_kind.get(Parameter.KEYWORD_ONLY, [])} - {
+        *by_kind.get(Parameter.POSITIONAL_ONLY, [])
+    }
     args, kwargs = row.args, row.kwargs
     # A row that was inserted by hand may hold anything.
     if isinstance(args, list):

@@ -44,7 +44,14 @@ def children_of(job: Job) -> str:
     found = Job.objects.only("task", "state").in_bulk(ids[:CHILDREN]) if ids else {}
     if not found:
         return ""
-    links = [(reverse("admin:dbqueue_job_change", args=[pk]), formatting.brief(pk), columns.state(found[pk])) for pk in found]
+    links = [
+        (
+            reverse("admin:dbqueue_job_change", args=[pk]),
+            formatting.brief(pk),
+            columns.state(found[pk]),
+        )
+        for pk in found
+    ]
     more = _("and %d more") % (len(ids) - len(found)) if len(ids) > len(found) else ""
     items = format_html_join("", '<li><a href="{}">{}</a> {}</li>', links)
     return format_html('<ul class="dbq-list">{}</ul>{}', items, more)

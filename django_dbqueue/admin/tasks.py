@@ -20,7 +20,9 @@ from .queue_actions import PAUSE, PAUSE_FOR, RESUME
 @admin.display(description=gettext_lazy("jobs"))
 def jobs(task: TaskState) -> str:
     query = urlencode({"task": task.name})
-    return format_html('<a href="{}?{}">{}</a>', reverse("admin:dbqueue_job_changelist"), query, _("Its jobs"))
+    return format_html(
+        '<a href="{}?{}">{}</a>', reverse("admin:dbqueue_job_changelist"), query, _("Its jobs")
+    )
 
 
 @admin.register(TaskState)
@@ -35,7 +37,9 @@ class TaskStateAdmin(OperatingAdmin):
     search_fields = ("name",)
     fieldsets: ClassVar[Any] = ((None, {"fields": (("name", columns.paused, jobs),)}),)
 
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
         if self.has_view_permission(request):
             TaskState.objects.know(Job.objects.recent_tasks())
         return super().changelist_view(request, extra_context)
@@ -48,7 +52,9 @@ class TaskStateAdmin(OperatingAdmin):
     def pause(self, request: HttpRequest, rows: QuerySet[TaskState]) -> HttpResponse | None:
         return self.carry_out(request, rows, PAUSE)
 
-    @admin.action(description=gettext_lazy("Pause selected tasks for a while"), permissions=["pause"])
+    @admin.action(
+        description=gettext_lazy("Pause selected tasks for a while"), permissions=["pause"]
+    )
     def pause_for(self, request: HttpRequest, rows: QuerySet[TaskState]) -> HttpResponse | None:
         return self.carry_out(request, rows, PAUSE_FOR)
 

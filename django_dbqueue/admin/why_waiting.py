@@ -37,9 +37,13 @@ def _too_late(job: Job) -> str:
         return ""
     now = job.seen_at  # type: ignore[attr-defined]
     if job.expires_at <= now:
-        said = _("It expired {}, at {}. It does not run: it is discarded when a worker comes to it.")
+        said = _(
+            "It expired {}, at {}. It does not run: it is discarded when a worker comes to it."
+        )
     elif job.state == State.SCHEDULED and job.run_after >= job.expires_at:
-        said = _("It does not run: it expires {}, at {}, before its time has come, and is discarded then.")
+        said = _(
+            "It does not run: it expires {}, at {}, before its time has come, and is discarded then."
+        )
     else:
         return ""
     return format_html(said, ago(job.expires_at, now), moment(job.expires_at))
@@ -47,10 +51,16 @@ def _too_late(job: Job) -> str:
 
 def _scheduled(job: Job) -> str:
     if job.run_after - job.seen_at > timedelta():  # type: ignore[attr-defined]
-        said = _("It failed before, and is tried again {}, at {}.") if job.failures else _("It is scheduled {}, at {}.")
+        said = (
+            _("It failed before, and is tried again {}, at {}.")
+            if job.failures
+            else _("It is scheduled {}, at {}.")
+        )
         return format_html(said, ago(job.run_after, job.seen_at), moment(job.run_after))  # type: ignore[attr-defined]
     if not _alive(Process.Kind.DISPATCHER):
-        return _("It is due, and no dispatcher is alive to make it ready. Start one with “manage.py runqueue”.")
+        return _(
+            "It is due, and no dispatcher is alive to make it ready. Start one with “manage.py runqueue”."
+        )
     return _("It is due, and a dispatcher makes it ready in a moment.")
 
 
@@ -74,11 +84,17 @@ def _ready(job: Job) -> str:
         return said
     serving = [worker for worker in _alive(Process.Kind.WORKER) if worker.serves(job.queue)]
     if not serving:
-        said = _("It is ready, and no worker that serves the queue “{}” is alive. Start one with “manage.py runqueue”.")
+        said = _(
+            "It is ready, and no worker that serves the queue “{}” is alive. Start one with “manage.py runqueue”."
+        )
         return format_html(said, job.queue)
     ahead, workers = count(Job.objects.ahead_of(job)), len(serving)
-    jobs = ngettext("%(count)s job is ahead of it", "%(count)s jobs are ahead of it", ahead) % {"count": ahead}
-    by = ngettext("%(count)d worker serves its queue", "%(count)d workers serve its queue", workers) % {"count": workers}
+    jobs = ngettext("%(count)s job is ahead of it", "%(count)s jobs are ahead of it", ahead) % {
+        "count": ahead
+    }
+    by = ngettext(
+        "%(count)d worker serves its queue", "%(count)d workers serve its queue", workers
+    ) % {"count": workers}
     return _("It is ready: %(jobs)s, and %(by)s.") % {"jobs": jobs, "by": by}
 
 

@@ -32,14 +32,18 @@ def run(sql: str, parameters: Any, database: str, keep: int, timeout: timedelta 
         result = cursor.rowcount if cursor.description is None else _rows(cursor, keep)
         # SQLite refuses several statements itself.
         if connection.vendor != "sqlite" and cursor.nextset():
-            raise ValueError("run_sql takes one statement, and was given several. Enqueue a job for each.")
+            raise ValueError(
+                "run_sql takes one statement, and was given several. Enqueue a job for each."
+            )
         return result
 
 
 def _rows(cursor: Any, keep: int) -> list[dict[str, Any]]:
     names = [column[0] for column in cursor.description]
     if twice := [name for name, times in Counter(names).items() if times > 1]:
-        raise ValueError(f"Several columns are called {twice[0]!r}, and a row is a dict. Give them different names with AS.")
+        raise ValueError(
+            f"Several columns are called {twice[0]!r}, and a row is a dict. Give them different names with AS."
+        )
     found = cursor.fetchmany(keep) if keep else []
     return [dict(zip(names, map(as_json, row), strict=True)) for row in found]
 

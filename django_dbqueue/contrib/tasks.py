@@ -41,7 +41,11 @@ def _where() -> dict[str, Any]:
     The project may have neither a backend nor a queue named "default".
     """
     backends = task_backends.settings
-    alias = DEFAULT_TASK_BACKEND_ALIAS if DEFAULT_TASK_BACKEND_ALIAS in backends else next(iter(backends))
+    alias = (
+        DEFAULT_TASK_BACKEND_ALIAS
+        if DEFAULT_TASK_BACKEND_ALIAS in backends
+        else next(iter(backends))
+    )
     queues = list(backends[alias].get("QUEUES") or [DEFAULT_TASK_QUEUE_NAME])
     queue = DEFAULT_TASK_QUEUE_NAME if DEFAULT_TASK_QUEUE_NAME in queues else queues[0]
     return {"backend": alias, "queue_name": queue}
@@ -51,10 +55,14 @@ def _check_command(backend: Any, name: Any, /, *args: Any, **options: Any) -> No
     known = management.get_commands()
     if not isinstance(name, str) or name not in known:
         near = difflib.get_close_matches(str(name), known, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else "manage.py help lists those that there are."
+        hint = (
+            f"Did you mean {near[0]!r}?" if near else "manage.py help lists those that there are."
+        )
         raise ValueError(f"call_command: {name!r} is not a management command. {hint}")
     config = getattr(backend, "config", None)
-    if config is None or (name not in config.allow_commands and not _is_declared(backend.alias, name, args, options)):
+    if config is None or (
+        name not in config.allow_commands and not _is_declared(backend.alias, name, args, options)
+    ):
         raise CommandNotAllowed(
             f"call_command may not run {name!r}. To allow it, name it in TASKS[{backend.alias!r}]['OPTIONS']['allow_commands']; "
             "or declare it with recurring_command(), which allows these arguments alone."
@@ -68,13 +76,20 @@ def _is_declared(alias: str, *call: Any) -> bool:
     """
     given = serialization.to_json(call)
     return any(
-        one.backend == alias and given == serialization.to_json((one.call.command, one.call.args, one.call.kwargs))
+        one.backend == alias
+        and given == serialization.to_json((one.call.command, one.call.args, one.call.kwargs))
         for one in declared().values()
         if one.call.command
     )
 
 
-def _check_sql(backend: Any, sql: Any, parameters: Any = None, database: str = DEFAULT_DB_ALIAS, keep: Any = rows.KEPT) -> None:
+def _check_sql(
+    backend: Any,
+    sql: Any,
+    parameters: Any = None,
+    database: str = DEFAULT_DB_ALIAS,
+    keep: Any = rows.KEPT,
+) -> None:
     config = getattr(backend, "config", None)
     if config is None or database not in config.allow_sql:
         raise SqlNotAllowed(
@@ -86,7 +101,9 @@ def _check_sql(backend: Any, sql: Any, parameters: Any = None, database: str = D
     if not isinstance(parameters, list | tuple | dict | None):
         raise ValueError(f"run_sql: parameters must be a list or a dict, not {parameters!r}.")
     if type(keep) is not int or not 0 <= keep <= MOST_ROWS:
-        raise ValueError(f"run_sql: keep must be a number of rows from 0 to {MOST_ROWS:,}, not {keep!r}.")
+        raise ValueError(
+            f"run_sql: keep must be a number of rows from 0 to {MOST_ROWS:,}, not {keep!r}."
+        )
 
 
 @task(takes_context=True, **_where())

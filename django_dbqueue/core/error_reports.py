@@ -19,14 +19,22 @@ LONGEST_TRACEBACK = 20_000
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _NOT_OURS = tuple(
-    {path + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_path(key))}
+    {
+        path + os.sep
+        for key in ("stdlib", "platstdlib", "purelib", "platlib")
+        if (path := sysconfig.get_path(key))
+    }
     | {_PACKAGE, "<"}
 )
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`")
 _ADDRESS = re.compile(
-    r"\b[a-z][a-z0-9+.-]*://\S+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+|(?<![\w.])(?:~|\.{1,2}|[a-z]:)?[/\\][^\s,;)]+", re.I
+    r"\b[a-z][a-z0-9+.-]*://\S+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+|(?<![\w.])(?:~|\.{1,2}|[a-z]:)?[/\\][^\s,;)]+",
+    re.I,
 )
-_UUID_OR_HEX = re.compile(r"\b(?:0x[0-9a-f]+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[0-9a-f]*\d)[0-9a-f]{12,})\b", re.I)
+_UUID_OR_HEX = re.compile(
+    r"\b(?:0x[0-9a-f]+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[0-9a-f]*\d)[0-9a-f]{12,})\b",
+    re.I,
+)
 _WORD_WITH_NUMBER = re.compile(r"\w*\d\w*(?:[.,:]\d+)*")
 # Placeholders for values in text that code formats: "%(name)s", "{name}".
 _PLACEHOLDER = re.compile(r"%(?:\(\w*\))?[-+ #0-9.*]*[a-zA-Z]|\{[^{}]*\}")
@@ -49,19 +57,27 @@ class ErrorReport:
     @property
     def headline(self) -> str:
         """Type and message in one line."""
-        return f"{self.type.rpartition('.')[2]}: {' '.join(self.message.split())[:200]}".removesuffix(": ")
+        return (
+            f"{self.type.rpartition('.')[2]}: {' '.join(self.message.split())[:200]}".removesuffix(
+                ": "
+            )
+        )
 
     def in_ascii(self) -> ErrorReport:
         """Return the same report for a database that cannot store all characters."""
         texts = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return ErrorReport(**{name: text.encode("ascii", "backslashreplace").decode() for name, text in texts})
+        return ErrorReport(
+            **{name: text.encode("ascii", "backslashreplace").decode() for name, text in texts}
+        )
 
     def caused_by(self, cause: BaseException | None, reason: str) -> ErrorReport:
         """Return a report with this traceback, under the type and at the location of the cause.
 
         With a ``reason``, the message and the pattern are this report's own.
         """
-        of = replace(report(cause, cause.__traceback__) if cause else self, traceback=self.traceback)
+        of = replace(
+            report(cause, cause.__traceback__) if cause else self, traceback=self.traceback
+        )
         return replace(of, message=self.message, pattern=self.pattern) if reason else of
 
     @property
@@ -106,7 +122,9 @@ def _pattern(message: str, frames: TracebackType | None) -> str:
         frames = frames.tb_next
     for code in reversed(codes):
         # Longest first: a shorter phrase may be part of a longer one.
-        known = sorted({phrase for phrase in _phrases(code) if phrase in message}, key=len, reverse=True)
+        known = sorted(
+            {phrase for phrase in _phrases(code) if phrase in message}, key=len, reverse=True
+        )
         if known:
             return "#".join(re.findall("|".join(map(re.escape, known)), message))
     for values in (_QUOTED, _ADDRESS, _UUID_OR_HEX, _WORD_WITH_NUMBER):
@@ -135,7 +153,9 @@ def _location(frames: TracebackType | None) -> str:
             own = where
         frames = frames.tb_next
     filename, function = own if own[0] else where
-    return f"{os.path.basename(os.path.dirname(filename))}/{os.path.basename(filename)}:{function}"[-255:]
+    return f"{os.path.basename(os.path.dirname(filename))}/{os.path.basename(filename)}:{function}"[
+        -255:
+    ]
 
 
 def clean(text: str) -> str:

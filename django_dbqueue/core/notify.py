@@ -30,7 +30,9 @@ def wake(database: str, queue: str, priority: int | None = None) -> None:
     """
     if connections[database].vendor == "postgresql":
         # A queue's name contains no comma.
-        after_commit(partial(_notify, database, queue if priority is None else f"{queue},{priority}"))
+        after_commit(
+            partial(_notify, database, queue if priority is None else f"{queue},{priority}")
+        )
 
 
 def notify_queues(database: str, queues: Iterable[str]) -> None:

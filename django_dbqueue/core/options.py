@@ -156,7 +156,9 @@ class Options:
 
     def changed(self, **changes: Any) -> Options:
         """Return these options with some of them changed."""
-        for key in {"queues", "task_modules", "hidden", "allow_sql", "allow_commands"} & set(changes):
+        for key in {"queues", "task_modules", "hidden", "allow_sql", "allow_commands"} & set(
+            changes
+        ):
             changes[key] = _as_names(changes[key])
         if not isinstance(allowed := changes.get("allow_import_errors", False), bool):
             changes["allow_import_errors"] = _as_names(allowed)
@@ -175,7 +177,11 @@ class Options:
         for queue in self.per_queue:
             if names and queue not in names:
                 near = difflib.get_close_matches(queue, names, n=1)
-                hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(sorted(names))}."
+                hint = (
+                    f"Did you mean {near[0]!r}?"
+                    if near
+                    else f"There are {', '.join(sorted(names))}."
+                )
                 raise InvalidOption(f"per_queue: {queue!r} is not in QUEUES. {hint}")
 
     def of(self, queue: str) -> Options:
@@ -212,7 +218,9 @@ def _problems(options: Any) -> Iterator[str]:
         if getattr(options, name) is not None:
             yield from _whole(options, name, least=1)
     for each in fields(options):
-        if each.type in ("float", "float | None") and (getattr(options, each.name) is not None or each.type == "float"):
+        if each.type in ("float", "float | None") and (
+            getattr(options, each.name) is not None or each.type == "float"
+        ):
             yield from _seconds(options, each.name)
         if each.type == "bool" and not isinstance(getattr(options, each.name), bool):
             yield f"{each.name}={getattr(options, each.name)!r} is not True or False. Change it."

@@ -41,13 +41,19 @@ class ProgressValue(NamedTuple):
 
     def in_ascii(self) -> ProgressValue:
         """Return the same value for a database that cannot store all characters."""
-        return self._replace(note=self.note.encode("ascii", "backslashreplace").decode()[:LONGEST_NOTE])
+        return self._replace(
+            note=self.note.encode("ascii", "backslashreplace").decode()[:LONGEST_NOTE]
+        )
 
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not issubclass(type(value), Real):
-        raise TypeError(f"progress(): {name}={value!r} is not a number. Count steps, bytes or rows.")
+        raise TypeError(
+            f"progress(): {name}={value!r} is not a number. Count steps, bytes or rows."
+        )
     if not 0 <= value <= MOST:  # Refuses NaN too.
-        raise ValueError(f"progress(): {name}={value!r} is not a number from 0 to {MOST:,}. Count steps, bytes or rows.")
+        raise ValueError(
+            f"progress(): {name}={value!r} is not a number from 0 to {MOST:,}. Count steps, bytes or rows."
+        )
     number = float(value)
     return int(number) if number.is_integer() else number

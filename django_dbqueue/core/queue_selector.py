@@ -37,7 +37,9 @@ class QueueSelector:
                 raise InvalidOption(
                     f"{pattern!r} is not a queue. Give a name, a prefix with * at its end, *, or -name to leave one out."
                 )
-            if self.allowed and not any(_matches(name, pattern.removeprefix("-")) for name in self.allowed):
+            if self.allowed and not any(
+                _matches(name, pattern.removeprefix("-")) for name in self.allowed
+            ):
                 raise InvalidOption(
                     f"No queue is called {pattern!r}. The backend's QUEUES are {', '.join(sorted(self.allowed))}."
                 )
@@ -47,15 +49,21 @@ class QueueSelector:
 
         None means that the worker does not serve the queue.
         """
-        if (self.allowed and queue not in self.allowed) or any(_matches(queue, p) for p in self._unwanted):
+        if (self.allowed and queue not in self.allowed) or any(
+            _matches(queue, p) for p in self._unwanted
+        ):
             return None
-        return next((place for place, pattern in enumerate(self._wanted) if _matches(queue, pattern)), None)
+        return next(
+            (place for place, pattern in enumerate(self._wanted) if _matches(queue, pattern)), None
+        )
 
     def names(self) -> list[str] | None:
         """Return the queues by name; None if a pattern needs names that only the database has."""
         if not self.allowed and any(pattern.endswith("*") for pattern in self._wanted):
             return None
-        return [name for name in sorted(self.allowed or self._wanted) if self.rank(name) is not None]
+        return [
+            name for name in sorted(self.allowed or self._wanted) if self.rank(name) is not None
+        ]
 
     @property
     def _wanted(self) -> tuple[str, ...]:

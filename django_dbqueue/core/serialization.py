@@ -29,9 +29,15 @@ def fitting(func: Callable[..., Any]) -> range:
     The range is empty if the function needs an argument by name.
     """
     parameters = signature_of(func).parameters.values()
-    places = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    places = [
+        each
+        for each in parameters
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
     needed = [
-        each for each in parameters if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        each
+        for each in parameters
+        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     ]
     return range(len(needed), len(places) + 1) if set(needed) <= set(places) else range(0)
 
@@ -51,9 +57,13 @@ def bind(
         try:
             signature_of(func).bind(*leading, *args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{_name(func)}(): {error}. Enqueue it with the arguments that it takes.") from None
+            raise TypeError(
+                f"{_name(func)}(): {error}. Enqueue it with the arguments that it takes."
+            ) from None
     try:
-        return [_plain(value, DEEPEST) for value in args], {name: _plain(value, DEEPEST) for name, value in kwargs.items()}
+        return [_plain(value, DEEPEST) for value in args], {
+            name: _plain(value, DEEPEST) for name, value in kwargs.items()
+        }
     except (TypeError, ValueError) as error:
         culprit = _culprit(signature_of(func).bind(*leading, *args, **kwargs))
         raise type(error)(f"{_name(func)}(): argument {culprit!r}: {error}") from None
@@ -78,7 +88,9 @@ def _plain(value: Any, depth: int) -> Any:
             return _storable_text(value)
         case int():
             if value.bit_length() > LONGEST_INTEGER_BITS:
-                raise ValueError("An integer of over 4,000 digits cannot be read back. Pass it as text.")
+                raise ValueError(
+                    "An integer of over 4,000 digits cannot be read back. Pass it as text."
+                )
             return value
         case float():
             if not math.isfinite(value):
@@ -96,18 +108,24 @@ def _plain(value: Any, depth: int) -> Any:
             inside = _deeper(depth)
             return [_plain(item, inside) for item in value]
         case _:
-            raise TypeError(f"Unsupported type: {type(value)}. Pass what JSON has, such as a primary key or text.")
+            raise TypeError(
+                f"Unsupported type: {type(value)}. Pass what JSON has, such as a primary key or text."
+            )
 
 
 def _deeper(depth: int) -> int:
     if not depth:
-        raise ValueError(f"Nested more than {DEEPEST} deep, which MariaDB cannot store, or containing itself. Pass a flat value.")
+        raise ValueError(
+            f"Nested more than {DEEPEST} deep, which MariaDB cannot store, or containing itself. Pass a flat value."
+        )
     return depth - 1
 
 
 def _key(key: Any) -> str:
     if not isinstance(key, str):
-        raise TypeError(f"Unsupported type: {type(key)} as the key {key!r}; JSON's keys are text. Pass str(key).")
+        raise TypeError(
+            f"Unsupported type: {type(key)} as the key {key!r}; JSON's keys are text. Pass str(key)."
+        )
     return _storable_text(key)
 
 
@@ -117,7 +135,9 @@ def _storable_text(text: str) -> str:
     try:
         text.isascii() or text.encode()
     except UnicodeEncodeError:
-        raise ValueError("Text with a lone surrogate, which is not valid Unicode. Decode it with errors='replace'.") from None
+        raise ValueError(
+            "Text with a lone surrogate, which is not valid Unicode. Decode it with errors='replace'."
+        ) from None
     return text
 
 

@@ -21,11 +21,17 @@ def check_expires(expires: Any, run_after: Any) -> None:
         return
     if isinstance(expires, timedelta):
         if not timedelta() < expires <= LONGEST_WAIT:
-            raise InvalidTask(f"expires must be above 0 and within {LONGEST_WAIT.days:,} days, not {expires!r}.")
+            raise InvalidTask(
+                f"expires must be above 0 and within {LONGEST_WAIT.days:,} days, not {expires!r}."
+            )
     elif not isinstance(expires, datetime):
-        raise InvalidTask(f"expires must be a timedelta such as timedelta(minutes=10), or an aware datetime, not {expires!r}.")
+        raise InvalidTask(
+            f"expires must be a timedelta such as timedelta(minutes=10), or an aware datetime, not {expires!r}."
+        )
     elif timezone.is_aware(expires) != settings.USE_TZ:
-        raise InvalidTask(f"expires must be {_a_datetime()}, not {expires!r}. Take it from django.utils.timezone.")
+        raise InvalidTask(
+            f"expires must be {_a_datetime()}, not {expires!r}. Take it from django.utils.timezone."
+        )
     else:
         _check_order(expires, run_after)
 
@@ -34,8 +40,14 @@ def _check_order(expires: datetime, run_after: Any) -> None:
     # This host's clock is enough, as the result is not stored: the check only avoids a job that
     # would wait in vain.
     first = timezone.now() + run_after if isinstance(run_after, timedelta) else run_after
-    if isinstance(first, datetime) and timezone.is_aware(first) == settings.USE_TZ and expires <= first:
-        raise InvalidTask(f"expires must be later than run_after: {expires} is not later than {first}.")
+    if (
+        isinstance(first, datetime)
+        and timezone.is_aware(first) == settings.USE_TZ
+        and expires <= first
+    ):
+        raise InvalidTask(
+            f"expires must be later than run_after: {expires} is not later than {first}."
+        )
 
 
 def _a_datetime() -> str:
@@ -51,7 +63,9 @@ def seconds_of(delay: Any, name: str) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise TypeError(f"{name}: {delay!r} is no delay. Give seconds, or a timedelta.")
     if not math.isfinite(seconds) or not 0 <= seconds <= LONGEST_WAIT.total_seconds():
-        raise ValueError(f"{name}: {delay!r} is no delay from 0 to {LONGEST_WAIT.days:,} days. Give one that is.")
+        raise ValueError(
+            f"{name}: {delay!r} is no delay from 0 to {LONGEST_WAIT.days:,} days. Give one that is."
+        )
     return float(seconds)
 
 
@@ -60,7 +74,11 @@ def seconds_or_time(delay: Any, name: str) -> float | datetime:
     if not isinstance(delay, datetime):
         return seconds_of(delay, name)
     if timezone.is_aware(delay) != settings.USE_TZ:
-        raise ValueError(f"{name}: {delay!r} is not {_a_datetime()}. Take it from django.utils.timezone.")
+        raise ValueError(
+            f"{name}: {delay!r} is not {_a_datetime()}. Take it from django.utils.timezone."
+        )
     if delay - timezone.now() > LONGEST_WAIT:
-        raise ValueError(f"{name}: {delay} is more than {LONGEST_WAIT.days:,} days off. Give an earlier time.")
+        raise ValueError(
+            f"{name}: {delay} is more than {LONGEST_WAIT.days:,} days off. Give an earlier time."
+        )
     return delay

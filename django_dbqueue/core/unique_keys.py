@@ -23,15 +23,25 @@ def check(function: Any, task_function: Callable[..., Any], takes_context: bool,
     ``what`` names the value in the message.
     """
     if not callable(function):
-        raise ValueError(f"{what} must be a function of the task's arguments, or text, not {function!r}.")
+        raise ValueError(
+            f"{what} must be a function of the task's arguments, or text, not {function!r}."
+        )
     known = list(serialization.signature_of(task_function).parameters)[bool(takes_context) :]
     unknown = [name for name in wanted(function) if name not in known]
     if unknown:
         there = f"it has {', '.join(known)}" if known else "it has none"
-        raise ValueError(f"{what} takes {unknown[0]!r}, which is no argument of {task_function.__qualname__}(): {there}.")
+        raise ValueError(
+            f"{what} takes {unknown[0]!r}, which is no argument of {task_function.__qualname__}(): {there}."
+        )
 
 
-def compute(function: Callable[..., Any], task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: str) -> str | None:
+def compute(
+    function: Callable[..., Any],
+    task: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    what: str,
+) -> str | None:
     """Return the key of a call of the task; None if the function returns None.
 
     Raises ValueError for a value that cannot be a key.
@@ -39,12 +49,16 @@ def compute(function: Callable[..., Any], task: Any, args: Sequence[Any], kwargs
     return as_text(_of_call(function, task, args, kwargs), what)
 
 
-def compute_version(function: Callable[..., Any], task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+def compute_version(
+    function: Callable[..., Any], task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> int | None:
     """Return the version of a call of the task; None if the function returns None.
 
     Raises ValueError for a value that cannot be a version.
     """
-    return as_version(_of_call(function, task, args, kwargs), f"{task.module_path}: what version returned")
+    return as_version(
+        _of_call(function, task, args, kwargs), f"{task.module_path}: what version returned"
+    )
 
 
 def as_text(value: Any, what: str) -> str | None:
@@ -53,7 +67,9 @@ def as_text(value: Any, what: str) -> str | None:
         return None
     text = str(value) if isinstance(value, str | int | UUID) and not isinstance(value, bool) else ""
     if not 0 < len(text) <= LONGEST:
-        raise ValueError(f"{what} must be text of 1 to {LONGEST} characters, a whole number or a UUID, not {value!r}.")
+        raise ValueError(
+            f"{what} must be text of 1 to {LONGEST} characters, a whole number or a UUID, not {value!r}."
+        )
     return str(serialization.to_json(text, of=what))
 
 
@@ -66,10 +82,16 @@ def as_version(value: Any, what: str) -> int | None:
 
 def wanted(function: Callable[..., Any]) -> list[str]:
     named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    return [each.name for each in serialization.signature_of(function).parameters.values() if each.kind in named]
+    return [
+        each.name
+        for each in serialization.signature_of(function).parameters.values()
+        if each.kind in named
+    ]
 
 
-def _of_call(function: Callable[..., Any], task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _of_call(
+    function: Callable[..., Any], task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
     leading = (None,) if task.takes_context else ()
     bound = serialization.signature_of(task.func).bind(*leading, *args, **kwargs)
     bound.apply_defaults()

@@ -37,7 +37,11 @@ class QueueDatabase:
     @property
     def tables(self) -> list[str]:
         """Names of the queue's own tables."""
-        return list(dict.fromkeys(model._meta.db_table for model in apps.get_app_config("dbqueue").get_models()))
+        return list(
+            dict.fromkeys(
+                model._meta.db_table for model in apps.get_app_config("dbqueue").get_models()
+            )
+        )
 
     @property
     def product(self) -> str:
@@ -61,11 +65,15 @@ class QueueDatabase:
         if self.connection.vendor == "postgresql":
             with transaction.atomic(using=self.alias):
                 # For this transaction only: behind a pooler, session settings stay with others.
-                self.ask(f"SELECT set_config('statement_timeout', '{LONGEST}s', true), set_config('lock_timeout', '1s', true)")
+                self.ask(
+                    f"SELECT set_config('statement_timeout', '{LONGEST}s', true), set_config('lock_timeout', '1s', true)"
+                )
                 yield
         elif self.connection.vendor == "mysql":
             name, limit = (
-                ("max_statement_time", LONGEST) if self.connection.mysql_is_mariadb else ("max_execution_time", LONGEST * 1000)
+                ("max_statement_time", LONGEST)
+                if self.connection.mysql_is_mariadb
+                else ("max_execution_time", LONGEST * 1000)
             )
             with self.connection.cursor() as cursor:
                 cursor.execute(f"SET SESSION {name} = {limit}")
@@ -80,7 +88,9 @@ class QueueDatabase:
         """Return the rows as named tuples of their columns."""
         with self.connection.cursor() as cursor:
             cursor.execute(query, values or None)
-            row = namedtuple("Row", [column[0].lower() for column in cursor.description], rename=True)  # type: ignore[misc]
+            row = namedtuple(
+                "Row", [column[0].lower() for column in cursor.description], rename=True
+            )  # type: ignore[misc]
             return [row(*each) for each in cursor.fetchall()]
 
     def value(self, query: str, *values: Any) -> Any:

@@ -57,7 +57,10 @@ def history(database: QueueDatabase) -> Iterator[Finding]:
 
 
 def buffer_pool(database: QueueDatabase) -> Iterator[Finding]:
-    used, pool = sum(table.size for table in _tables(database)), int(variables(database)["innodb_buffer_pool_size"])
+    used, pool = (
+        sum(table.size for table in _tables(database)),
+        int(variables(database)["innodb_buffer_pool_size"]),
+    )
     if used > pool:
         yield Finding(
             f"The queue's tables have {megabytes(used)}, and innodb_buffer_pool_size is {megabytes(pool)}.",

@@ -8,8 +8,19 @@ from .database import QueueDatabase
 from .finding import Finding, megabytes
 
 NAMES = (
-    *("tx_isolation", "transaction_isolation", "innodb_flush_log_at_trx_commit", "sync_binlog", "log_bin"),
-    *("max_allowed_packet", "innodb_buffer_pool_size", "innodb_file_per_table", "character_set_connection"),
+    *(
+        "tx_isolation",
+        "transaction_isolation",
+        "innodb_flush_log_at_trx_commit",
+        "sync_binlog",
+        "log_bin",
+    ),
+    *(
+        "max_allowed_packet",
+        "innodb_buffer_pool_size",
+        "innodb_file_per_table",
+        "character_set_connection",
+    ),
 )
 # Minimum for the size of a statement, in bytes: it carries a job's arguments or its result.
 PACKET = 16 * 2**20
@@ -22,7 +33,10 @@ WHERE table_schema = DATABASE() AND table_name IN ({}) AND table_collation NOT L
 def variables(database: QueueDatabase) -> dict[str, str]:
     """Return the server variables that this server has, as the project's connections see them."""
     names = ", ".join(["%s"] * len(NAMES))
-    return {row[0].lower(): row[1] for row in database.ask(f"SHOW VARIABLES WHERE Variable_name IN ({names})", *NAMES)}
+    return {
+        row[0].lower(): row[1]
+        for row in database.ask(f"SHOW VARIABLES WHERE Variable_name IN ({names})", *NAMES)
+    }
 
 
 def isolation(database: QueueDatabase) -> Iterator[Finding]:

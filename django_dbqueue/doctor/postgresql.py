@@ -81,8 +81,15 @@ def checkpoints(database: QueueDatabase) -> Iterator[Finding]:
     )
     (found,) = database.ask(CHECKPOINTS.format(view=view, timed=timed, requested=requested))
     # A checkpoint requested by a statement does not show a lack of WAL space.
-    if found.requested >= max(CHECKPOINTS_ASKED, 2 * found.timed) and found.written / found.requested > found.most / 4:
-        every = lasting(found.seconds / (found.requested + found.timed)) if found.seconds else "so often"
+    if (
+        found.requested >= max(CHECKPOINTS_ASKED, 2 * found.timed)
+        and found.written / found.requested > found.most / 4
+    ):
+        every = (
+            lasting(found.seconds / (found.requested + found.timed))
+            if found.seconds
+            else "so often"
+        )
         yield Finding(
             f"{found.requested:,} of {found.requested + found.timed:,} checkpoints came because max_wal_size "
             f"({found.most / 2**20:,.0f} MB) was full; one each {every}.",
@@ -92,7 +99,9 @@ def checkpoints(database: QueueDatabase) -> Iterator[Finding]:
 
 
 def pooler(database: QueueDatabase) -> Iterator[Finding]:
-    if _is_pooled(database) and not database.connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+    if _is_pooled(database) and not database.connection.settings_dict.get(
+        "DISABLE_SERVER_SIDE_CURSORS"
+    ):
         yield Finding(
             "There is a pooler between Django and PostgreSQL.",
             "If it pools by transactions, server-side cursors break, and what the queue sets for a session stays with others.",
@@ -113,7 +122,10 @@ def _connections_needed(database: QueueDatabase) -> int:
     thread. Supervisor and dispatcher have two each.
     """
     alive = Process.objects.using(database.alias).alive().values_list("kind", "details")
-    return sum(4 + details.get("threads", 0) if kind == Process.Kind.WORKER else 2 for kind, details in alive)
+    return sum(
+        4 + details.get("threads", 0) if kind == Process.Kind.WORKER else 2
+        for kind, details in alive
+    )
 
 
 def _set(database: QueueDatabase, name: str, value: str) -> str:

@@ -25,10 +25,16 @@ MOST = 5
 def processes(database: QueueDatabase) -> Iterator[Finding]:
     kinds = {process.kind for process in _alive(database)}
     if not kinds:
-        yield Finding("No runqueue is alive.", "Nothing runs: jobs only gather.", "python manage.py runqueue")
+        yield Finding(
+            "No runqueue is alive.", "Nothing runs: jobs only gather.", "python manage.py runqueue"
+        )
         return
     if Process.Kind.WORKER not in kinds:
-        yield Finding("No worker is alive.", "Nothing runs: jobs only gather.", "python manage.py runqueue --only workers")
+        yield Finding(
+            "No worker is alive.",
+            "Nothing runs: jobs only gather.",
+            "python manage.py runqueue --only workers",
+        )
     if Process.Kind.DISPATCHER not in kinds:
         yield Finding(
             "No dispatcher is alive.",

@@ -14,8 +14,19 @@ Check = Callable[[QueueDatabase], Iterable[Finding | NotChecked]]
 OF_THE_QUEUE: tuple[Check, ...] = (queue.processes, queue.lag, queue.orphaned_jobs, queue.retention)
 OF_A_VENDOR: dict[str, tuple[Check, ...]] = {
     "postgresql": (
-        *(snapshots.transactions, snapshots.prepared_transactions, snapshots.replication, snapshots.hidden_sessions),
-        *(vacuum.autovacuum, vacuum.late_autovacuum, vacuum.dead_rows, vacuum.statistics, bloat.bloat),
+        *(
+            snapshots.transactions,
+            snapshots.prepared_transactions,
+            snapshots.replication,
+            snapshots.hidden_sessions,
+        ),
+        *(
+            vacuum.autovacuum,
+            vacuum.late_autovacuum,
+            vacuum.dead_rows,
+            vacuum.statistics,
+            bloat.bloat,
+        ),
         *(postgresql.durability, postgresql.idle_transactions, postgresql.connections),
         *(postgresql.checkpoints, postgresql.pooler),
     ),
@@ -32,10 +43,14 @@ OF_A_VENDOR: dict[str, tuple[Check, ...]] = {
 
 def names() -> list[str]:
     """Return the names of the checks, each of which can be ignored."""
-    return sorted({name_of(check) for checks in (OF_THE_QUEUE, *OF_A_VENDOR.values()) for check in checks})
+    return sorted(
+        {name_of(check) for checks in (OF_THE_QUEUE, *OF_A_VENDOR.values()) for check in checks}
+    )
 
 
-def examine(database: QueueDatabase, ignored: Collection[str] = ()) -> Iterator[tuple[str, Finding | NotChecked]]:
+def examine(
+    database: QueueDatabase, ignored: Collection[str] = ()
+) -> Iterator[tuple[str, Finding | NotChecked]]:
     """Run the checks and yield each result with the name of its check.
 
     A check that fails yields a NotChecked, and the others go on.
@@ -58,11 +73,19 @@ def _looked(check: Check, database: QueueDatabase) -> list[Finding | NotChecked]
         with database.bounded():
             return list(check(database))
     except Error as error:
-        return [NotChecked(f"This could not be looked at: {_first_line(error)}", _lacking(database, error))]
+        return [
+            NotChecked(
+                f"This could not be looked at: {_first_line(error)}", _lacking(database, error)
+            )
+        ]
 
 
 def _lacking(database: QueueDatabase, error: Error) -> str:
-    is_refused = database.connection.vendor == "mysql" and error.args and error.args[0] == innodb.NEEDS_PRIVILEGE
+    is_refused = (
+        database.connection.vendor == "mysql"
+        and error.args
+        and error.args[0] == innodb.NEEDS_PRIVILEGE
+    )
     return innodb.privilege(database) if is_refused else ""
 
 
@@ -70,7 +93,11 @@ def _missing(database: QueueDatabase) -> Finding | None:
     try:
         database.jobs.exists()
     except Error as error:
-        migrate = "migrate" if database.alias == DEFAULT_DB_ALIAS else f"migrate dbqueue --database {database.alias}"
+        migrate = (
+            "migrate"
+            if database.alias == DEFAULT_DB_ALIAS
+            else f"migrate dbqueue --database {database.alias}"
+        )
         return Finding(
             f"The queue's tables cannot be read: {_first_line(error)}",
             "Without them there is no queue.",

@@ -44,12 +44,16 @@ WHERE datname = current_database() AND query = '<insufficient privilege>'
 
 def transactions(database: QueueDatabase) -> Iterator[Finding]:
     for each in database.ask(SESSIONS, OLD, MOST):
-        who = f"{each.usename}@{each.datname}" + (f" ({each.application_name})" if each.application_name else "")
+        who = f"{each.usename}@{each.datname}" + (
+            f" ({each.application_name})" if each.application_name else ""
+        )
         remedy = f"SELECT pg_terminate_backend({each.pid});"
         if str(each.state).startswith("idle in transaction"):
             remedy += f"\nALTER ROLE \"{each.usename}\" SET idle_in_transaction_session_timeout = '10min';  -- For the next one."
         yield Finding(
-            f"A transaction has been open for {lasting(each.seconds)}: pid {each.pid} of {who}, {each.state}.", WHY, remedy
+            f"A transaction has been open for {lasting(each.seconds)}: pid {each.pid} of {who}, {each.state}.",
+            WHY,
+            remedy,
         )
 
 
@@ -69,7 +73,11 @@ def replication(database: QueueDatabase) -> Iterator[Finding]:
         if each.active:
             yield Finding(f"{what}, for its standby.", WHY, ON_THE_STANDBY)
         else:
-            yield Finding(f"{what}, and nobody uses it.", WHY, f"SELECT pg_drop_replication_slot({_literal(each.slot_name)});")
+            yield Finding(
+                f"{what}, and nobody uses it.",
+                WHY,
+                f"SELECT pg_drop_replication_slot({_literal(each.slot_name)});",
+            )
     for each in database.ask(STANDBYS, BEHIND, MOST):
         who = each.application_name or f"of pid {each.pid}"
         what = f"The standby {who} holds back what is {each.behind:,} transactions old."

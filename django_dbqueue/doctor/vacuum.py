@@ -72,7 +72,11 @@ def dead_rows(database: QueueDatabase) -> Iterator[Finding]:
     for table in tables(database):
         is_left = table.vacuumed is None or table.vacuumed > IDLE
         if is_left and table.dead > max(DEAD, 2 * _threshold(table)):
-            last = "never since its statistics began" if table.vacuumed is None else f"{lasting(table.vacuumed)} ago"
+            last = (
+                "never since its statistics began"
+                if table.vacuumed is None
+                else f"{lasting(table.vacuumed)} ago"
+            )
             yield Finding(
                 f"{table.name} has {table.dead:,} dead rows beside {table.live:,} others; it was vacuumed {last}.",
                 "Claims step over them, and new rows make the table grow instead of taking their place.",
@@ -98,4 +102,6 @@ def _threshold(table: Any) -> float:
     """Return the number of dead rows at which autovacuum begins."""
     own: dict[str, Any] = _options(table)
     least = float(own.get("autovacuum_vacuum_threshold", table.threshold))
-    return least + float(own.get("autovacuum_vacuum_scale_factor", table.scale_factor)) * float(table.live)
+    return least + float(own.get("autovacuum_vacuum_scale_factor", table.scale_factor)) * float(
+        table.live
+    )

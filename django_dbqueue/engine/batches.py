@@ -51,7 +51,9 @@ def join(database: str, pk: Any, *, opens: bool = False) -> None:
     if not opens:
         certify(_rows(database).filter(pk=pk), {"finished_at": Now()}, {"finished_at": None})
     # Not on each call: in one transaction, very many versions of a row make it slow to find.
-    if opens and (row.sealed_at or (row.opened_until - row.db_now).total_seconds() < OPEN_SECONDS / 2):
+    if opens and (
+        row.sealed_at or (row.opened_until - row.db_now).total_seconds() < OPEN_SECONDS / 2
+    ):
         rows.update(sealed_at=None, opened_until=after(OPEN_SECONDS))
 
 
@@ -60,7 +62,9 @@ def seal(database: str, pk: Any) -> None:
 
     A sealed batch finishes when all of its jobs have.
     """
-    _rows(database).filter(pk=pk, finished_at=None).update(sealed_at=Coalesce(F("sealed_at"), Now()), opened_until=None)
+    _rows(database).filter(pk=pk, finished_at=None).update(
+        sealed_at=Coalesce(F("sealed_at"), Now()), opened_until=None
+    )
 
 
 def seal_abandoned(database: str, limit: int = 100) -> list[Any]:
@@ -95,12 +99,18 @@ def finish(database: str, ids: Iterable[Any] | None = None, limit: int = 100) ->
         if len(found) > 1:
             return [queue for pk in found for queue in finish(database, [pk])]
         # If raised, it would stop the settling of jobs and the finishing of other batches.
-        logger.error("batch %s: database refused its callbacks; it stays unfinished: %s", found[0], error)
+        logger.error(
+            "batch %s: database refused its callbacks; it stays unfinished: %s", found[0], error
+        )
         return []
 
 
 def _finish(database: str, found: list[Any]) -> list[str]:
-    rows, jobs, shares = _rows(database), Job.objects.using(database), BatchShare.objects.using(database)
+    rows, jobs, shares = (
+        _rows(database),
+        Job.objects.using(database),
+        BatchShare.objects.using(database),
+    )
     with writing(database):
         held = [row.pk for row in lock(rows.filter(pk__in=found).order_by("pk"))]
         # Checked again under the lock: a job may have been added before it.
@@ -110,10 +120,14 @@ def _finish(database: str, found: list[Any]) -> list[str]:
         unsuccessful = set(failed.values_list("batch", flat=True).distinct())
         # Read after the jobs: a failure that leaves its job's row becomes a share in the same
         # transaction.
-        shared = shares.filter(Q(has_failed=True) | of_shared(database, UNSUCCESSFUL), batch__in=due)
+        shared = shares.filter(
+            Q(has_failed=True) | of_shared(database, UNSUCCESSFUL), batch__in=due
+        )
         unsuccessful |= set(shared.values_list("batch", flat=True))
         unsuccessful |= {row.pk for row in due if row.is_abandoned}
-        callbacks = [job for row in due for job in row.callbacks(successful=row.pk not in unsuccessful)]
+        callbacks = [
+            job for row in due for job in row.callbacks(successful=row.pk not in unsuccessful)
+        ]
         jobs.bulk_create(callbacks)
         for name in ("on_finish", "on_success"):
             rows.bulk_update([row for row in due if row.follower(name)], [name])
@@ -139,11 +153,19 @@ def close_shares(database: str, runs: Sequence[EndedRun]) -> None:
         return
     shares = BatchShare.objects.using(database)
     ended = {run.job: run for run in runs}
-    pending = shares.filter(job__in=list(ended), has_failed=False).values_list("pk", "job", "attempt")
-    over = [(pk, ended[job]) for pk, job, attempt in pending if attempt <= (ended[job].attempt or attempt)]
+    pending = shares.filter(job__in=list(ended), has_failed=False).values_list(
+        "pk", "job", "attempt"
+    )
+    over = [
+        (pk, ended[job])
+        for pk, job, attempt in pending
+        if attempt <= (ended[job].attempt or attempt)
+    ]
     if failed := [pk for pk, run in over if run.state in UNSUCCESSFUL]:
         shares.filter(pk__in=failed).update(has_failed=True)
     if successful := [pk for pk, run in over if run.state not in UNSUCCESSFUL]:
         shares.filter(pk__in=successful)._raw_delete(database)
     left = [(run.job, batch) for run in runs if (batch := run.batch) and run.state in UNSUCCESSFUL]
-    shares.bulk_create([BatchShare(batch_id=batch, job=job, has_failed=True) for job, batch in left])
+    shares.bulk_create(
+        [BatchShare(batch_id=batch, job=job, has_failed=True) for job, batch in left]
+    )

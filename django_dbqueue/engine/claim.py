@@ -41,9 +41,17 @@ _RELEASED: dict[str, Any] = {
         When(run_after__gt=Now(), then=Value(State.SCHEDULED)),
         default=Value(State.READY),
     ),
-    "finished_at": Case(When(_WAS_STOPPED, then=Now()), default=None, output_field=models.DateTimeField()),
-    "failures": Case(When(asked_again=True, then=Value(0)), default=F("failures"), output_field=models.PositiveIntegerField()),
-    "attempts_before": Case(When(asked_again=True, then=F("attempt")), default=F("attempts_before")),
+    "finished_at": Case(
+        When(_WAS_STOPPED, then=Now()), default=None, output_field=models.DateTimeField()
+    ),
+    "failures": Case(
+        When(asked_again=True, then=Value(0)),
+        default=F("failures"),
+        output_field=models.PositiveIntegerField(),
+    ),
+    "attempts_before": Case(
+        When(asked_again=True, then=F("attempt")), default=F("attempts_before")
+    ),
     "stop_asked_at": Case(When(asked_again=True, then=None), default=F("stop_asked_at")),
     "asked_again": False,
     "process": None,
@@ -116,7 +124,9 @@ def _claim(
             if len(found) == limit or (budget and budget.is_spent):
                 break
         claimed = found
-        if unreadable := [job for job in found if job.limits and not limits.are_readable(job.limits)]:
+        if unreadable := [
+            job for job in found if job.limits and not limits.are_readable(job.limits)
+        ]:
             _discard_unreadable(database, unreadable)
         if any(job.limits for job in found):
             claimed = acquire(database, found, limit, group_size)
@@ -155,7 +165,9 @@ def queue_room(database: str, queue: str, limit: int) -> int:
     """
     row = Queue.objects.using(database).filter(name=queue)
     list(lock_waiting(row))
-    certify(row, {"limit": Coalesce(F("limit"), 0) + 1}, {"limit": NullIf(F("limit") - 1, Value(0))})
+    certify(
+        row, {"limit": Coalesce(F("limit"), 0) + 1}, {"limit": NullIf(F("limit") - 1, Value(0))}
+    )
     return limit - Job.objects.using(database).running().filter(queue=queue).count()
 
 
@@ -204,5 +216,7 @@ def save_metadata(job: ClaimedJob) -> bool:
     Returns False if the job belongs to another process now. The metadata of a job that was
     re-enqueued meanwhile is dropped: its row already belongs to the next run.
     """
-    noted = Case(When(asked_again=True, then=F("metadata")), default=Value(job.metadata, models.JSONField()))
+    noted = Case(
+        When(asked_again=True, then=F("metadata")), default=Value(job.metadata, models.JSONField())
+    )
     return bool(Job.objects.using(job._state.db).owned(job).update(metadata=noted))

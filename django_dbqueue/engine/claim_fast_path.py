@@ -38,7 +38,9 @@ class SingleStatementClaim:
         self._names = [field.attname for field in fields]
         self._documents = [field.attname for field in fields if isinstance(field, DocumentField)]
         owner = Exists(Process.objects.using(wanted.db).filter(pk=process.pk))
-        plain = wanted.ready().filter(owner, is_small("args"), is_small("kwargs"), limits__isnull=True)
+        plain = wanted.ready().filter(
+            owner, is_small("args"), is_small("kwargs"), limits__isnull=True
+        )
         # Not select_for_update(): Django refuses it outside a transaction. This statement is one.
         sql, values = composed(plain.order_by("run_after", "id").values("pk"))
         columns = ", ".join(f'"{field.column}"' for field in fields)
@@ -53,7 +55,11 @@ class SingleStatementClaim:
         clock = time.monotonic()
         jobs: list[Any] = [self._model.from_db(self._database, self._names, row) for row in rows]
         for job in jobs:
-            loaded = {name: decoded(text) for name in self._documents if (text := getattr(job, name)) is not None}
+            loaded = {
+                name: decoded(text)
+                for name in self._documents
+                if (text := getattr(job, name)) is not None
+            }
             job.__dict__.update(loaded)
             job.belong_to(self._process, job.started_at, clock)
         return sorted(jobs, key=lambda job: (job.run_after, job.id))

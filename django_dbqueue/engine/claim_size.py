@@ -36,7 +36,9 @@ class TextSize(models.Func):
     function, output_field = "LENGTH", models.IntegerField()
 
     def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> Any:
-        return self.as_sql(compiler, connection, template="octet_length((%(expressions)s)::text)", **context)
+        return self.as_sql(
+            compiler, connection, template="octet_length((%(expressions)s)::text)", **context
+        )
 
 
 class IfSmall(models.Func):
@@ -49,7 +51,12 @@ class IfSmall(models.Func):
     template = f"CASE WHEN LENGTH(%(expressions)s) <= {SMALL} THEN %(expressions)s END"
 
     def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> Any:
-        return self.as_sql(compiler, connection, template=self.template.replace("LENGTH", "pg_column_size"), **context)
+        return self.as_sql(
+            compiler,
+            connection,
+            template=self.template.replace("LENGTH", "pg_column_size"),
+            **context,
+        )
 
 
 def is_small(name: str) -> lookups.LessThanOrEqual:
@@ -74,13 +81,18 @@ class Budget:
         large = []
         for job in found:
             values = job.__dict__
-            args, kwargs = values["args"], values["kwargs"] = values.pop("small_args"), values.pop("small_kwargs")
+            args, kwargs = values["args"], values["kwargs"] = (
+                values.pop("small_args"),
+                values.pop("small_kwargs"),
+            )
             if args is None or kwargs is None:
                 large.append(job.id)
         return self._without_too_large(found, jobs.filter(pk__in=large)) if large else found
 
     def _without_too_large(self, found: list[ClaimedJob], large: JobQuerySet) -> list[ClaimedJob]:
-        sizes: dict[Any, int] = dict(large.values_list("pk", TextSize(F("args")) + TextSize(F("kwargs"))))
+        sizes: dict[Any, int] = dict(
+            large.values_list("pk", TextSize(F("args")) + TextSize(F("kwargs")))
+        )
         taken: list[ClaimedJob] = []
         for job in found:
             job.size = sizes.get(job.id, 0)

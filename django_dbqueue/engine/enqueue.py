@@ -26,7 +26,9 @@ class LazyJobs(Sequence[Job]):
     Each job is created on access, which saves 10 µs a job.
     """
 
-    def __init__(self, common: Job, differing: Sequence[tuple[UUID, list[Any], dict[str, Any]]]) -> None:
+    def __init__(
+        self, common: Job, differing: Sequence[tuple[UUID, list[Any], dict[str, Any]]]
+    ) -> None:
         self._common, self._differing = common, differing
 
     def __len__(self) -> int:

@@ -41,7 +41,9 @@ def create(rows: models.QuerySet[Any], new: Any, given: Sequence[str]) -> None:
             # Quoting takes the driver 5 µs a value, and these need none.
             places.append(str(value))
         elif hasattr(value, "resolve_expression"):
-            place, more = rows.query.get_compiler(rows.db).compile(value.resolve_expression(rows.query))
+            place, more = rows.query.get_compiler(rows.db).compile(
+                value.resolve_expression(rows.query)
+            )
             places.append(place)
             values += more
         else:
@@ -50,13 +52,16 @@ def create(rows: models.QuerySet[Any], new: Any, given: Sequence[str]) -> None:
     back = ", ".join(f'"{meta.get_field(name).column}"' for name in given)
     with connection.cursor() as cursor:
         cursor.execute(
-            f'INSERT INTO "{meta.db_table}" ({", ".join(columns)}) VALUES ({", ".join(places)}) RETURNING {back}', values
+            f'INSERT INTO "{meta.db_table}" ({", ".join(columns)}) VALUES ({", ".join(places)}) RETURNING {back}',
+            values,
         )
         new.__dict__.update(zip(given, cursor.fetchone(), strict=True))
     new._state.adding, new._state.db = False, rows.db
 
 
-def insert(rows: models.QuerySet[Any], names: Sequence[str], values: Sequence[Sequence[Any]]) -> None:
+def insert(
+    rows: models.QuerySet[Any], names: Sequence[str], values: Sequence[Sequence[Any]]
+) -> None:
     """Insert rows with these fields; other columns get database defaults. Nothing is read back.
 
     For an execution 9 µs on PostgreSQL, with COPY; with unnest() 25, with bulk_create() 50.
@@ -65,21 +70,34 @@ def insert(rows: models.QuerySet[Any], names: Sequence[str], values: Sequence[Se
         return
     connection, meta = connections[rows.db], rows.model._meta
     fields = [meta.get_field(name) for name in names]
-    table, *columns = map(connection.ops.quote_name, (meta.db_table, *(field.column for field in fields)))
+    table, *columns = map(
+        connection.ops.quote_name, (meta.db_table, *(field.column for field in fields))
+    )
     with connection.cursor() as cursor:
         # psycopg 3: values need no conversion for PostgreSQL, except JSON.
         if hasattr(cursor, "copy"):
-            documents = [place for place, field in enumerate(fields) if isinstance(field, models.JSONField)]
+            documents = [
+                place for place, field in enumerate(fields) if isinstance(field, models.JSONField)
+            ]
             # Django does not wrap copy(): it raises the driver's errors.
-            with connection.wrap_database_errors, cursor.copy(f"COPY {table} ({', '.join(columns)}) FROM STDIN") as copy:
+            with (
+                connection.wrap_database_errors,
+                cursor.copy(f"COPY {table} ({', '.join(columns)}) FROM STDIN") as copy,
+            ):
                 for each in values:
                     copy.write_row(_with_text(each, documents) if documents else each)
         else:
             ready = [
-                [field.get_db_prep_save(value, connection) for field, value in zip(fields, each, strict=True)] for each in values
+                [
+                    field.get_db_prep_save(value, connection)
+                    for field, value in zip(fields, each, strict=True)
+                ]
+                for each in values
             ]
             places = ", ".join(["%s"] * len(fields))
-            cursor.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})", ready)
+            cursor.executemany(
+                f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})", ready
+            )
 
 
 def set_json(rows: models.QuerySet[Any], name: str, values: Mapping[Any, Any]) -> None:
@@ -96,10 +114,14 @@ def set_json(rows: models.QuerySet[Any], name: str, values: Mapping[Any, Any]) -
         if connection.vendor == "postgresql":
             each = "SELECT key::uuid AS id, value FROM jsonb_each(%s::jsonb)"
             document = json.dumps({pk.hex: value for pk, value in values.items()})
-            cursor.execute(f"UPDATE {table} SET {column} = v.value FROM ({each}) v WHERE {table}.{id_} = v.id", [document])
+            cursor.execute(
+                f"UPDATE {table} SET {column} = v.value FROM ({each}) v WHERE {table}.{id_} = v.id",
+                [document],
+            )
         else:
             pairs = [
-                (field.get_db_prep_save(value, connection), key.get_db_prep_save(pk, connection)) for pk, value in values.items()
+                (field.get_db_prep_save(value, connection), key.get_db_prep_save(pk, connection))
+                for pk, value in values.items()
             ]
             cursor.executemany(f"UPDATE {table} SET {column} = %s WHERE {id_} = %s", pairs)
 
@@ -112,11 +134,16 @@ def _with_text(values: Sequence[Any], documents: Sequence[int]) -> list[Any]:
     row = list(values)
     for place in documents:
         # Most jobs have no keyword arguments, and none has metadata.
-        row[place] = None if (value := row[place]) is None else "{}" if value == {} else _to_text(value)
+        row[place] = (
+            None if (value := row[place]) is None else "{}" if value == {} else _to_text(value)
+        )
     return row
 
 
 @cache
 def _columns(meta: models.options.Options[Any]) -> list[tuple[str, str, bool]]:
     """Return name, column and whether it holds JSON, for each field."""
-    return [(field.attname, f'"{field.column}"', isinstance(field, models.JSONField)) for field in meta.concrete_fields]
+    return [
+        (field.attname, f'"{field.column}"', isinstance(field, models.JSONField))
+        for field in meta.concrete_fields
+    ]

@@ -49,7 +49,9 @@ def _rows(database: str) -> SemaphoreQuerySet:
     return Semaphore.objects.using(database)
 
 
-def acquire(database: str, jobs: Sequence[ClaimedJob], limit: int, group_size: GroupSize = ungrouped) -> list[ClaimedJob]:
+def acquire(
+    database: str, jobs: Sequence[ClaimedJob], limit: int, group_size: GroupSize = ungrouped
+) -> list[ClaimedJob]:
     """Return the locked ready jobs that may be claimed now.
 
     The others become BLOCKED, or get a reason in ``not_to_run``. Up to ``limit``, the next
@@ -70,12 +72,25 @@ def acquire(database: str, jobs: Sequence[ClaimedJob], limit: int, group_size: G
         _jobs(database).filter(pk__in=ids).update(state=State.BLOCKED, blocked_by=key)
     if rates := [key for key in blocked if semaphores[key].every]:
         reserve_times(database, rates)
-    behind = next_in_line(ClaimedJob.objects.using(database), admitted, limit - len(jobs), group_size)
+    behind = next_in_line(
+        ClaimedJob.objects.using(database), admitted, limit - len(jobs), group_size
+    )
     if keys := {limit["key"] for job in admitted for limit in job.limits if "most" in limit}:
-        certify(_rows(database).filter(pk__in=keys), {"burst": F("burst") + 1}, {"burst": F("burst") - 1})
+        certify(
+            _rows(database).filter(pk__in=keys),
+            {"burst": F("burst") + 1},
+            {"burst": F("burst") - 1},
+        )
     _take_slots(database, [*admitted, *behind])
     passed = sorted({key for job in limited for key in _not_used(job)})
-    notify_queues(database, [queue for key in passed for queue in _unblock(database, key, semaphores[key].free, semaphores)])
+    notify_queues(
+        database,
+        [
+            queue
+            for key in passed
+            for queue in _unblock(database, key, semaphores[key].free, semaphores)
+        ],
+    )
     return [*(job for job in jobs if not job.blocked_by), *behind]
 
 
@@ -86,18 +101,26 @@ def block_surplus(database: str, jobs: Sequence[Any]) -> None:
     """
     waiting = [job for job in jobs if job.limits and job.state == State.READY]
     keys = {limit["key"] for job in waiting for limit in job.limits}
-    lines = {key for key in keys if _blocked(database).filter(blocked_by=key).exists()} if len(keys) <= FEW else set()
+    lines = (
+        {key for key in keys if _blocked(database).filter(blocked_by=key).exists()}
+        if len(keys) <= FEW
+        else set()
+    )
     ahead: Counter[str] = Counter()
     for job in waiting:
         for limit in sorted(job.limits, key=_breadth):
             ahead[limit["key"]] += 1
-            is_full = limit["key"] in lines or ahead[limit["key"]] > limit.get("most", limit.get("burst"))
+            is_full = limit["key"] in lines or ahead[limit["key"]] > limit.get(
+                "most", limit.get("burst")
+            )
             if is_full and not limit.get("discard"):
                 job.state, job.blocked_by = State.BLOCKED, limit["key"]
                 break
 
 
-def _signal(database: str, keys: Iterable[str], of_each_kind: bool = False, left_by: Sequence[Any] = ()) -> list[str]:
+def _signal(
+    database: str, keys: Iterable[str], of_each_kind: bool = False, left_by: Sequence[Any] = ()
+) -> list[str]:
     """Unblock as many waiting jobs as there are free slots. Return the queue of each.
 
     of_each_kind: as many for each queue, task and set of limits, in waiting order. The workers
@@ -108,17 +131,29 @@ def _signal(database: str, keys: Iterable[str], of_each_kind: bool = False, left
         held = {row.pk: row for row in _locked(database, keys) if row.most}
         if left_by:
             delete(Slot.objects.using(database).filter(job__in=[job.pk for job in left_by]))
-        keys = list(_rows(database).filter(pk__in=list(held)).waiting().values_list("pk", flat=True))
+        keys = list(
+            _rows(database).filter(pk__in=list(held)).waiting().values_list("pk", flat=True)
+        )
         lines = {key: held[key] for key in keys}
         if lines:
             _count_slots(database, lines)
-        return [queue for key in lines for queue in _unblock(database, key, lines[key].free, lines, of_each_kind)]
+        return [
+            queue
+            for key in lines
+            for queue in _unblock(database, key, lines[key].free, lines, of_each_kind)
+        ]
 
 
 def sweep(database: str, limit: int) -> list[str]:
     """Unblock jobs of semaphores with free slots and waiting jobs, of each kind of job."""
     # In random order: if there are more than ``limit``, each semaphore has its turn.
-    found = _rows(database).waiting().alias(slots_taken=_slots_taken()).filter(most__gt=F("slots_taken")).order_by("?")
+    found = (
+        _rows(database)
+        .waiting()
+        .alias(slots_taken=_slots_taken())
+        .filter(most__gt=F("slots_taken"))
+        .order_by("?")
+    )
     keys = list(found.values_list("pk", flat=True)[:limit])
     parts = [keys[start : start + AT_ONCE] for start in range(0, len(keys), AT_ONCE)]
     return [queue for part in parts for queue in _signal(database, part, of_each_kind=True)]
@@ -130,10 +165,16 @@ def unblock_orphans(database: str, limit: int) -> list[str]:
     The job whose claim would have inserted the row was discarded before that claim. This reads
     all waiting jobs; with very many, it is not for every sweep.
     """
-    lost = _blocked(database).exclude(Exists(_rows(database).filter(pk=OuterRef("blocked_by")))).order_by("blocked_by")
+    lost = (
+        _blocked(database)
+        .exclude(Exists(_rows(database).filter(pk=OuterRef("blocked_by"))))
+        .order_by("blocked_by")
+    )
     keys = [key for key in lost.values_list("blocked_by", flat=True).distinct()[:limit] if key]
     with writing(database):
-        return [queue for key in keys for queue in _unblock(database, key, 1, {}, of_each_kind=True)]
+        return [
+            queue for key in keys for queue in _unblock(database, key, 1, {}, of_each_kind=True)
+        ]
 
 
 def reserve_times(database: str, keys: Iterable[str] | None = None) -> None:
@@ -154,11 +195,22 @@ def replan_rates(database: str) -> None:
 
     They were reserved while the database's clock was ahead.
     """
-    rows: Any = _rows(database).filter(Q(earliest__gt=Now()) | Q(booked__gt=after(RESERVED_AHEAD_SECONDS))).annotate(db_now=Now())
+    rows: Any = (
+        _rows(database)
+        .filter(Q(earliest__gt=Now()) | Q(booked__gt=after(RESERVED_AHEAD_SECONDS)))
+        .annotate(db_now=Now())
+    )
     ahead = [row.pk for row in rows if row.is_ahead]
     for start in range(0, len(ahead), AT_ONCE):
         with writing(database):
-            _store(database, [row for row in _locked(database, ahead[start : start + AT_ONCE]) if row.come_back()])
+            _store(
+                database,
+                [
+                    row
+                    for row in _locked(database, ahead[start : start + AT_ONCE])
+                    if row.come_back()
+                ],
+            )
 
 
 def _assign_times(database: str, row: Any) -> None:
@@ -173,7 +225,9 @@ def _assign_times(database: str, row: Any) -> None:
 
 def release_slots(database: str, jobs: Sequence[Any]) -> list[str]:
     """Release the slots of settled jobs. Return the queue of each job that becomes ready."""
-    if not (keys := {limit["key"] for job in jobs for limit in job.limits or () if "most" in limit}):
+    if not (
+        keys := {limit["key"] for job in jobs for limit in job.limits or () if "most" in limit}
+    ):
         return []
     return _signal(database, keys, left_by=[job for job in jobs if job.limits])
 
@@ -184,11 +238,19 @@ def _insert_and_lock(database: str, limits: dict[str, dict[str, Any]]) -> dict[s
     Missing rows are inserted before any row is locked, which avoids deadlocks.
     """
     mysql = connections[database].vendor == "mysql"
-    how: Any = {"update_conflicts": True, "update_fields": ["most"]} if mysql else {"ignore_conflicts": True}
-    if missing := limits.keys() - set(_rows(database).filter(pk__in=list(limits)).values_list("pk", flat=True)):
+    how: Any = (
+        {"update_conflicts": True, "update_fields": ["most"]}
+        if mysql
+        else {"ignore_conflicts": True}
+    )
+    if missing := limits.keys() - set(
+        _rows(database).filter(pk__in=list(limits)).values_list("pk", flat=True)
+    ):
         # On MySQL, other transactions wait for a new row that is not committed, so the same
         # statement locks the existing rows. This clears their numbers; adopt() restores them.
-        _rows(database).bulk_create([Semaphore(pk=key) for key in sorted(limits if mysql else missing)], **how)
+        _rows(database).bulk_create(
+            [Semaphore(pk=key) for key in sorted(limits if mysql else missing)], **how
+        )
     held = {row.pk: row for row in _locked(database, limits)}
     if len(held) < len(limits):
         raise Pruned
@@ -202,9 +264,13 @@ def _locked(database: str, keys: Iterable[str]) -> list[Any]:
     return list(lock_waiting(rows))
 
 
-def _unblock(database: str, key: str, number: int, known: dict[str, Semaphore], of_each_kind: bool = False) -> list[str]:
+def _unblock(
+    database: str, key: str, number: int, known: dict[str, Semaphore], of_each_kind: bool = False
+) -> list[str]:
     found = _lock_first_waiting(database, key, number, known, of_each_kind)
-    _jobs(database).filter(pk__in=[job.pk for job in found]).update(state=State.READY, blocked_by=None)
+    _jobs(database).filter(pk__in=[job.pk for job in found]).update(
+        state=State.READY, blocked_by=None
+    )
     return [job.queue for job in found]
 
 
@@ -222,7 +288,12 @@ def _lock_first_waiting(
     served, found, passed = Served(database), list[Any](), set[Any]()
     size = LOOK if of_each_kind else number
     for _ in range(ROUNDS if number > 0 else 0):
-        rows = _jobs(database).waiting_for(key).exclude(pk__in=passed).only("queue", "task", "limits", "priority")
+        rows = (
+            _jobs(database)
+            .waiting_for(key)
+            .exclude(pk__in=passed)
+            .only("queue", "task", "limits", "priority")
+        )
         line = list(rows[:size])
         _count_others(database, known, line)
         kinds = Counter(map(_kind, found))
@@ -233,7 +304,11 @@ def _lock_first_waiting(
             full = [each for each in others if not known[each["key"]].is_free(each)]
             narrower = [each for each in full if _breadth(each) < _breadth(own.get(key, {}))]
             # At most as many jobs of one kind as each of their limits has free slots.
-            so_many = min([number, *(known[each["key"]].free_for(each) for each in others)]) if of_each_kind else number
+            so_many = (
+                min([number, *(known[each["key"]].free_for(each) for each in others)])
+                if of_each_kind
+                else number
+            )
             if not served.takes(job):
                 fate[job.pk] = None
             elif narrower:
@@ -246,12 +321,20 @@ def _lock_first_waiting(
         # Found by primary key alone, and read again: a row that has changed belongs to another
         # transaction. Reads one column that is in no index: otherwise MySQL finds the rows by
         # the index on ``blocked_by``, and locks its entries (see locking).
-        locked = lock(_jobs(database).filter(pk__in=list(fate)).order_by("pk")).values_list("pk", "blocked_by", "version")
+        locked = lock(_jobs(database).filter(pk__in=list(fate)).order_by("pk")).values_list(
+            "pk", "blocked_by", "version"
+        )
         held = {pk for pk, blocked_by, _version in locked if blocked_by == key}
         found += [job for job in line if job.pk in held and fate[job.pk] == key]
-        leaving = _wait_elsewhere(database, {pk: to for pk, to in fate.items() if pk in held and to != key})
+        leaving = _wait_elsewhere(
+            database, {pk: to for pk, to in fate.items() if pk in held and to != key}
+        )
         passed |= {pk for pk in fate if pk not in held or fate[pk] == key}
-        if len(line) < size or (not leaving and len(held) == len(fate)) or (not of_each_kind and len(found) >= number):
+        if (
+            len(line) < size
+            or (not leaving and len(held) == len(fate))
+            or (not of_each_kind and len(found) >= number)
+        ):
             break
         size = LOOK
     return found
@@ -263,7 +346,9 @@ def _wait_elsewhere(database: str, fate: dict[Any, str | None]) -> int:
     for pk, to in fate.items():
         by_key[to].append(pk)
     for to, ids in by_key.items():
-        _jobs(database).filter(pk__in=ids).update(state=State.BLOCKED if to else State.READY, blocked_by=to)
+        _jobs(database).filter(pk__in=ids).update(
+            state=State.BLOCKED if to else State.READY, blocked_by=to
+        )
     return len(fate)
 
 
@@ -272,7 +357,13 @@ def _count_others(database: str, known: dict[str, Semaphore], jobs: Sequence[Any
 
     A sweep finds jobs for which the count was wrong.
     """
-    keys = {each["key"] for job in jobs if len(job.limits or ()) > 1 for each in job.limits if "most" in each}
+    keys = {
+        each["key"]
+        for job in jobs
+        if len(job.limits or ()) > 1
+        for each in job.limits
+        if "most" in each
+    }
     if rows := {key: Semaphore(pk=key) for key in keys - known.keys()}:
         _count_slots(database, rows)
         known |= rows
@@ -299,12 +390,20 @@ def _count_slots(database: str, semaphores: Mapping[str, Semaphore]) -> None:
 def _take_slots(database: str, jobs: Iterable[Any]) -> None:
     """Take one slot of each semaphore of each job, for the attempt that begins now."""
     rows = [
-        Slot(semaphore_id=limit["key"], job=job, attempt=job.attempt + 1, slot_group=job.slot_group, most=limit["most"])
+        Slot(
+            semaphore_id=limit["key"],
+            job=job,
+            attempt=job.attempt + 1,
+            slot_group=job.slot_group,
+            most=limit["most"],
+        )
         for job in jobs
         for limit in job.limits
         if "most" in limit
     ]
-    Slot.objects.using(database).upsert(rows, key=["semaphore", "job"], fields=["attempt", "slot_group", "most"])
+    Slot.objects.using(database).upsert(
+        rows, key=["semaphore", "job"], fields=["attempt", "slot_group", "most"]
+    )
 
 
 def _slots_taken() -> Any:
@@ -335,7 +434,13 @@ def _not_used(job: Any) -> list[str]:
     if not (job.blocked_by or job.not_to_run):
         return []
     keys = [limit["key"] for limit in sorted(job.limits, key=_breadth) if "most" in limit]
-    return keys if job.not_to_run else keys[keys.index(job.blocked_by) + 1 :] if job.blocked_by in keys else []
+    return (
+        keys
+        if job.not_to_run
+        else keys[keys.index(job.blocked_by) + 1 :]
+        if job.blocked_by in keys
+        else []
+    )
 
 
 def _try_acquire(job: Any, semaphores: dict[str, Semaphore]) -> bool:

@@ -22,7 +22,9 @@ Enqueue = Callable[[RecurringTask, timedelta], UUID]
 SCHEDULE = ("cron", "timezone", "every", "drift", "starts_at", "ends_at")
 
 
-def enqueue_due(rows: RecurringTaskQuerySet, row: RecurringTask, enqueue: Enqueue) -> list[datetime] | None:
+def enqueue_due(
+    rows: RecurringTaskQuerySet, row: RecurringTask, enqueue: Enqueue
+) -> list[datetime] | None:
     """Enqueue a task for its due times, or plan its first time, in one transaction.
 
     The row must still be one of ``rows``: another dispatcher may have declared it anew.
@@ -61,7 +63,9 @@ def save_problem(database: str, row: RecurringTask, problem: str) -> None:
         _row(database, row).update(problem=problem)
 
 
-def synchronise(database: str, declared: Mapping[str, Mapping[str, Any]], *, takes_over: bool) -> list[str]:
+def synchronise(
+    database: str, declared: Mapping[str, Mapping[str, Any]], *, takes_over: bool
+) -> list[str]:
     """Insert or update the rows of tasks declared in code.
 
     Return the names that are already taken by rows made in the admin.
@@ -72,7 +76,11 @@ def synchronise(database: str, declared: Mapping[str, Mapping[str, Any]], *, tak
     """
     tasks = RecurringTask.objects.using(database)
     rows = {row.name: row for row in tasks.filter(name__in=list(declared)).annotate(seen_at=Now())}
-    missing = [RecurringTask(**values, is_from_code=True) for name, values in declared.items() if name not in rows]
+    missing = [
+        RecurringTask(**values, is_from_code=True)
+        for name, values in declared.items()
+        if name not in rows
+    ]
     tasks.bulk_create(missing, ignore_conflicts=True)
     same = [values["definition"] for values in declared.values()]
     tasks.filter(name__in=list(declared), definition__in=same).update(declared_at=Now())
@@ -88,7 +96,9 @@ def delete_undeclared(database: str, older_than: float) -> None:
     Their executions are deleted too.
     """
     with writing(database):
-        gone = RecurringTask.objects.using(database).filter(is_from_code=True, declared_at__lt=after(-older_than))
+        gone = RecurringTask.objects.using(database).filter(
+            is_from_code=True, declared_at__lt=after(-older_than)
+        )
         if ids := list(lock(gone).values_list("pk", flat=True)):
             RecurringExecution.objects.using(database).filter(task__in=ids)._raw_delete(database)
             gone.filter(pk__in=ids)._raw_delete(database)
@@ -108,7 +118,9 @@ def replan_ahead(database: str) -> None:
                 _row(database, row).filter(next_run_at=row.next_run_at).update(next_run_at=earlier)
 
 
-def _declare(database: str, row: RecurringTask, values: Mapping[str, Any], takes_over: bool) -> None:
+def _declare(
+    database: str, row: RecurringTask, values: Mapping[str, Any], takes_over: bool
+) -> None:
     changes = {**values, "declared_at": Now(), "problem": ""}
     if any(getattr(row, name) != values[name] for name in SCHEDULE):
         changes |= TO_BE_PLANNED
@@ -125,17 +137,27 @@ def _plan(database: str, row: Any) -> bool:
         if job and job.state not in FINISHED:
             return False
         following = row.time_from(job.finished_at if job and job.finished_at else row.seen_at)
-    changes = {"next_run_at": following, "waits_for": None, "is_over": following is None, "problem": ""}
+    changes = {
+        "next_run_at": following,
+        "waits_for": None,
+        "is_over": following is None,
+        "problem": "",
+    }
     return bool(_row(database, row).update(**changes))
 
 
 def _enqueue(database: str, row: Any, enqueue: Enqueue) -> list[datetime]:
     plan, recurrence = row.plan(row.seen_at), row.recurrence
-    jobs = [_enqueue_once(database, row, time, enqueue, recurrence.any_jitter()) for time in plan.times]
+    jobs = [
+        _enqueue_once(database, row, time, enqueue, recurrence.any_jitter()) for time in plan.times
+    ]
     changes = {"next_run_at": plan.following, "problem": ""}
     if row.drift:
         waits = next(filter(None, jobs), None)
-        changes |= {"waits_for": waits, "next_run_at": None if waits else row.time_from(row.seen_at)}
+        changes |= {
+            "waits_for": waits,
+            "next_run_at": None if waits else row.time_from(row.seen_at),
+        }
     changes["is_over"] = not changes["next_run_at"] and not changes.get("waits_for")
     if plan.times:
         changes["last_run_at"] = plan.times[-1]
@@ -143,7 +165,9 @@ def _enqueue(database: str, row: Any, enqueue: Enqueue) -> list[datetime]:
     return plan.times  # type: ignore[no-any-return]
 
 
-def _enqueue_once(database: str, row: RecurringTask, time: datetime, enqueue: Enqueue, wait: timedelta) -> UUID | None:
+def _enqueue_once(
+    database: str, row: RecurringTask, time: datetime, enqueue: Enqueue, wait: timedelta
+) -> UUID | None:
     """Enqueue a job for a time, unless the time already has an execution."""
     executions = RecurringExecution.objects.using(database)
     if executions.filter(task=row, run_at=time).exists():

@@ -26,7 +26,9 @@ def prune_jobs(jobs: JobQuerySet, states: Sequence[str], older_than: float, limi
     Returns how many.
     """
     with writing(jobs.db):
-        old = jobs.filter(state__in=states, finished_at__lt=after(-older_than)).order_by("finished_at")
+        old = jobs.filter(state__in=states, finished_at__lt=after(-older_than)).order_by(
+            "finished_at"
+        )
         found = lock_first(old.values_list("pk", "state", "batch"), limit)
         close_shares(jobs.db, [EndedRun(*row) for row in found if row[1] in UNSUCCESSFUL])
         return erase(jobs.db, [row[0] for row in found])
@@ -49,7 +51,9 @@ def erase(database: str, ids: list[Any]) -> int:
 def prune_batches(database: str, older_than: float) -> None:
     """Delete batches without jobs that finished over ``older_than`` seconds ago."""
     has_jobs = Exists(Job.objects.using(database).filter(batch=OuterRef("pk")))
-    rows = Batch.objects.using(database).filter(finished_at__lt=after(-older_than)).exclude(has_jobs)
+    rows = (
+        Batch.objects.using(database).filter(finished_at__lt=after(-older_than)).exclude(has_jobs)
+    )
     rows._raw_delete(database)
 
 
@@ -75,7 +79,10 @@ def prune_semaphores(database: str, limit: int) -> int:
     """Delete semaphores that no job holds or waits for. Return their number."""
     found = list(_unused(database).values_list("pk", flat=True)[:limit])
     with writing(database):
-        held = [row.pk for row in lock(Semaphore.objects.using(database).filter(pk__in=found).order_by("pk"))]
+        held = [
+            row.pk
+            for row in lock(Semaphore.objects.using(database).filter(pk__in=found).order_by("pk"))
+        ]
         # Check again under the lock: a claim may have been faster, and its slots must stay.
         unused = list(_unused(database).filter(pk__in=held).values_list("pk", flat=True))
         delete(Slot.objects.using(database).filter(semaphore__in=unused))
@@ -84,6 +91,8 @@ def prune_semaphores(database: str, limit: int) -> int:
 
 def _unused(database: str) -> SemaphoreQuerySet:
     taken = Slot.objects.using(database).taken().filter(semaphore=OuterRef("pk"))
-    waited_for = Job.objects.using(database).filter(state=State.BLOCKED).filter(blocked_by=OuterRef("pk"))
+    waited_for = (
+        Job.objects.using(database).filter(state=State.BLOCKED).filter(blocked_by=OuterRef("pk"))
+    )
     idle = Semaphore.objects.using(database).filter(Q(earliest=None) | Q(earliest__lt=Now()))
     return idle.exclude(Exists(taken)).exclude(Exists(waited_for))

@@ -18,13 +18,20 @@ class Served:
         """Return True if the job's queue is served, and neither queue nor task is paused."""
         if job.queue not in self._queues:
             # Without any live worker, all queues count as served.
-            is_served = not self._workers or any(worker.serves(job.queue) for worker in self._workers)
+            is_served = not self._workers or any(
+                worker.serves(job.queue) for worker in self._workers
+            )
             self._queues[job.queue] = is_served and job.queue not in self._paused_queues
         return self._queues[job.queue] and job.task not in self._paused_tasks
 
     @cached_property
     def _workers(self) -> list[Process]:
-        return list(Process.objects.using(self._database).alive().filter(kind=Process.Kind.WORKER).only("details"))
+        return list(
+            Process.objects.using(self._database)
+            .alive()
+            .filter(kind=Process.Kind.WORKER)
+            .only("details")
+        )
 
     @cached_property
     def _paused_queues(self) -> set[str]:

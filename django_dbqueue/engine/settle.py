@@ -48,7 +48,11 @@ def settle(database: str, outcomes: Sequence[AttemptResult]) -> Settled:
         # 3 s for 100,000 jobs).
         rows = jobs.filter(Among(ids)).order_by("pk")
         columns = "pk", "attempt", "process_id", "asked_again", "queue", "stop_asked_at"
-        running = [row[:-1] for row in lock(rows).values_list(*columns, "state") if row[-1] == State.RUNNING]
+        running = [
+            row[:-1]
+            for row in lock(rows).values_list(*columns, "state")
+            if row[-1] == State.RUNNING
+        ]
         seen = {row[0]: row[:3] for row in running}
         # Re-enqueued jobs, with the queue of that call.
         again = {pk: queue for pk, *_fence, again, queue, _stop in running if again}
@@ -56,7 +60,11 @@ def settle(database: str, outcomes: Sequence[AttemptResult]) -> Settled:
         owned = [outcome for outcome in outcomes if seen.get(outcome.fence[0]) == outcome.fence]
         ends = [o.stopped() if o.continues and o.fence[0] in stopped else o for o in owned]
         settled = Settled(ends, [], [], [], [])
-        erased = [outcome.fence[0] for outcome in settled.written if outcome.erase and outcome.fence[0] not in again]
+        erased = [
+            outcome.fence[0]
+            for outcome in settled.written
+            if outcome.erase and outcome.fence[0] not in again
+        ]
         kept = [outcome for outcome in settled.written if outcome.fence[0] not in erased]
         _move_jobs(jobs, kept, set(again))
         _record(database, [outcome for outcome in kept if outcome.recorded])
@@ -67,7 +75,9 @@ def settle(database: str, outcomes: Sequence[AttemptResult]) -> Settled:
         settled.unblocked.extend(release_slots(database, left))
         settled.unblocked.extend(again[job.id] for job in left if job.id in again)
         if len(settled.written) < len(outcomes):
-            _classify_unlocked(database, rows, [o for o in outcomes if seen.get(o.fence[0]) != o.fence], settled)
+            _classify_unlocked(
+                database, rows, [o for o in outcomes if seen.get(o.fence[0]) != o.fence], settled
+            )
     return settled
 
 
@@ -97,7 +107,9 @@ def _move_jobs(jobs: JobQuerySet, outcomes: Sequence[AttemptResult], again: set[
         changes: dict[str, Any] = {"failures": F("failures") + 1} if failed else {}
         changes |= {"finished_at": Now()} if state in FINISHED else {"run_after": after(wait)}
         jobs.filter(Among(ids)).update(state=state, process=None, **changes)
-    results = {outcome.fence[0]: outcome.result for outcome in outcomes if outcome.result is not None}
+    results = {
+        outcome.fence[0]: outcome.result for outcome in outcomes if outcome.result is not None
+    }
     set_json(jobs, "result", results)
 
 
@@ -115,15 +127,27 @@ def _enter_stages(jobs: JobQuerySet, moves: Iterable[tuple[Any, Job]]) -> None:
             failures=0,
             finished_at=None,
         )
-        jobs.bulk_update([Job(pk=pk, **{name: getattr(there, name) for name in _OF_EACH}) for pk, there in group], _OF_EACH)
+        jobs.bulk_update(
+            [
+                Job(pk=pk, **{name: getattr(there, name) for name in _OF_EACH})
+                for pk, there in group
+            ],
+            _OF_EACH,
+        )
 
 
 def _record(database: str, outcomes: Sequence[AttemptResult]) -> None:
     failures = Failure.objects.using(database)
     failed = [outcome.error for outcome in outcomes if outcome.error and outcome.is_failure]
     # The first error of each fingerprint represents its group.
-    groups = failures.identify({error.fingerprint: error for error in reversed(failed)}) if failed else {}
-    insert(Execution.objects.using(database), COLUMNS, [_row(outcome, groups) for outcome in outcomes])
+    groups = (
+        failures.identify({error.fingerprint: error for error in reversed(failed)})
+        if failed
+        else {}
+    )
+    insert(
+        Execution.objects.using(database), COLUMNS, [_row(outcome, groups) for outcome in outcomes]
+    )
     if failed:
         failures.record([groups[error.fingerprint] for error in failed])
 
@@ -141,7 +165,9 @@ def _forget_runs(database: str, outcomes: Iterable[AttemptResult]) -> None:
             )._raw_delete(database)
 
 
-def _classify_unlocked(database: str, rows: Any, outcomes: Iterable[AttemptResult], settled: Settled) -> None:
+def _classify_unlocked(
+    database: str, rows: Any, outcomes: Iterable[AttemptResult], settled: Settled
+) -> None:
     """Classify the outcomes whose rows were not locked here.
 
     The row is locked elsewhere and still owned, or the outcome was written before by a COMMIT
@@ -165,10 +191,20 @@ def _classify_unlocked(database: str, rows: Any, outcomes: Iterable[AttemptResul
     # Attempts whose number runs elsewhere, or will be assigned by the next claim: a failover
     # has lost their own claim.
     given = {row[:2] for row in current.values() if row[-1] == State.RUNNING}
-    given |= {o.fence[:2] for o in settled.lost if o.fence[0] in current and current[o.fence[0]][1] < o.fence[1]}
-    settled.twice.extend(o for o in settled.lost if o.fence[:2] in given or known.get(o.fence[:2], (o.process,))[0] != o.process)
+    given |= {
+        o.fence[:2]
+        for o in settled.lost
+        if o.fence[0] in current and current[o.fence[0]][1] < o.fence[1]
+    }
+    settled.twice.extend(
+        o
+        for o in settled.lost
+        if o.fence[:2] in given or known.get(o.fence[:2], (o.process,))[0] != o.process
+    )
     # An attempt of such a number gets its execution there.
-    unknown = [o for o in settled.lost if o.fence[0] in current and o.fence[:2] not in given | known.keys()]
+    unknown = [
+        o for o in settled.lost if o.fence[0] in current and o.fence[:2] not in given | known.keys()
+    ]
     executions.bulk_create([_dropped(outcome) for outcome in unknown], ignore_conflicts=True)
 
 
@@ -177,11 +213,22 @@ def _row(outcome: AttemptResult, groups: Mapping[str, int]) -> tuple[Any, ...]:
     times = job.claimed_at, outcome.started_at, outcome.finished_at
     said = (error.type[:255], error.message, error.traceback) if error else ("", "", "")
     group = groups.get(error.fingerprint) if error and outcome.is_failure else None
-    return (*outcome.fence[:2], job.stage, outcome.outcome.value, outcome.process, *times, *said, outcome.log, group)
+    return (
+        *outcome.fence[:2],
+        job.stage,
+        outcome.outcome.value,
+        outcome.process,
+        *times,
+        *said,
+        outcome.log,
+        group,
+    )
 
 
 def _dropped(outcome: AttemptResult) -> Execution:
     """Return the execution of an attempt that ended after its job had passed to another owner."""
     columns = dict(zip(COLUMNS, _row(outcome, {}), strict=True))
     message = f"It ended ({outcome.outcome.value}) when its job belonged to somebody else; that outcome was dropped."
-    return Execution(job_id=columns.pop("job"), **{**columns, "outcome": Outcome.LOST, "message": message})
+    return Execution(
+        job_id=columns.pop("job"), **{**columns, "outcome": Outcome.LOST, "message": message}
+    )

@@ -20,7 +20,9 @@ def ungrouped(job: Any) -> int:
     return 1
 
 
-def next_in_line(jobs: JobQuerySet, leaders: Sequence[Any], limit: int, group_size: GroupSize) -> list[Any]:
+def next_in_line(
+    jobs: JobQuerySet, leaders: Sequence[Any], limit: int, group_size: GroupSize
+) -> list[Any]:
     """Make up to ``limit`` waiting jobs ready, each in the group of one leader, and return them.
 
     They wait for semaphores that the leaders have just acquired. They are the first waiting jobs,
@@ -37,7 +39,9 @@ def next_in_line(jobs: JobQuerySet, leaders: Sequence[Any], limit: int, group_si
             if (number := min(limit - len(found), (group_size(first[0]) - 1) * len(first))) > 0:
                 waiting = lock_first(jobs.waiting_for(key), number)
                 found += _join(first, waiting)
-    jobs.filter(pk__in=[job.pk for job in found], state=State.BLOCKED).update(state=State.READY, blocked_by=None)
+    jobs.filter(pk__in=[job.pk for job in found], state=State.BLOCKED).update(
+        state=State.READY, blocked_by=None
+    )
     return found
 
 

@@ -27,13 +27,41 @@ CHUNK = 500
 TRIES = 5
 # Columns overwritten by the latest enqueue of the same key.
 OF_THE_CALL = [
-    *("task", "queue", "priority", "args", "kwargs", "metadata", "max_attempts", "on_lost", "timeout", "limits"),
+    *(
+        "task",
+        "queue",
+        "priority",
+        "args",
+        "kwargs",
+        "metadata",
+        "max_attempts",
+        "on_lost",
+        "timeout",
+        "limits",
+    ),
     *("pipeline", "stage"),
 ]
-_OF_A_RUN = ["state", "blocked_by", "run_after", "expires_at", "asked_again", "failures", "attempts_before"]
+_OF_A_RUN = [
+    "state",
+    "blocked_by",
+    "run_after",
+    "expires_at",
+    "asked_again",
+    "failures",
+    "attempts_before",
+]
 _OF_A_NEW_RUN = ["enqueued_at", "started_at", "finished_at", "result", "stop_asked_at"]
 TIMES = ["run_after", "expires_at", "enqueued_at"]
-OF_A_NEW_JOB = ["id", *OF_THE_CALL, "batch_id", *_OF_A_RUN, "enqueued_at", "version", "attempt", "has_begun"]
+OF_A_NEW_JOB = [
+    "id",
+    *OF_THE_CALL,
+    "batch_id",
+    *_OF_A_RUN,
+    "enqueued_at",
+    "version",
+    "attempt",
+    "has_begun",
+]
 _WRITTEN = [*OF_THE_CALL, "batch_id", *_OF_A_RUN, *_OF_A_NEW_RUN, "version"]
 
 
@@ -52,7 +80,9 @@ class UniquePolicy:
     max_wait: timedelta = LONGEST_WAIT
 
 
-def upsert(database: str, jobs: Sequence[Job], policy: UniquePolicy) -> list[tuple[Job, EnqueueStatus]]:
+def upsert(
+    database: str, jobs: Sequence[Job], policy: UniquePolicy
+) -> list[tuple[Job, EnqueueStatus]]:
     """Upsert jobs with keys, each into the one row of its key.
 
     Returns the row of each, and the effect of the call on it.
@@ -77,7 +107,9 @@ def restart_run(rows: JobQuerySet, wait: float | datetime) -> None:
     """
     # MySQL sets one column after the other: the state depends on the time that the call set.
     changes: dict[str, Any] = {
-        "state": Case(When(run_after__gt=after(wait), then=Value(State.SCHEDULED)), default=Value(State.READY))
+        "state": Case(
+            When(run_after__gt=after(wait), then=Value(State.SCHEDULED)), default=Value(State.READY)
+        )
     }
     if wait:
         changes = {"state": State.SCHEDULED, "run_after": Greatest(F("run_after"), after(wait))}
@@ -93,7 +125,9 @@ def restart_run(rows: JobQuerySet, wait: float | datetime) -> None:
     )
 
 
-def _upsert(database: str, jobs: Sequence[Job], policy: UniquePolicy) -> list[tuple[Job, EnqueueStatus]]:
+def _upsert(
+    database: str, jobs: Sequence[Job], policy: UniquePolicy
+) -> list[tuple[Job, EnqueueStatus]]:
     is_own = not connections[database].in_atomic_block
     rows, merge = Job.objects.using(database), _Merge(policy)
     with writing(database, savepoint=False):
@@ -199,14 +233,18 @@ class _Merge:
         The batch that it belonged to waits for it too.
         """
         if row.state in FINISHED:
-            self.ended.append(EndedRun(row.pk, row.state, row.batch_id if row.batch_id != batch else None))
+            self.ended.append(
+                EndedRun(row.pk, row.state, row.batch_id if row.batch_id != batch else None)
+            )
             row.batch_id = batch
             return
         is_to_come = row.state != State.RUNNING or row.asked_again
         if row.batch_id == batch or (batch is None and is_to_come):
             return
         if row.batch_id:
-            self.shares.append(BatchShare(batch_id=row.batch_id, job=row.pk, attempt=row.attempt + is_to_come))
+            self.shares.append(
+                BatchShare(batch_id=row.batch_id, job=row.pk, attempt=row.attempt + is_to_come)
+            )
         row.batch_id = batch
 
     def _time(self, row: Any) -> Any:

@@ -31,12 +31,16 @@ class BatchQuerySet(PrimaryQuerySet["Batch"]):
     def due(self) -> BatchQuerySet:
         """Return the open batches that wait for no unfinished job."""
         unfinished = Job.objects.using(self.db).filter(batch=OuterRef("pk"), state__in=UNFINISHED)
-        shared = BatchShare.objects.using(self.db).filter(of_shared(self.db, UNFINISHED), batch=OuterRef("pk"), has_failed=False)
+        shared = BatchShare.objects.using(self.db).filter(
+            of_shared(self.db, UNFINISHED), batch=OuterRef("pk"), has_failed=False
+        )
         return self.open().exclude(Exists(unfinished)).exclude(Exists(shared))
 
     def queues(self) -> set[str]:
         """Return the queues of the jobs that will follow the batches."""
-        columns = [each for row in self.values_list("on_finish", "on_success") for each in row if each]
+        columns = [
+            each for row in self.values_list("on_finish", "on_success") for each in row if each
+        ]
         return {each["queue"] for each in columns}
 
     def jobs(self) -> JobQuerySet:
@@ -82,7 +86,11 @@ class Batch(models.Model):
 
         The batch stores their ids in its columns.
         """
-        wanted = [columns for columns in (self.on_finish, self.on_success if successful else None) if columns]
+        wanted = [
+            columns
+            for columns in (self.on_finish, self.on_success if successful else None)
+            if columns
+        ]
         jobs = [Job.from_columns(columns) for columns in wanted]
         for columns, job in zip(wanted, jobs, strict=True):
             columns["id"] = str(job.pk)
@@ -117,7 +125,9 @@ class Batch(models.Model):
 
     def progress(self) -> Counter[str]:
         """Count the batch's jobs in each state."""
-        return Counter(dict(self.jobs().order_by().values_list("state").annotate(number=Count("pk"))))
+        return Counter(
+            dict(self.jobs().order_by().values_list("state").annotate(number=Count("pk")))
+        )
 
     def discard(self) -> int:
         """Discard the batch's waiting jobs. Returns how many."""

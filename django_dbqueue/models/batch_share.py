@@ -19,7 +19,9 @@ class BatchShare(models.Model):
     of a batch, which enqueuers hold.
     """
 
-    batch = models.ForeignKey("dbqueue.Batch", on_delete=models.CASCADE, db_constraint=False, related_name="+")
+    batch = models.ForeignKey(
+        "dbqueue.Batch", on_delete=models.CASCADE, db_constraint=False, related_name="+"
+    )
     # No foreign key: the share outlives the job.
     job = models.UUIDField(db_index=True)
     # The attempt of the awaited run that was current or next when the share was written.

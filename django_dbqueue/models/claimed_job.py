@@ -50,11 +50,19 @@ class ClaimedJob(Job):
     def log_fields(self) -> dict[str, Any]:
         """Structured fields of log lines about the job."""
         process = self.process.log_fields if self.process else {}
-        return {"job_id": str(self.pk), "task": self.task, "queue": self.queue, "attempt": self.attempt, **process}
+        return {
+            "job_id": str(self.pk),
+            "task": self.task,
+            "queue": self.queue,
+            "attempt": self.attempt,
+            **process,
+        }
 
     def has_expired(self, wait: float = 0.0) -> bool:
         """Return True if it is too late to start the job ``wait`` seconds from now."""
-        return self.expires_at is not None and self.now() + timedelta(seconds=wait) >= self.expires_at
+        return (
+            self.expires_at is not None and self.now() + timedelta(seconds=wait) >= self.expires_at
+        )
 
     def now(self) -> datetime:
         """Return the database's time: that of the claim, plus the time since by the clock."""

@@ -22,11 +22,15 @@ class ExecutionQuerySet(PrimaryQuerySet["Execution"]):
 
         Their logs are not loaded.
         """
-        return self.filter(job=job, attempt__gt=job.attempts_before).order_by("attempt").defer("log")
+        return (
+            self.filter(job=job, attempt__gt=job.attempts_before).order_by("attempt").defer("log")
+        )
 
     def of_this_stage(self, job: Job) -> ExecutionQuerySet:
         """Return this run's attempts at the current stage; all, for a job without a pipeline."""
-        return self.of_this_run(job).filter(stage=job.stage) if job.pipeline else self.of_this_run(job)
+        return (
+            self.of_this_run(job).filter(stage=job.stage) if job.pipeline else self.of_this_run(job)
+        )
 
     def failed_jobs(self, failures: Iterable[Any]) -> JobQuerySet:
         """Return the jobs that are failed now and were last failed by one of these failures."""
@@ -52,7 +56,9 @@ class ExecutionQuerySet(PrimaryQuerySet["Execution"]):
 
         Attempts of deleted jobs are left out.
         """
-        return list(self.filter(failure=failure).select_related("job").defer("log").order_by("-pk")[:limit])
+        return list(
+            self.filter(failure=failure).select_related("job").defer("log").order_by("-pk")[:limit]
+        )
 
 
 class Execution(models.Model):
@@ -95,7 +101,9 @@ class Execution(models.Model):
         verbose_name = _("execution")
         verbose_name_plural = _("executions")
         default_permissions = ()
-        constraints = [models.UniqueConstraint(name="dbqueue_execution_once", fields=["job", "attempt"])]
+        constraints = [
+            models.UniqueConstraint(name="dbqueue_execution_once", fields=["job", "attempt"])
+        ]
 
     def __str__(self) -> str:
         return f"{self.job_id} #{self.attempt}"

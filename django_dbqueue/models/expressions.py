@@ -35,7 +35,10 @@ class Among(lookups.In):
 
     def as_postgresql(self, compiler: Any, connection: Any) -> Any:
         column, values = compiler.compile(self.lhs)
-        return f"{column} = ANY(%s::uuid[])", (*values, f"{{{','.join(each.hex for each in self.rhs)}}}")
+        return f"{column} = ANY(%s::uuid[])", (
+            *values,
+            f"{{{','.join(each.hex for each in self.rhs)}}}",
+        )
 
 
 class NotBefore(lookups.GreaterThanOrEqual):
@@ -48,11 +51,17 @@ class NotBefore(lookups.GreaterThanOrEqual):
     def __init__(self, at: datetime, pk: UUID) -> None:
         place = models.Value(at, models.DateTimeField()), models.Value(pk, models.UUIDField())
         sides = (models.F("run_after"), models.F("id")), place
-        super().__init__(*(models.Func(*each, template="(%(expressions)s)", output_field=models.Field()) for each in sides))
+        super().__init__(
+            *(
+                models.Func(*each, template="(%(expressions)s)", output_field=models.Field())
+                for each in sides
+            )
+        )
 
     def as_mysql(self, compiler: Any, connection: Any) -> Any:
         (at, pk), (at_place, pk_place) = (
-            [compiler.compile(each) for each in side.get_source_expressions()] for side in (self.lhs, self.rhs)
+            [compiler.compile(each) for each in side.get_source_expressions()]
+            for side in (self.lhs, self.rhs)
         )
         sql = f"({at[0]} > {at_place[0]} OR ({at[0]} = {at_place[0]} AND {pk[0]} >= {pk_place[0]}))"
         return sql, (*at_place[1], *at_place[1], *pk_place[1])
@@ -66,7 +75,9 @@ def by_index(rows: QS, index: str) -> QS:
     """
     found = rows.all()
     if connections[rows.db].vendor == "mysql":
-        found.query.alias_map[found.query.get_initial_alias()] = _TableByIndex(rows.model._meta.db_table, index)
+        found.query.alias_map[found.query.get_initial_alias()] = _TableByIndex(
+            rows.model._meta.db_table, index
+        )
     return found
 
 
@@ -85,7 +96,11 @@ def after(wait: timedelta | float | datetime) -> models.Expression:
     if isinstance(wait, datetime):
         return models.Value(wait, output_field=models.DateTimeField())
     delay = wait if isinstance(wait, timedelta) else timedelta(seconds=wait)
-    return models.ExpressionWrapper(Now() + models.Value(delay), output_field=models.DateTimeField()) if delay else Now()
+    return (
+        models.ExpressionWrapper(Now() + models.Value(delay), output_field=models.DateTimeField())
+        if delay
+        else Now()
+    )
 
 
 def after_start(start: timedelta | datetime | None, wait: timedelta) -> models.Expression:
@@ -114,7 +129,9 @@ class PartialIndex(models.Index):
     would leave out an index with a ``condition`` there, and warn.)
     """
 
-    def __init__(self, *, fields: list[str], name: str, states: Sequence[str] = (), present: str = "") -> None:
+    def __init__(
+        self, *, fields: list[str], name: str, states: Sequence[str] = (), present: str = ""
+    ) -> None:
         self.states, self.present = [str(state) for state in states], present
         super().__init__(fields=fields, name=name)
 
@@ -152,8 +169,13 @@ class StrictOnSQLite(models.BaseConstraint):
     def constraint_sql(self, model: Any, schema_editor: Any) -> str:
         if schema_editor.connection.vendor != "sqlite":
             return ""
-        columns = [(schema_editor.quote_name(field.column), _strict(field)) for field in model._meta.concrete_fields]
-        checks = " AND ".join(f"({column} IS NULL OR {check.format(column)})" for column, check in columns)
+        columns = [
+            (schema_editor.quote_name(field.column), _strict(field))
+            for field in model._meta.concrete_fields
+        ]
+        checks = " AND ".join(
+            f"({column} IS NULL OR {check.format(column)})" for column, check in columns
+        )
         return f"CONSTRAINT {schema_editor.quote_name(self.name)} CHECK ({checks})"
 
     def create_sql(self, model: Any, schema_editor: Any) -> Any:
@@ -172,10 +194,14 @@ def _strict(field: Any) -> str:
         case "UUIDField":
             return "typeof({0}) = 'text' AND length({0}) = 32 AND {0} NOT GLOB '*[^0-9a-f]*'"
         case "DateTimeField":
-            fraction = "length({0}) <= 26 AND {0} GLOB '*.[0-9]*' AND substr({0}, 21) NOT GLOB '*[^0-9]*'"
+            fraction = (
+                "length({0}) <= 26 AND {0} GLOB '*.[0-9]*' AND substr({0}, 21) NOT GLOB '*[^0-9]*'"
+            )
             # Without the fraction: SQLite rounds to thousandths, and 59.9996 would be the next
             # minute.
-            second = "strftime('%Y-%m-%d %H:%M:%S', substr({0}, 1, 19), '+0 days') IS substr({0}, 1, 19)"
+            second = (
+                "strftime('%Y-%m-%d %H:%M:%S', substr({0}, 1, 19), '+0 days') IS substr({0}, 1, 19)"
+            )
             return f"{second} AND (length({{0}}) = 19 OR ({fraction}))"
         case "CharField" | "TextField" | "JSONField":
             return "typeof({0}) = 'text'"

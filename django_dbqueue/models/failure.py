@@ -58,10 +58,19 @@ class FailureQuerySet(PrimaryQuerySet["Failure"]):
             groups = self._grouped(missing)
             prints = {key: report.fingerprint for key, report in groups.items()}
             found = self._ids(prints.values())
-            new = {report.fingerprint: report for report in groups.values() if report.fingerprint not in found}
+            new = {
+                report.fingerprint: report
+                for report in groups.values()
+                if report.fingerprint not in found
+            }
             if new:
                 rows = [
-                    Failure(fingerprint=key, error_type=r.type[:255], message=r.message, location=r.location)
+                    Failure(
+                        fingerprint=key,
+                        error_type=r.type[:255],
+                        message=r.message,
+                        location=r.location,
+                    )
                     for key, r in sorted(new.items())
                 ]
                 self.bulk_create(rows, ignore_conflicts=True)
@@ -75,23 +84,34 @@ class FailureQuerySet(PrimaryQuerySet["Failure"]):
         The words of such messages are values.
         """
         rows = self.filter(location__in={report.location for report in new.values()}).order_by()
-        counts = Counter({tuple(place): n for *place, n in rows.values_list("error_type", "location").annotate(Count("pk"))})
+        counts = Counter(
+            {
+                tuple(place): n
+                for *place, n in rows.values_list("error_type", "location").annotate(Count("pk"))
+            }
+        )
         groups = {}
         for key, report in sorted(new.items()):
             place = report.type[:255], report.location
             counts[place] += 1
-            groups[key] = report if counts[place] <= MOST_ALIKE else replace(report, pattern=FURTHER)
+            groups[key] = (
+                report if counts[place] <= MOST_ALIKE else replace(report, pattern=FURTHER)
+            )
         return groups
 
     def record(self, ids: list[int]) -> None:
         """Count one more execution for each id. A resolved group that fails again is open again."""
-        reopened = Case(When(state=Failure.State.RESOLVED, then=Value(Failure.State.OPEN)), default=F("state"))
+        reopened = Case(
+            When(state=Failure.State.RESOLVED, then=Value(Failure.State.OPEN)), default=F("state")
+        )
         # In the order of ids, so that two workers that count the same groups do not deadlock.
         for pk, times in sorted(Counter(ids).items()):
             self.filter(pk=pk).update(count=F("count") + times, last_seen=Now(), state=reopened)
 
     def _ids(self, fingerprints: Iterable[str]) -> dict[str, int]:
-        return dict(self.filter(fingerprint__in=list(fingerprints)).values_list("fingerprint", "pk"))
+        return dict(
+            self.filter(fingerprint__in=list(fingerprints)).values_list("fingerprint", "pk")
+        )
 
 
 class Failure(models.Model):

@@ -26,7 +26,9 @@ class IdentifierField(CharField):
     def db_parameters(self, connection: Any) -> dict[str, Any]:
         parameters = super().db_parameters(connection)
         if connection.vendor == "mysql":
-            parameters["collation"] = "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
+            parameters["collation"] = (
+                "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
+            )
         return parameters
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:

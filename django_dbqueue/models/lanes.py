@@ -41,5 +41,7 @@ def lanes(database: str, table: str, queues: Iterable[str] | None) -> list[Lane]
     quoted = f'"{table}"'
     these = ALL.format(table=quoted) if queues is None else THESE
     with connections[database].cursor() as cursor:
-        cursor.execute(LANES.format(table=quoted, queues=these), None if queues is None else [list(queues)])
+        cursor.execute(
+            LANES.format(table=quoted, queues=these), None if queues is None else [list(queues)]
+        )
         return [Lane(*row) for row in cursor.fetchall()]

@@ -92,7 +92,9 @@ def delete(rows: models.QuerySet[Any]) -> int:
     table = _JoinedToKeys(rows.model, keys)
     source, values = table.as_sql(None, connection)
     with connection.cursor() as cursor:
-        cursor.execute(f"DELETE {connection.ops.quote_name(table.table_name)} FROM {source}", values)
+        cursor.execute(
+            f"DELETE {connection.ops.quote_name(table.table_name)} FROM {source}", values
+        )
         return int(cursor.rowcount)
 
 

@@ -61,7 +61,9 @@ class PausableQuerySet(PrimaryQuerySet[M]):
         rows: Any = self.annotate(ends=ends).filter(ends__gt=Now()) if until else self.pausable()
         # In this order: MySQL sets one column after the other, and ``paused_at`` depends on
         # ``resume_at``.
-        return rows.update(paused_at=Case(When(PAUSED, then=F("paused_at")), default=Now()), resume_at=ends)  # type: ignore[no-any-return]
+        return rows.update(
+            paused_at=Case(When(PAUSED, then=F("paused_at")), default=Now()), resume_at=ends
+        )  # type: ignore[no-any-return]
 
     def resume(self) -> int:
         """Let workers claim again, within a second. Return the number of rows that were paused."""

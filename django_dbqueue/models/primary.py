@@ -27,7 +27,9 @@ class PrimaryQuerySet(models.QuerySet[M]):
         """Insert rows; where a row with the same ``key`` exists, set its ``fields``."""
         # MySQL has no conflict target: there, any unique index identifies the row.
         unique = None if connections[self.db].vendor == "mysql" else key
-        self.bulk_create(list(rows), update_conflicts=True, unique_fields=unique, update_fields=fields)
+        self.bulk_create(
+            list(rows), update_conflicts=True, unique_fields=unique, update_fields=fields
+        )
 
     def update_in_parts(self, **changes: Any) -> int:
         """Update the rows that match now, in transactions of up to a thousand rows.
@@ -41,7 +43,9 @@ class PrimaryQuerySet(models.QuerySet[M]):
             part = ids[start : start + PART]
             with writing(self.db, savepoint=False):
                 free = lock_keys(self, part)
-                changed += self.model._base_manager.using(self.db).filter(pk__in=free).update(**changes)
+                changed += (
+                    self.model._base_manager.using(self.db).filter(pk__in=free).update(**changes)
+                )
             if held := set(part).difference(free):
                 for pk in self.filter(pk__in=held).values_list("pk", flat=True):
                     changed += self.filter(pk=pk).update(**changes)

@@ -30,7 +30,11 @@ class ProgressQuerySet(PrimaryQuerySet["Progress"]):
         A job that another transaction has locked is skipped: neither written nor lost.
         """
         with writing(self.db):
-            rows = Job.objects.using(self.db).filter(pk__in=[job.pk for job, _ in notes]).order_by("pk")
+            rows = (
+                Job.objects.using(self.db)
+                .filter(pk__in=[job.pk for job, _ in notes])
+                .order_by("pk")
+            )
             wanted, free = {job.fence for job, _ in notes}, _running(lock(rows))
             self.write([(job, noted) for job, noted in notes if job.fence in free])
             lost = wanted - free - _running(rows) if wanted - free else set()
@@ -42,7 +46,14 @@ class ProgressQuerySet(PrimaryQuerySet["Progress"]):
         The caller owns the jobs and has locked their rows.
         """
         rows = [
-            Progress(job=job, attempt=job.attempt, done=noted.done, total=noted.total, note=noted.note, noted_at=Now())
+            Progress(
+                job=job,
+                attempt=job.attempt,
+                done=noted.done,
+                total=noted.total,
+                note=noted.note,
+                noted_at=Now(),
+            )
             for job, noted in notes
         ]
         if rows:
@@ -51,14 +62,21 @@ class ProgressQuerySet(PrimaryQuerySet["Progress"]):
 
 def _running(rows: models.QuerySet[Job]) -> set[Fence]:
     found = rows.values_list("pk", "attempt", "process_id", "state")
-    return {(pk, attempt, process) for pk, attempt, process, state in found if state == State.RUNNING}
+    return {
+        (pk, attempt, process) for pk, attempt, process, state in found if state == State.RUNNING
+    }
 
 
 class Progress(models.Model):
     """Progress of a job's last attempt. A separate row, so that the job's row is not rewritten."""
 
     job = models.OneToOneField(
-        Job, verbose_name=_("job"), on_delete=models.CASCADE, db_constraint=False, primary_key=True, related_name="progress"
+        Job,
+        verbose_name=_("job"),
+        on_delete=models.CASCADE,
+        db_constraint=False,
+        primary_key=True,
+        related_name="progress",
     )
     attempt = models.PositiveIntegerField(_("attempt"))
     done = models.FloatField(_("done"))

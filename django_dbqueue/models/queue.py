@@ -69,7 +69,9 @@ class QueueQuerySet(PausableQuerySet["Queue"]):
         ValueError unless ``limit`` is a whole number of at least 1.
         """
         if limit is not None and (type(limit) is not int or not 1 <= limit < 10**6):
-            raise ValueError(f"limit={limit!r} is not a whole number of at least 1. Pause the queue if none is to run.")
+            raise ValueError(
+                f"limit={limit!r} is not a whole number of at least 1. Pause the queue if none is to run."
+            )
         others = self.exclude(limit__isnull=True) if limit is None else self.exclude(limit=limit)
         return others.update(limit=limit)
 
@@ -86,20 +88,31 @@ class QueueQuerySet(PausableQuerySet["Queue"]):
         found: defaultdict[str, Load] = defaultdict(Load)
         jobs = Job.objects.using(self.db)
         for lane in lanes:
-            waiting, load = jobs.ready().filter(queue=lane.queue, priority=lane.priority), found[lane.queue]
+            waiting, load = (
+                jobs.ready().filter(queue=lane.queue, priority=lane.priority),
+                found[lane.queue],
+            )
             load.ready = _sum(load.ready, count(waiting, "run_after"))
             first = waiting.order_by("run_after").values_list("run_after", Now()).first()
             if first and (load.oldest is None or first[0] < load.oldest):
                 load.oldest, load.age = first[0], max(first[1] - first[0], timedelta())
         # Each state in the order of its index: see count().
-        for state, along in ((State.SCHEDULED, "run_after"), (State.BLOCKED, "blocked_by"), (State.RUNNING, "process_id")):
+        for state, along in (
+            (State.SCHEDULED, "run_after"),
+            (State.BLOCKED, "blocked_by"),
+            (State.RUNNING, "process_id"),
+        ):
             for queue, number in _by_queue(jobs.filter(state=state).order_by(along)).items():
                 setattr(found[queue], state.value, number)
         return found
 
 
 def _sum(one: int, other: int) -> int:
-    return BoundedCount(LIMIT) if BoundedCount in (type(one), type(other)) or one + other > LIMIT else one + other
+    return (
+        BoundedCount(LIMIT)
+        if BoundedCount in (type(one), type(other)) or one + other > LIMIT
+        else one + other
+    )
 
 
 def _by_queue(jobs: models.QuerySet[Job]) -> dict[str, int]:
@@ -123,7 +136,9 @@ def _in_index_order(jobs: JobQuerySet) -> Iterator[JobQuerySet]:
 
 def _clear(rows: JobQuerySet) -> int:
     cleared, rest = 0, rows
-    while found := list(rest.order_by("run_after").values_list("pk", "run_after", Now())[:CLEARED_TOGETHER]):
+    while found := list(
+        rest.order_by("run_after").values_list("pk", "run_after", Now())[:CLEARED_TOGETHER]
+    ):
         cleared += rows.filter(pk__in=[pk for pk, after, now in found]).discard()
         if rest is rows:
             # Jobs enqueued from here on are left alone: otherwise the loop might not end.
@@ -140,7 +155,10 @@ class Queue(Pausable):
 
     name = IdentifierField(_("name"), max_length=100, primary_key=True)
     limit = models.PositiveIntegerField(
-        _("limit"), null=True, blank=True, help_text=_("So many of its jobs run at a time. Empty: as the settings say.")
+        _("limit"),
+        null=True,
+        blank=True,
+        help_text=_("So many of its jobs run at a time. Empty: as the settings say."),
     )
 
     objects = QueueQuerySet.as_manager()

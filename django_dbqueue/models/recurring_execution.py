@@ -35,7 +35,9 @@ class RecurringExecution(models.Model):
         verbose_name = _("recurring execution")
         verbose_name_plural = _("recurring executions")
         default_permissions = ()
-        constraints = [models.UniqueConstraint(name="dbqueue_recurring_once", fields=["task", "run_at"])]
+        constraints = [
+            models.UniqueConstraint(name="dbqueue_recurring_once", fields=["task", "run_at"])
+        ]
 
     def __str__(self) -> str:
         return f"{self.task_id} {self.run_at}"

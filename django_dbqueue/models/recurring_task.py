@@ -58,8 +58,12 @@ class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
         Unplanned rows come first, then the others in the order of their next time. Rows with drift
         are left out until their last job has ended: their next interval starts then.
         """
-        unfinished = Job.objects.using(self.db).filter(pk=OuterRef("waits_for")).exclude(state__in=FINISHED)
-        rows = self.enabled().filter(is_over=False).filter(~Exists(unfinished)).annotate(seen_at=Now())
+        unfinished = (
+            Job.objects.using(self.db).filter(pk=OuterRef("waits_for")).exclude(state__in=FINISHED)
+        )
+        rows = (
+            self.enabled().filter(is_over=False).filter(~Exists(unfinished)).annotate(seen_at=Now())
+        )
         return rows.order_by(F("next_run_at").asc(nulls_first=True), "pk")
 
     def waiting(self) -> RecurringTaskQuerySet:
@@ -81,8 +85,15 @@ class RecurringTask(models.Model):
         ALL = "all", _("Run for each of them")
 
     name = IdentifierField(_("name"), max_length=255, unique=True)
-    task = IdentifierField(_("task"), max_length=255, blank=True, help_text=_("Its path, such as shop.tasks.report."))
-    command = models.CharField(_("command"), max_length=100, blank=True, help_text=_("A management command, in place of a task."))
+    task = IdentifierField(
+        _("task"), max_length=255, blank=True, help_text=_("Its path, such as shop.tasks.report.")
+    )
+    command = models.CharField(
+        _("command"),
+        max_length=100,
+        blank=True,
+        help_text=_("A management command, in place of a task."),
+    )
     cron = models.CharField(
         _("cron expression"),
         max_length=100,
@@ -90,24 +101,43 @@ class RecurringTask(models.Model):
         help_text=_("Minute, hour, day of the month, month, day of the week: 0 9 * * mon-fri."),
     )
     timezone = models.CharField(
-        _("time zone"), max_length=64, blank=True, help_text=_("Of the cron expression. Empty: the project's TIME_ZONE.")
+        _("time zone"),
+        max_length=64,
+        blank=True,
+        help_text=_("Of the cron expression. Empty: the project's TIME_ZONE."),
     )
     every = models.DurationField(
-        _("every"), null=True, blank=True, help_text=_("An interval in place of a cron expression: 00:05:00 is five minutes.")
+        _("every"),
+        null=True,
+        blank=True,
+        help_text=_("An interval in place of a cron expression: 00:05:00 is five minutes."),
     )
     drift = models.BooleanField(
-        _("drift"), default=False, help_text=_("Count the interval from the end of a run, not from its planned time.")
+        _("drift"),
+        default=False,
+        help_text=_("Count the interval from the end of a run, not from its planned time."),
     )
     args = DocumentField(_("arguments"), default=list, blank=True)
     kwargs = DocumentField(_("keyword arguments"), default=dict, blank=True)
-    queue = IdentifierField(_("queue"), max_length=100, blank=True, help_text=_("Empty: as the task has it."))
-    priority = models.SmallIntegerField(_("priority"), null=True, blank=True, help_text=_("Empty: as the task has it."))
-    missed = models.CharField(_("missed runs"), max_length=4, choices=Missed.choices, default=Missed.SKIP)
+    queue = IdentifierField(
+        _("queue"), max_length=100, blank=True, help_text=_("Empty: as the task has it.")
+    )
+    priority = models.SmallIntegerField(
+        _("priority"), null=True, blank=True, help_text=_("Empty: as the task has it.")
+    )
+    missed = models.CharField(
+        _("missed runs"), max_length=4, choices=Missed.choices, default=Missed.SKIP
+    )
     most_missed = models.PositiveSmallIntegerField(
-        _("most missed runs"), default=10, help_text=_("Of more missed runs than this, the oldest are skipped.")
+        _("most missed runs"),
+        default=10,
+        help_text=_("Of more missed runs than this, the oldest are skipped."),
     )
     jitter = models.DurationField(
-        _("jitter"), default=timedelta, blank=True, help_text=_("Each run waits for a part of this, by chance.")
+        _("jitter"),
+        default=timedelta,
+        blank=True,
+        help_text=_("Each run waits for a part of this, by chance."),
     )
     starts_at = models.DateTimeField(_("starts at"), null=True, blank=True)
     ends_at = models.DateTimeField(_("ends at"), null=True, blank=True)
@@ -158,7 +188,9 @@ class RecurringTask(models.Model):
     @property
     def recurrence(self) -> Recurrence:
         """The schedule of this row. Raises InvalidSchedule."""
-        values: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(Recurrence)}
+        values: dict[str, Any] = {
+            each.name: getattr(self, each.name) for each in fields(Recurrence)
+        }
         for name in ("starts_at", "ends_at"):
             values[name] = values[name] and aware(values[name])
         return Recurrence(**values)

@@ -105,7 +105,9 @@ class Semaphore(models.Model):
         """True if times are later than the last start and the reservations since can explain."""
         if not self.every or not self.earliest or not self.booked:
             return False
-        latest_booked = self.db_now + timedelta(seconds=RESERVED_AHEAD_SECONDS + EARLY_SECONDS) + 2 * self.every  # type: ignore[attr-defined]
+        latest_booked = (
+            self.db_now + timedelta(seconds=RESERVED_AHEAD_SECONDS + EARLY_SECONDS) + 2 * self.every
+        )  # type: ignore[attr-defined]
         return bool(self.earliest > self._latest or self.booked > latest_booked)
 
     def come_back(self) -> bool:
@@ -129,7 +131,9 @@ class Semaphore(models.Model):
         now = self.db_now  # type: ignore[attr-defined]
         assert self.every and self.earliest and self.booked
         start = max(self.booked, self.earliest - self._slack, now)
-        number = max(0, int((timedelta(seconds=RESERVED_AHEAD_SECONDS) - (start - now)) / self.every) + 1)
+        number = max(
+            0, int((timedelta(seconds=RESERVED_AHEAD_SECONDS) - (start - now)) / self.every) + 1
+        )
         # Several jobs share a start time where the rate is faster than a dispatcher can be.
         together = max(1, int(timedelta(seconds=EARLY_SECONDS / 2) / self.every))
         return [start + self.every * (n - n % together) for n in range(min(number, 10_000))]

@@ -23,7 +23,9 @@ class SlotQuerySet(PrimaryQuerySet["Slot"]):
 
     def totals(self, keys: Iterable[str]) -> Iterable[tuple[str, int, int | None]]:
         """Return key, number of taken slots and smallest ``most`` of their jobs, if there are any."""
-        rows: Any = self.taken().filter(semaphore__in=list(keys)).order_by().values_list("semaphore")
+        rows: Any = (
+            self.taken().filter(semaphore__in=list(keys)).order_by().values_list("semaphore")
+        )
         return rows.annotate(number=Count("slot_group", distinct=True), smallest=Min("most"))  # type: ignore[no-any-return]
 
 
@@ -42,11 +44,17 @@ class Slot(models.Model):
         related_name="slots",
     )
     job = models.ForeignKey(
-        "dbqueue.Job", verbose_name=_("job"), on_delete=models.CASCADE, db_constraint=False, related_name="slots"
+        "dbqueue.Job",
+        verbose_name=_("job"),
+        on_delete=models.CASCADE,
+        db_constraint=False,
+        related_name="slots",
     )
     attempt = models.PositiveIntegerField(_("attempt"))
     slot_group = models.UUIDField(_("slot group"), default=uuid7)
-    most = models.PositiveIntegerField(_("most at a time"), null=True, help_text=_("As its job has it."))
+    most = models.PositiveIntegerField(
+        _("most at a time"), null=True, help_text=_("As its job has it.")
+    )
 
     objects = SlotQuerySet.as_manager()
 
@@ -54,7 +62,9 @@ class Slot(models.Model):
         verbose_name = _("slot")
         verbose_name_plural = _("slots")
         default_permissions = ()
-        constraints = [models.UniqueConstraint(name="dbqueue_slot_once", fields=["semaphore", "job"])]
+        constraints = [
+            models.UniqueConstraint(name="dbqueue_slot_once", fields=["semaphore", "job"])
+        ]
 
     def __str__(self) -> str:
         return f"{self.semaphore_id}: {self.job_id} #{self.attempt}"

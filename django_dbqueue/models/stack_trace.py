@@ -22,7 +22,11 @@ class StackTraceQuerySet(PrimaryQuerySet["StackTrace"]):
     def of(self, jobs: Iterable[Job]) -> dict[Any, str]:
         """Return the stack traces of the jobs' current attempts, by job."""
         attempts = {job.pk: job.attempt for job in jobs}
-        rows = self.filter(job__in=list(attempts)).values_list("job", "attempt", "text") if attempts else ()
+        rows = (
+            self.filter(job__in=list(attempts)).values_list("job", "attempt", "text")
+            if attempts
+            else ()
+        )
         return {pk: text for pk, attempt, text in rows if attempts[pk] == attempt}
 
 
@@ -30,7 +34,12 @@ class StackTrace(models.Model):
     """Stack trace of a hanged job, taken when its worker last checked."""
 
     job = models.OneToOneField(
-        Job, verbose_name=_("job"), on_delete=models.CASCADE, db_constraint=False, primary_key=True, related_name="stack"
+        Job,
+        verbose_name=_("job"),
+        on_delete=models.CASCADE,
+        db_constraint=False,
+        primary_key=True,
+        related_name="stack",
     )
     attempt = models.PositiveIntegerField(_("attempt"))
     taken_at = models.DateTimeField(_("taken at"), db_default=Now())
@@ -57,9 +66,13 @@ class HangedJobQuerySet(JobQuerySet):
         long = Q(started_at__lt=after(-after_seconds)) & ~Q(queue__in=list(by_queue))
         for queue, seconds in by_queue.items():
             long |= Q(queue=queue, started_at__lt=after(-seconds))
-        noticed = StackTrace.objects.using(self.db).filter(job=OuterRef("pk"), attempt=OuterRef("attempt"))
+        noticed = StackTrace.objects.using(self.db).filter(
+            job=OuterRef("pk"), attempt=OuterRef("attempt")
+        )
         beating = Process.objects.using(self.db).alive().filter(pk=OuterRef("process_id"))
-        return self.filter(state=Job.State.RUNNING).filter(long | Exists(noticed) | ~Exists(beating))
+        return self.filter(state=Job.State.RUNNING).filter(
+            long | Exists(noticed) | ~Exists(beating)
+        )
 
 
 class HangedJob(Job):

@@ -27,4 +27,6 @@ class TaskState(Pausable):
     @classmethod
     def check_name(cls, name: Any) -> None:
         if not isinstance(name, str) or "." not in name or len(name) > 255:
-            raise ValueError(f"{name!r} is not a task. Give its path, such as 'shop.tasks.confirm': its module_path.")
+            raise ValueError(
+                f"{name!r} is not a task. Give its path, such as 'shop.tasks.confirm': its module_path."
+            )

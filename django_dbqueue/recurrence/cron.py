@@ -51,7 +51,9 @@ class Cron:
         except CroniterError as error:
             raise InvalidSchedule(f"{self.expression!r} is no cron expression: {error}") from None
         if first is None:
-            raise InvalidSchedule(f"{self.expression!r} never comes: there is no such day. Change its day or its month.")
+            raise InvalidSchedule(
+                f"{self.expression!r} never comes: there is no such day. Change its day or its month."
+            )
 
     def next_after(self, moment: datetime) -> datetime | None:
         """Return the first time after a moment, both in UTC; None if none within five years.
@@ -71,7 +73,9 @@ class Cron:
     def _next_by_day(self, moment: datetime) -> datetime | None:
         zone = _zone(self.timezone)
         for wall in self._walls_after(moment.astimezone(zone).replace(tzinfo=None, fold=0)):
-            first, second = (wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
+            first, second = (
+                wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1)
+            )
             # In a gap of the clock, the offset from before the change (fold 0) gives a later moment
             # than the offset from after it.
             at = _change(zone, second, first) if second < first else first
@@ -114,9 +118,13 @@ class Every:
 
     def __post_init__(self) -> None:
         if not isinstance(self.interval, timedelta):
-            raise InvalidSchedule(f"every must be a timedelta, such as timedelta(minutes=5), not {self.interval!r}.")
+            raise InvalidSchedule(
+                f"every must be a timedelta, such as timedelta(minutes=5), not {self.interval!r}."
+            )
         if not SECOND <= self.interval <= LONGEST:
-            raise InvalidSchedule(f"every must be from one second to {LONGEST.days:,} days, not {self.interval}.")
+            raise InvalidSchedule(
+                f"every must be from one second to {LONGEST.days:,} days, not {self.interval}."
+            )
 
     def next_after(self, moment: datetime) -> datetime | None:
         """Return the first time after a moment, in UTC.

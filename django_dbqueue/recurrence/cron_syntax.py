@@ -11,7 +11,13 @@ SECOND, MINUTE, HOUR, DAY, MONTH, WEEKDAY = range(6)
 FIELDS = ("seconds", "minutes", "hours", "day of the month", "month", "day of the week")
 BOUNDS = ((0, 59), (0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 NAMES = {
-    **dict(zip(["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"], range(1, 13), strict=True)),
+    **dict(
+        zip(
+            ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"],
+            range(1, 13),
+            strict=True,
+        )
+    ),
     **dict(zip(["sun", "mon", "tue", "wed", "thu", "fri", "sat"], range(7), strict=True)),
 }
 # croniter would choose other times for these, from the name, as it does for H.
@@ -36,7 +42,9 @@ def checked(expression: str) -> str:
     Raises InvalidSchedule, with the reason, for an ambiguous expression.
     """
     if not isinstance(expression, str):
-        raise InvalidSchedule(f"A cron expression is text such as '0 9 * * mon-fri', not {expression!r}.")
+        raise InvalidSchedule(
+            f"A cron expression is text such as '0 9 * * mon-fri', not {expression!r}."
+        )
     return _checked(expression)
 
 
@@ -46,10 +54,16 @@ def _checked(expression: str) -> str:
         raise _refused(expression, f"a time zone: give it as timezone={zone[1]!r}")
     fields = ALIASES.get(expression.strip().lower(), expression.lower()).split()
     if len(fields) == 7:
-        raise _refused(expression, "seven fields: some read the year last, others first. Use starts_at and ends_at instead")
+        raise _refused(
+            expression,
+            "seven fields: some read the year last, others first. Use starts_at and ends_at instead",
+        )
     if len(fields) not in (5, 6):
         aliases = ", ".join(ALIASES)
-        raise _refused(expression, f"{len(fields)} fields. There are five, six with the seconds first, or one of {aliases}")
+        raise _refused(
+            expression,
+            f"{len(fields)} fields. There are five, six with the seconds first, or one of {aliases}",
+        )
     for place, field in enumerate(fields, start=6 - len(fields)):
         for term in field.split(","):
             _check(expression, place, term, ungrouped=term == field)
@@ -62,7 +76,9 @@ def follows_elapsed_time(expression: str) -> bool:
 
     Other expressions name times of the day.
     """
-    return any(field.startswith("*") or re.match(r"h.*/", field) for field in expression.split()[:-3])
+    return any(
+        field.startswith("*") or re.match(r"h.*/", field) for field in expression.split()[:-3]
+    )
 
 
 def _check(expression: str, place: int, term: str, *, ungrouped: bool) -> None:
@@ -70,23 +86,48 @@ def _check(expression: str, place: int, term: str, *, ungrouped: bool) -> None:
     least, most = BOUNDS[place]
     where = f"{term!r} as {FIELDS[place]}"
     if re.match(r"r\b", term):
-        raise _refused(expression, f"{where}: R is another time whenever it is read. Write H, which is chosen once, by the name")
+        raise _refused(
+            expression,
+            f"{where}: R is another time whenever it is read. Write H, which is chosen once, by the name",
+        )
     if place == DAY and term == "h":
-        raise _refused(expression, f"{where}: it could be the 31st, which half of the months do not have. Write H(1-28)")
+        raise _refused(
+            expression,
+            f"{where}: it could be the 31st, which half of the months do not have. Write H(1-28)",
+        )
     if base in ("*", "?") and not ungrouped:
-        raise _refused(expression, f"{where}, beside others in a list: it is all of them already. Leave the others out")
+        raise _refused(
+            expression,
+            f"{where}, beside others in a list: it is all of them already. Leave the others out",
+        )
     if slash and step.isdigit() and int(step) > most - least:
-        raise _refused(expression, f"{where}: the step is never reached. For an interval, use every=timedelta(...)")
+        raise _refused(
+            expression,
+            f"{where}: the step is never reached. For an interval, use every=timedelta(...)",
+        )
     if base == "*" or HASHED.fullmatch(base):
         return
     low, dash, high = base.partition("-")
     if slash and not dash:
-        raise _refused(expression, f"{where}: some read it as {low} alone, others as from {low} on. Write {low}-{most}/{step}")
-    if dash and (first := _number(low, place)) is not None and (last := _number(high, place)) is not None:
+        raise _refused(
+            expression,
+            f"{where}: some read it as {low} alone, others as from {low} on. Write {low}-{most}/{step}",
+        )
+    if (
+        dash
+        and (first := _number(low, place)) is not None
+        and (last := _number(high, place)) is not None
+    ):
         if first == last or (place == WEEKDAY and {first, last} == {0, 7} and first == 7):
-            raise _refused(expression, f"{where}: some read it as {low} alone, others as all there are. Write {low}, or *")
+            raise _refused(
+                expression,
+                f"{where}: some read it as {low} alone, others as all there are. Write {low}, or *",
+            )
         if slash and first > last:
-            raise _refused(expression, f"{where}: where its steps fall after the turn is not agreed on. List the values")
+            raise _refused(
+                expression,
+                f"{where}: where its steps fall after the turn is not agreed on. List the values",
+            )
 
 
 def _check_days(expression: str, day: str, weekday: str) -> None:

@@ -113,19 +113,34 @@ def recurring(
 
     Raises InvalidSchedule for an invalid schedule.
     """
-    when: dict[str, Any] = {"drift": drift, "timezone": timezone, "missed": missed, "most_missed": most_missed}
+    when: dict[str, Any] = {
+        "drift": drift,
+        "timezone": timezone,
+        "missed": missed,
+        "most_missed": most_missed,
+    }
     when |= {"jitter": jitter, "starts_at": starts_at, "ends_at": ends_at}
-    call: dict[str, Any] = {"args": args, "kwargs": kwargs or {}, "queue": queue_name, "priority": priority}
+    call: dict[str, Any] = {
+        "args": args,
+        "kwargs": kwargs or {},
+        "queue": queue_name,
+        "priority": priority,
+    }
 
     def declare(function: T) -> T:
         task: Any = function if isinstance(function, FrameworkTask) else None
         func: Any = task.func if task else function
         if not hasattr(func, "__qualname__"):
-            raise InvalidSchedule(f"@recurring stands on {function!r}, which is no function. Put it above @task.")
+            raise InvalidSchedule(
+                f"@recurring stands on {function!r}, which is no function. Put it above @task."
+            )
         path = f"{func.__module__}.{func.__qualname__}"
         recurrence = _recurrence(path if name is None else name, cron, every, **when)
         one = Declared(
-            recurrence=recurrence, call=RecurringCall(task=path, **call), backend=getattr(task, "backend", None), func=func
+            recurrence=recurrence,
+            call=RecurringCall(task=path, **call),
+            backend=getattr(task, "backend", None),
+            func=func,
         )
         _declare(one, task)
         return function
@@ -161,13 +176,17 @@ def recurring_command(
             "into options={...}."
         )
     recurrence = _recurrence(command if name is None else name, cron, every, **when)
-    call = RecurringCall(command=command, args=args, kwargs=options or {}, queue=queue_name, priority=priority)
+    call = RecurringCall(
+        command=command, args=args, kwargs=options or {}, queue=queue_name, priority=priority
+    )
     _declare(Declared(recurrence=recurrence, call=call, backend=backend), None)
 
 
 def _recurrence(name: str, cron: str, every: timedelta | None, **when: Any) -> Recurrence:
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
-        raise InvalidSchedule(f"{name!r} is not a name of up to {LONGEST_NAME} characters. Give another.")
+        raise InvalidSchedule(
+            f"{name!r} is not a name of up to {LONGEST_NAME} characters. Give another."
+        )
     return Recurrence(name=name, cron=cron, every=every, **when)
 
 
@@ -181,5 +200,7 @@ def _declare(one: Declared, task: Any) -> None:
         raise InvalidSchedule(f"{one.name!r}: {error}") from None
     other = _by_name.get(one.name)
     if other and one.is_another(other):
-        raise InvalidSchedule(f"{one.name!r} is already the recurring {other.what}. Give this one a name of its own: name=...")
+        raise InvalidSchedule(
+            f"{one.name!r} is already the recurring {other.what}. Give this one a name of its own: name=..."
+        )
     _by_name[one.name] = one

@@ -82,9 +82,15 @@ class Recurrence:
     def latest_time(self, now: datetime, planned: datetime | None) -> datetime | None:
         """Return the latest possible next time; None if there is none before its end."""
         following = self.time_after(now, planned)
-        return max(following, now + self.every) if following and self.drift and self.every else following
+        return (
+            max(following, now + self.every)
+            if following and self.drift and self.every
+            else following
+        )
 
-    def next_times(self, number: int, after: datetime, planned: datetime | None = None) -> list[datetime]:
+    def next_times(
+        self, number: int, after: datetime, planned: datetime | None = None
+    ) -> list[datetime]:
         """Return the next of its times, without jitter.
 
         A rule that drifts has the times that it would have if its runs took no time.
@@ -121,15 +127,21 @@ class Recurrence:
 
     def _check_what_is_given(self) -> None:
         if self.cron and self.every is not None:
-            raise InvalidSchedule(f"both cron={self.cron!r} and every={self.every!s} are given. Leave one out.")
+            raise InvalidSchedule(
+                f"both cron={self.cron!r} and every={self.every!s} are given. Leave one out."
+            )
         if not self.cron and self.every is None:
-            raise InvalidSchedule("neither a cron expression nor every is given. Give one, such as '0 9 * * mon-fri'.")
+            raise InvalidSchedule(
+                "neither a cron expression nor every is given. Give one, such as '0 9 * * mon-fri'."
+            )
         if self.cron and self.drift:
             raise InvalidSchedule(
                 "drift counts from the end of a run, which a cron expression does not. Use every=timedelta(...)."
             )
         if self.timezone and self.every is not None:
-            raise InvalidSchedule(f"timezone={self.timezone!r} changes nothing about every. Leave it out.")
+            raise InvalidSchedule(
+                f"timezone={self.timezone!r} changes nothing about every. Leave it out."
+            )
 
     def _check_span(self) -> None:
         for name in ("starts_at", "ends_at"):
@@ -137,15 +149,23 @@ class Recurrence:
             if time is not None and (not isinstance(time, datetime) or time.utcoffset() is None):
                 raise InvalidSchedule(f"{name} must be an aware datetime, not {time!r}.")
         if self.starts_at and self.ends_at and self.ends_at <= self.starts_at:
-            raise InvalidSchedule(f"ends_at={self.ends_at} is not after starts_at={self.starts_at}. Change one.")
+            raise InvalidSchedule(
+                f"ends_at={self.ends_at} is not after starts_at={self.starts_at}. Change one."
+            )
 
     def _check_runs(self) -> None:
         if self.missed not in MISSED:
             raise InvalidSchedule(f"missed={self.missed!r} is none of {', '.join(MISSED)}.")
         if type(self.most_missed) is not int or not 1 <= self.most_missed <= MOST_MISSED:
-            raise InvalidSchedule(f"most_missed={self.most_missed!r} is not a whole number from 1 to {MOST_MISSED}.")
+            raise InvalidSchedule(
+                f"most_missed={self.most_missed!r} is not a whole number from 1 to {MOST_MISSED}."
+            )
         if not isinstance(self.jitter, timedelta) or self.jitter < timedelta():
-            raise InvalidSchedule(f"jitter must be a timedelta that is not negative, not {self.jitter!r}.")
+            raise InvalidSchedule(
+                f"jitter must be a timedelta that is not negative, not {self.jitter!r}."
+            )
         schedule = self.schedule
         if self.jitter and (gap := shortest_gap(schedule)) and self.jitter >= gap:
-            raise InvalidSchedule(f"jitter={self.jitter!s} is not shorter than {gap!s}, which lies between two runs. Lower it.")
+            raise InvalidSchedule(
+                f"jitter={self.jitter!s} is not shorter than {gap!s}, which lies between two runs. Lower it."
+            )

@@ -48,7 +48,9 @@ class RecurringCall:
         if not self.task and not self.command:
             raise InvalidSchedule("neither a task nor a command is given. Give one.")
         if self.task and self.command:
-            raise InvalidSchedule(f"both task={self.task!r} and command={self.command!r} are given. Leave one out.")
+            raise InvalidSchedule(
+                f"both task={self.task!r} and command={self.command!r} are given. Leave one out."
+            )
         return self.through(load(self.task or CALL_COMMAND), backend)
 
     def through(self, task: Any, backend: str | None = None) -> Any:
@@ -57,7 +59,9 @@ class RecurringCall:
         changes = {"queue_name": self.queue or None, "priority": self.priority, "backend": backend}
         try:
             serialization.bind(task.func, task.takes_context, self._arguments, self.kwargs)
-            changed = task.using(**{name: value for name, value in changes.items() if value is not None})
+            changed = task.using(
+                **{name: value for name, value in changes.items() if value is not None}
+            )
             if check := getattr(task.func, "check_call", None):
                 check(changed.get_backend(), *self._arguments, **self.kwargs)
             return changed
@@ -66,10 +70,18 @@ class RecurringCall:
 
     def check(self) -> None:
         """Raise InvalidSchedule for errors that are detectable without the task."""
-        if isinstance(self.args, str) or not isinstance(self.args, Sequence) or not isinstance(self.kwargs, Mapping):
-            raise InvalidSchedule(f"the arguments must be a list and a dict, not {self.args!r} and {self.kwargs!r}.")
+        if (
+            isinstance(self.args, str)
+            or not isinstance(self.args, Sequence)
+            or not isinstance(self.kwargs, Mapping)
+        ):
+            raise InvalidSchedule(
+                f"the arguments must be a list and a dict, not {self.args!r} and {self.kwargs!r}."
+            )
         if self.command and self.command not in get_commands():
-            raise InvalidSchedule(f"there is no command {self.command!r}. `manage.py help` lists those that there are.")
+            raise InvalidSchedule(
+                f"there is no command {self.command!r}. `manage.py help` lists those that there are."
+            )
         try:
             serialization.to_json([self.args, self.kwargs], of="the arguments")
         except (TypeError, ValueError) as error:
@@ -88,7 +100,9 @@ def enqueue(row: RecurringTask, wait: timedelta, backend: str | None = None) -> 
     call, database = RecurringCall.of(row), row._state.db
     task = call.resolved(backend)
     if getattr(task.get_backend(), "database", None) != database:
-        raise InvalidSchedule(f"its jobs are not in the database {database!r}, where it stands. Make it where they are.")
+        raise InvalidSchedule(
+            f"its jobs are not in the database {database!r}, where it stands. Make it where they are."
+        )
     if wait:
         task = task.using(run_after=wait)
     return UUID(task.enqueue(*call._arguments, **call.kwargs).id)

@@ -41,7 +41,11 @@ class Announcements:
             try:
                 os.write(self._writer.fileno(), job.bytes)
             except OSError as error:
-                logger.error("announcer: task_finished not sent for job %s: its receivers do not keep up (%s).", job, error)
+                logger.error(
+                    "announcer: task_finished not sent for job %s: its receivers do not keep up (%s).",
+                    job,
+                    error,
+                )
 
     def close(self) -> None:
         """Close the write end. Readers end once they have read the remaining ids."""
@@ -81,7 +85,9 @@ def announce(backend: DatabaseBackend, jobs: Iterable[UUID]) -> None:
             if result.is_finished:
                 signals.task_finished.send_robust(type(backend), task_result=result)
         except TaskResultDoesNotExist:
-            logger.warning("announcer: task_finished not sent for job %s: it has been deleted.", job)
+            logger.warning(
+                "announcer: task_finished not sent for job %s: it has been deleted.", job
+            )
         except Exception:
             logger.exception("announcer: task_finished not sent for job %s.", job)
 

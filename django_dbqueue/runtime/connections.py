@@ -80,13 +80,21 @@ def prepare(database: str, limit: float) -> None:
 
 
 def _prepare_unconnected(connection: Any, limit: float) -> None:
-    options = {key: value for key, value in connection.settings_dict["OPTIONS"].items() if key != "isolation_level"}
+    options = {
+        key: value
+        for key, value in connection.settings_dict["OPTIONS"].items()
+        if key != "isolation_level"
+    }
     if connection.vendor == "postgresql":
         options |= _patience(limit)
         # Watch before connecting: Django runs a query on each new connection.
         watch_socket(connection)
     if connection.vendor == "mysql":
-        options |= {"connect_timeout": int(limit) + 1, "read_timeout": int(limit) + 1, "write_timeout": int(limit) + 1}
+        options |= {
+            "connect_timeout": int(limit) + 1,
+            "read_timeout": int(limit) + 1,
+            "write_timeout": int(limit) + 1,
+        }
     connection.settings_dict = {**connection.settings_dict, "OPTIONS": options}
 
 
@@ -96,12 +104,16 @@ def _prepare_connected(connection: Any, **kwargs: Any) -> None:
         of_coroutines.set()
     database, limit = getattr(_thread, "prepared", (None, 0.0))
     # With transaction pooling, these settings would stay on a connection that other clients get.
-    if connection.alias == database and not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+    if connection.alias == database and not connection.settings_dict.get(
+        "DISABLE_SERVER_SIDE_CURSORS"
+    ):
         if connection.vendor == "postgresql":
             connection.connection.prepare_threshold = 1
         with connection.cursor() as cursor:
             for statement in _SET.get(_kind(connection), ()):
-                cursor.execute(statement.format(milliseconds=int(limit * 1000), seconds=int(limit) + 1))
+                cursor.execute(
+                    statement.format(milliseconds=int(limit * 1000), seconds=int(limit) + 1)
+                )
         if is_cluster(database):
             # This process's other connections may write to other nodes: make those writes visible.
             with connection.cursor() as cursor:
@@ -109,7 +121,11 @@ def _prepare_connected(connection: Any, **kwargs: Any) -> None:
 
 
 def _kind(connection: Any) -> str:
-    return "mariadb" if connection.vendor == "mysql" and connection.mysql_is_mariadb else connection.vendor
+    return (
+        "mariadb"
+        if connection.vendor == "mysql" and connection.mysql_is_mariadb
+        else connection.vendor
+    )
 
 
 connection_created.connect(_prepare_connected, dispatch_uid="dbqueue")

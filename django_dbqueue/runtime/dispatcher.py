@@ -55,7 +55,12 @@ class Dispatcher:
     REST = 50.0
 
     def __init__(self, backend: DatabaseBackend, options: Options, board: SharedStatus) -> None:
-        self._backend, self._database, self._options, self._board = backend, backend.database, options, board
+        self._backend, self._database, self._options, self._board = (
+            backend,
+            backend.database,
+            options,
+            board,
+        )
         self._jobs = Job.objects.using(backend.database)
         self._heartbeat = Heartbeat(Process.Kind.DISPATCHER, backend.database, options, board, {})
         self._witness = FailureDetector(options.patience, options.statement_limit)
@@ -70,7 +75,12 @@ class Dispatcher:
         """Run until ``stop`` is requested. Returns True: a dispatcher leaves nothing behind."""
         prepare(self._database, self._options.statement_limit)
         process = self._heartbeat.start(supervisor)
-        logger.info("%s polls for due jobs every %g s.", process, self._options.poll_interval, extra=process.log_fields)
+        logger.info(
+            "%s polls for due jobs every %g s.",
+            process,
+            self._options.poll_interval,
+            extra=process.log_fields,
+        )
         while not stop.asked and not self._heartbeat.declared_dead:
             self._board.turn()
             with answered_within(self._options.answer_limit):
@@ -84,7 +94,9 @@ class Dispatcher:
     def _work(self) -> float:
         """Run one round. Returns the number of seconds that the next round can wait."""
         # Often enough for the failure detector, which tolerates no long gap.
-        pause = min(self._options.poll_interval, self._options.statement_limit / 2) * random.uniform(0.95, 1.0)
+        pause = min(
+            self._options.poll_interval, self._options.statement_limit / 2
+        ) * random.uniform(0.95, 1.0)
         leave_old_connections()
         try:
             if not (chores := fetch_pending(self._database)):
@@ -134,7 +146,9 @@ class Dispatcher:
         if chores.batches:
             for batch in seal_abandoned(self._database):
                 logger.warning(
-                    "dispatcher: batch %s is abandoned: its opener added no job for %g s and did not end.", batch, OPEN_SECONDS
+                    "dispatcher: batch %s is abandoned: its opener added no job for %g s and did not end.",
+                    batch,
+                    OPEN_SECONDS,
                 )
             self._backend.finish_batches()
 
@@ -142,7 +156,9 @@ class Dispatcher:
         began = time.monotonic()
         if began >= self._unblock_orphans_at:
             notify_queues(self._database, unblock_orphans(self._database, self.BATCH))
-            self._unblock_orphans_at = time.monotonic() + min(self.PRUNE, self.REST * (time.monotonic() - began))
+            self._unblock_orphans_at = time.monotonic() + min(
+                self.PRUNE, self.REST * (time.monotonic() - began)
+            )
 
     def _replan(self, chores: PendingMaintenance) -> None:
         """Replan future times, at the start and after the database's clock was set back."""

@@ -74,7 +74,9 @@ class Heartbeat:
                 **process_identity.identity(),
             },
         )
-        self._thread = threading.Thread(target=self._run, name=f"{kind.value}-heartbeat", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"{kind.value}-heartbeat", daemon=True
+        )
 
     def start(self, supervisor: int | None = None) -> Process:
         self.process.supervisor_id = supervisor
@@ -96,7 +98,9 @@ class Heartbeat:
                 self._processes.filter(pk=self.process.pk).erase()
             SharedStatus.remove(self._board.name)
         except (DatabaseError, InterfaceError) as error:
-            logger.warning("%s could not deregister and will be declared dead: %s", self.process, error)
+            logger.warning(
+                "%s could not deregister and will be declared dead: %s", self.process, error
+            )
 
     @property
     def healthy(self) -> bool:
@@ -127,18 +131,31 @@ class Heartbeat:
 
     def _run(self) -> None:
         prepare(self._processes.db, self._options.statement_limit)
-        while not self._ended.wait(self._options.beat_interval * random.uniform(0.95, 1.0)) and not self.declared_dead:
-            if self._board.since_loop_tick() < self._options.patience + self._options.longest_shutdown:
+        while (
+            not self._ended.wait(self._options.beat_interval * random.uniform(0.95, 1.0))
+            and not self.declared_dead
+        ):
+            if (
+                self._board.since_loop_tick()
+                < self._options.patience + self._options.longest_shutdown
+            ):
                 with answered_within(self._options.answer_limit):
                     self._beat()
             else:
-                logger.error("%s makes no progress and sends no heartbeat.", self.process, extra=self.process.log_fields)
+                logger.error(
+                    "%s makes no progress and sends no heartbeat.",
+                    self.process,
+                    extra=self.process.log_fields,
+                )
         close_connections()
 
     def _beat(self) -> None:
         began = time.monotonic()
         try:
-            if self._processes.filter(pk=self.process.pk).beat(self._options.dead_after) or self._signs_on_again():
+            if (
+                self._processes.filter(pk=self.process.pk).beat(self._options.dead_after)
+                or self._signs_on_again()
+            ):
                 self._last = began
                 if self._is_away:
                     logger.warning("%s beats again.", self.process, extra=self.process.log_fields)
@@ -147,12 +164,16 @@ class Heartbeat:
                     self._back()
             else:
                 logger.error(
-                    "%s was declared dead by others; it stops claiming jobs.", self.process, extra=self.process.log_fields
+                    "%s was declared dead by others; it stops claiming jobs.",
+                    self.process,
+                    extra=self.process.log_fields,
                 )
                 self.declared_dead = True
         except (DatabaseError, InterfaceError) as error:
             if not self._is_away or time.monotonic() - self._said_at > self.SAY_AGAIN:
-                logger.warning("%s could not beat: %s", self.process, error, extra=self.process.log_fields)
+                logger.warning(
+                    "%s could not beat: %s", self.process, error, extra=self.process.log_fields
+                )
                 self._said_at = time.monotonic()
             self._is_away = True
             close_connections()

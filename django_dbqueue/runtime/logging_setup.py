@@ -14,7 +14,9 @@ def log_to_console(level: int | None = None) -> None:
     logger = logging.getLogger("django_dbqueue")
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+        handler.setFormatter(
+            logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+        )
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
     if level is not None:
@@ -51,12 +53,18 @@ class _NotOf(logging.Filter):
 
 
 def _is_heard(logger: logging.Logger) -> bool:
-    taking = [handler for handler in logger.handlers if handler.level <= logging.INFO and not _is_for_debug(handler)]
+    taking = [
+        handler
+        for handler in logger.handlers
+        if handler.level <= logging.INFO and not _is_for_debug(handler)
+    ]
     return bool(taking) or bool(logger.propagate and logger.parent and _is_heard(logger.parent))
 
 
 def _is_for_debug(handler: logging.Handler) -> bool:
-    return not settings.DEBUG and any(isinstance(each, RequireDebugTrue) for each in handler.filters)
+    return not settings.DEBUG and any(
+        isinstance(each, RequireDebugTrue) for each in handler.filters
+    )
 
 
 class Trouble:
@@ -77,5 +85,7 @@ class Trouble:
 
     def over(self) -> None:
         if self._since:
-            self._logger.info("%s (resolved after %.1f s).", self._what, time.monotonic() - self._since)
+            self._logger.info(
+                "%s (resolved after %.1f s).", self._what, time.monotonic() - self._since
+            )
             self._since = self._said = 0.0

@@ -21,7 +21,11 @@ def identity() -> dict[str, Any]:
     """
     with suppress(OSError):
         boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
-        return {"boot": boot, "space": os.readlink(PROC / "self/ns/pid"), "born": _born(os.getpid())}
+        return {
+            "boot": boot,
+            "space": os.readlink(PROC / "self/ns/pid"),
+            "born": _born(os.getpid()),
+        }
     return {}
 
 

@@ -56,7 +56,12 @@ class ExitReason:
     clock: float = field(default_factory=time.monotonic)
 
 
-def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: ExitReason, announce: Callable[[list[UUID]], object]) -> int:
+def recover(
+    backend: DatabaseBackend,
+    dead: ProcessQuerySet,
+    death: ExitReason,
+    announce: Callable[[list[UUID]], object],
+) -> int:
     """Deregister dead processes, and settle the jobs that they or earlier ones were running.
 
     Returns the number of jobs. ``announce`` is called with the ids of jobs that are not retried, to
@@ -73,8 +78,12 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: ExitReason, 
         with writing(database):
             processes = _deregister_dead(dead.using(database), death)
             boards = [process.details.get("board", "") for process in processes.values()]
-            death = replace(death, not_started=death.not_started.union(*map(not_started_of, boards)))
-            left, unblocked = _settle(database, _jobs(database).filter(process__in=list(processes)), processes, death)
+            death = replace(
+                death, not_started=death.not_started.union(*map(not_started_of, boards))
+            )
+            left, unblocked = _settle(
+                database, _jobs(database).filter(process__in=list(processes)), processes, death
+            )
             notify_queues(database, [*unblocked, *_ready(left)])
         for board in boards:
             SharedStatus.remove(board)
@@ -82,7 +91,9 @@ def recover(backend: DatabaseBackend, dead: ProcessQuerySet, death: ExitReason, 
     # Jobs of earlier dead processes, and jobs that were locked at that moment. Locked rows are
     # skipped: they delay no others.
     with writing(database):
-        orphans, more = _settle(database, lock_first(_jobs(database).orphaned(), BATCH), processes, death)
+        orphans, more = _settle(
+            database, lock_first(_jobs(database).orphaned(), BATCH), processes, death
+        )
     announce(_finished(orphans))
     notify_queues(database, [*more, *_ready(orphans)])
     return released + len(left) + len(orphans)
@@ -123,10 +134,16 @@ def _deregister_dead(dead: ProcessQuerySet, death: ExitReason) -> dict[int, Proc
     # The DELETE repeats the condition: a process that sent a heartbeat meanwhile is alive and keeps
     # its jobs.
     dead.filter(pk__in=list(names)).erase()
-    still = set(Process.objects.using(dead.db).filter(pk__in=list(names)).values_list("pk", flat=True))
+    still = set(
+        Process.objects.using(dead.db).filter(pk__in=list(names)).values_list("pk", flat=True)
+    )
     buried = {pk: process for pk, process in names.items() if pk not in still}
     if buried:
-        logger.warning("recovery: declared dead: %s (%s).", ", ".join(each.name for each in buried.values()), death.how)
+        logger.warning(
+            "recovery: declared dead: %s (%s).",
+            ", ".join(each.name for each in buried.values()),
+            death.how,
+        )
     return buried
 
 
@@ -137,11 +154,17 @@ def _settle(
 
     Returns the settled jobs, and the queues of jobs that had waited for one of them.
     """
-    deaths = [(job, death if job.process_id in processes else ExitReason(how="is gone", silent=True)) for job in rows]
+    deaths = [
+        (job, death if job.process_id in processes else ExitReason(how="is gone", silent=True))
+        for job in rows
+    ]
     not_started = [job for job, death in deaths if _has_not_started(job, death)]
     ran = [(job, death) for job, death in deaths if not _has_not_started(job, death)]
     stacks = StackTrace.objects.using(database).of(job for job, _death in ran)
-    lost = [_outcome(job, processes.get(job.process_id or 0), end, stacks.get(job.pk, "")) for job, end in ran]
+    lost = [
+        _outcome(job, processes.get(job.process_id or 0), end, stacks.get(job.pk, ""))
+        for job, end in ran
+    ]
     done = release(database, not_started)
     not_started = [job for job in not_started if job.pk in done]
     for job in not_started:
@@ -150,7 +173,12 @@ def _settle(
     for outcome in settled.written:
         job, why = outcome.job, outcome.error.message if outcome.error else ""
         logger.warning(
-            "recovery: job %s of %s: %s It is now %s.", job.pk, job.task, why, outcome.state.value, extra=job.log_fields
+            "recovery: job %s of %s: %s It is now %s.",
+            job.pk,
+            job.task,
+            why,
+            outcome.state.value,
+            extra=job.log_fields,
         )
     return not_started + [outcome.job for outcome in settled.written], settled.unblocked
 
@@ -186,7 +214,11 @@ def _ran_for(job: Any, death: ExitReason) -> timedelta:
 
     Time after the last sign of life of its process is not run time.
     """
-    until = job.process.heartbeat_at if death.silent else job.seen_at - timedelta(seconds=time.monotonic() - death.clock)
+    until = (
+        job.process.heartbeat_at
+        if death.silent
+        else job.seen_at - timedelta(seconds=time.monotonic() - death.clock)
+    )
     # A worker or supervisor that ends because a job has timed out knows that the job runs.
     # Other processes may have kept it waiting for a while.
     waited = timedelta() if death.blameless else timedelta(seconds=ThreadPool.LATE)
@@ -199,7 +231,11 @@ def _verdict(job: Any, death: ExitReason) -> tuple[Outcome, State, BaseException
     """Return the consequence of a process's death for a job that has, or may have, started."""
     process = f"its process, {job.process.name}, {death.how}"
     if job.stop_asked_at:
-        return Outcome.DISCARDED, State.DISCARDED, Stopped(f"It was stopped by an operator; {process}.")
+        return (
+            Outcome.DISCARDED,
+            State.DISCARDED,
+            Stopped(f"It was stopped by an operator; {process}."),
+        )
     if job.timeout and _ran_for(job, death) > job.timeout:
         seconds = job.timeout.total_seconds()
         last = job.failures + 1 >= job.max_attempts
@@ -208,4 +244,8 @@ def _verdict(job: Any, death: ExitReason) -> tuple[Outcome, State, BaseException
     if death.blameless and job.on_lost == OnLost.RETRY:
         return Outcome.INTERRUPTED, State.READY, ProcessLost(f"It was interrupted: {process}.")
     last = job.on_lost == OnLost.FAIL or job.failures + 1 >= max(LEAST_ATTEMPTS, job.max_attempts)
-    return Outcome.LOST, State.FAILED if last else State.SCHEDULED, ProcessLost(f"It was lost: {process}.")
+    return (
+        Outcome.LOST,
+        State.FAILED if last else State.SCHEDULED,
+        ProcessLost(f"It was lost: {process}."),
+    )

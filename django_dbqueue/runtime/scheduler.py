@@ -11,7 +11,13 @@ from uuid import UUID
 from django.db import InterfaceError, OperationalError
 
 from ..backend import DatabaseBackend
-from ..engine.recurring import delete_undeclared, enqueue_due, replan_ahead, save_problem, synchronise
+from ..engine.recurring import (
+    delete_undeclared,
+    enqueue_due,
+    replan_ahead,
+    save_problem,
+    synchronise,
+)
 from ..engine.retention import prune_recurring_executions
 from ..exceptions import InvalidSchedule, InvalidTaskPath
 from ..models import RecurringTask
@@ -81,7 +87,9 @@ class Scheduler:
 
     def _enqueue_due(self, now: float) -> float:
         self._aside = {pk: until for pk, until in self._aside.items() if until > now}
-        rows: list[Any] = list(self._tasks.of(self._definitions).upcoming().exclude(pk__in=self._aside)[: self.BATCH])
+        rows: list[Any] = list(
+            self._tasks.of(self._definitions).upcoming().exclude(pk__in=self._aside)[: self.BATCH]
+        )
         waits = [wait for row in rows if (wait := _wait(row)) > 0]
         done = [self._enqueue(row, now) for row in rows if _wait(row) <= 0]
         return 0.0 if any(done) else min(waits, default=float("inf"))
@@ -98,7 +106,11 @@ class Scheduler:
             return False
         self._said.pop(row.name, None)
         if times == [] and row.next_run_at:
-            logger.warning("scheduler: %s was due at %s; this run is too late and is skipped.", row, row.next_run_at)
+            logger.warning(
+                "scheduler: %s was due at %s; this run is too late and is skipped.",
+                row,
+                row.next_run_at,
+            )
         return times is not None
 
     def _write(self, row: RecurringTask, wait: timedelta) -> UUID:
@@ -127,7 +139,11 @@ class Scheduler:
         known = isinstance(error, InvalidSchedule) or is_unknown
         problem = str(error) if known else f"{type(error).__name__}: {error}"
         if is_unknown:
-            self._say(logging.WARNING, row.name, f"scheduler: recurring task {row} is left to other dispatchers: {problem}")
+            self._say(
+                logging.WARNING,
+                row.name,
+                f"scheduler: recurring task {row} is left to other dispatchers: {problem}",
+            )
         else:
             self._say(
                 logging.ERROR,

@@ -51,7 +51,9 @@ class SharedStatus:
     def create(cls, jobs: int) -> SharedStatus:
         """Create a status in a new file, which only this user can read."""
         name = f"dbqueue-{secrets.token_hex(16)}.board"
-        with os.fdopen(os.open(_path(name), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b") as file:
+        with os.fdopen(
+            os.open(_path(name), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b"
+        ) as file:
             file.truncate(cls.size(jobs))
         return cls.open(name)
 
@@ -60,7 +62,9 @@ class SharedStatus:
         """Open the status in a file. Raises OSError if this user has no such file on this host."""
         if not _NAME.fullmatch(name):
             raise FileNotFoundError(f"{name!r} is not the name of a board.")
-        with os.fdopen(os.open(_path(name), os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)), "r+b") as file:
+        with os.fdopen(
+            os.open(_path(name), os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)), "r+b"
+        ) as file:
             if hasattr(os, "getuid") and os.fstat(file.fileno()).st_uid != os.getuid():
                 raise PermissionError(f"{name!r} belongs to another user.")
             board = cls(mmap.mmap(file.fileno(), 0))

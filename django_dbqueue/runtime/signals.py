@@ -20,7 +20,10 @@ def obey_signals(stop: Shutdown) -> None:
     SIGTERM and SIGINT: graceful. A second one, or SIGQUIT: immediate.
     """
 
-    _pass_on((signal.SIGTERM, signal.SIGINT, NOW), lambda number: stop.ask(now=stop.asked or number == NOW))
+    _pass_on(
+        (signal.SIGTERM, signal.SIGINT, NOW),
+        lambda number: stop.ask(now=stop.asked or number == NOW),
+    )
 
 
 def obey_supervisor(stop: Shutdown) -> None:
@@ -51,7 +54,9 @@ def _pass_on(numbers: Iterable[int], ask: Callable[[int], None]) -> None:
         signal.signal(number, lambda number, frame: received.put(number))
 
 
-def run_beside_signals(target: Callable[[], Any], pulse: Callable[[], object] = lambda: None) -> Any:
+def run_beside_signals(
+    target: Callable[[], Any], pulse: Callable[[], object] = lambda: None
+) -> Any:
     """Run ``target`` on another thread and return its result.
 
     Meanwhile, ``pulse`` is called twice a second. The main thread does nothing else, so that a

@@ -52,5 +52,9 @@ class Bar:
     def _draw(self, text: str, part: float) -> None:
         cells = max(10, min(40, width() - len(text) - 3))
         full = int(cells * part)
-        print(f"\r{'█' * full}{'░' * (cells - full)} {shortened(text, width() - cells - 2)}\033[K", end="", flush=True)
+        print(
+            f"\r{'█' * full}{'░' * (cells - full)} {shortened(text, width() - cells - 2)}\033[K",
+            end="",
+            flush=True,
+        )
         self._drawn = True

@@ -31,7 +31,9 @@ def chosen_database() -> Iterator[None]:
             say("The database is a PostgreSQL server of the demo's own.")
             os.environ["DATABASE_URL"] = url
         else:
-            say(f"The database is SQLite: the demo's own PostgreSQL did not start ({_last_line()}).")
+            say(
+                f"The database is SQLite: the demo's own PostgreSQL did not start ({_last_line()})."
+            )
         yield
 
 
@@ -59,7 +61,14 @@ def _postgres() -> Iterator[str]:
     try:
         with deferred(), log_of("postgres").open("wb") as log:
             keeper = subprocess.Popen(
-                [sys.executable, "-W", "default", "-m", "example_project.demo.postgres", FOLDER / "postgres"],
+                [
+                    sys.executable,
+                    "-W",
+                    "default",
+                    "-m",
+                    "example_project.demo.postgres",
+                    FOLDER / "postgres",
+                ],
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -78,4 +87,6 @@ def _postgres() -> Iterator[str]:
 
 def _last_line() -> str:
     lines = log_of("postgres").read_text(errors="replace").split("\n")
-    return shortened(next((line for line in reversed(lines) if line.strip()), "it said nothing"), 70)
+    return shortened(
+        next((line for line in reversed(lines) if line.strip()), "it said nothing"), 70
+    )

@@ -6,7 +6,9 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+SIGNALS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
 
 
 def end_on_signals() -> None:
@@ -19,7 +21,10 @@ def end_on_signals() -> None:
 def deferred() -> Iterator[None]:
     """What is asked for within the block is raised after it."""
     received: list[int] = []
-    before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in SIGNALS}
+    before = {
+        number: signal.signal(number, lambda number, frame: received.append(number))
+        for number in SIGNALS
+    }
     try:
         yield
     finally:

@@ -28,4 +28,6 @@ def check_port(port: int) -> None:
         try:
             listener.bind(("127.0.0.1", port))
         except OSError as error:
-            raise DemoError(f"Port {port} cannot be used ({error.strerror}). Choose another with --port.") from None
+            raise DemoError(
+                f"Port {port} cannot be used ({error.strerror}). Choose another with --port."
+            ) from None

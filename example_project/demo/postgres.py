@@ -29,7 +29,9 @@ def main(folder: Path) -> None:
 
 def _create_database(uri: str) -> None:
     with psycopg.connect(uri, autocommit=True) as connection:
-        if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone():
+        if not connection.execute(
+            "SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]
+        ).fetchone():
             connection.execute(f'CREATE DATABASE "{DATABASE}"')
 
 

@@ -35,10 +35,19 @@ def run() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m example_project.demo", description=WHAT)
-    parser.add_argument("--once", action="store_true", help="index, say how it went, and end: serve nothing")
-    parser.add_argument("--port", type=_whole(65535), default=8000, help="where to serve (default: %(default)s)")
+    parser.add_argument(
+        "--once", action="store_true", help="index, say how it went, and end: serve nothing"
+    )
+    parser.add_argument(
+        "--port", type=_whole(65535), default=8000, help="where to serve (default: %(default)s)"
+    )
     processes = min(os.cpu_count() or 1, MOST_PROCESSES)
-    parser.add_argument("--processes", type=_whole(1000), default=processes, help="worker processes (default: %(default)s)")
+    parser.add_argument(
+        "--processes",
+        type=_whole(1000),
+        default=processes,
+        help="worker processes (default: %(default)s)",
+    )
     return parser.parse_args()
 
 

@@ -49,7 +49,9 @@ def _wait_for(port: int, running: dict[str, subprocess.Popen[bytes]]) -> None:
 def _must_run(running: dict[str, subprocess.Popen[bytes]]) -> None:
     for name, process in running.items():
         if process.poll() is not None:
-            raise DemoError(f"{name} ended by itself, with exit code {process.returncode}. See {log_of(name)}.")
+            raise DemoError(
+                f"{name} ended by itself, with exit code {process.returncode}. See {log_of(name)}."
+            )
 
 
 def _say_where(port: int) -> None:

@@ -14,35 +14,80 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Module",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("path", models.CharField(help_text="From the library's root, with slashes.", max_length=255, unique=True)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "path",
+                    models.CharField(
+                        help_text="From the library's root, with slashes.",
+                        max_length=255,
+                        unique=True,
+                    ),
+                ),
                 ("name", models.CharField(max_length=255)),
-                ("changed", models.BigIntegerField(help_text="When the file changed, as the last scan saw it, in nanoseconds.")),
-                ("digest", models.CharField(blank=True, help_text="Of the source that is indexed.", max_length=64)),
+                (
+                    "changed",
+                    models.BigIntegerField(
+                        help_text="When the file changed, as the last scan saw it, in nanoseconds."
+                    ),
+                ),
+                (
+                    "digest",
+                    models.CharField(
+                        blank=True, help_text="Of the source that is indexed.", max_length=64
+                    ),
+                ),
                 ("indexed_at", models.DateTimeField(null=True)),
-                ("parsed", models.JSONField(help_text="What was found in it, until it is indexed.", null=True)),
+                (
+                    "parsed",
+                    models.JSONField(
+                        help_text="What was found in it, until it is indexed.", null=True
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
             name="Scan",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("batch", models.UUIDField(unique=True)),
                 ("files", models.PositiveIntegerField()),
                 ("indexed", models.PositiveIntegerField(default=0)),
                 ("failed", models.PositiveIntegerField(default=0)),
-                ("started_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                (
+                    "started_at",
+                    models.DateTimeField(db_default=django.db.models.functions.datetime.Now()),
+                ),
                 ("finished_at", models.DateTimeField(null=True)),
             ],
         ),
         migrations.CreateModel(
             name="Definition",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 (
                     "kind",
                     models.CharField(
-                        choices=[("module", "Module"), ("class", "Class"), ("function", "Function"), ("coroutine", "Coroutine")],
+                        choices=[
+                            ("module", "Module"),
+                            ("class", "Class"),
+                            ("function", "Function"),
+                            ("coroutine", "Coroutine"),
+                        ],
                         max_length=10,
                     ),
                 ),
@@ -53,7 +98,9 @@ class Migration(migrations.Migration):
                 (
                     "module",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="definitions", to="example_project.module"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="definitions",
+                        to="example_project.module",
                     ),
                 ),
             ],

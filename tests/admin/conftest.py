@@ -12,13 +12,36 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_dbqueue.core.error_reports import ErrorReport
-from django_dbqueue.models import Batch, Execution, Failure, Job, Queue, RecurringTask, Semaphore, TaskState
+from django_dbqueue.models import (
+    Batch,
+    Execution,
+    Failure,
+    Job,
+    Queue,
+    RecurringTask,
+    Semaphore,
+    TaskState,
+)
 from tests.conftest import a_process
 
-VIEW = ["view_job", "view_failure", "view_queue", "view_process", "view_recurringtask", "view_batch", "view_semaphore"]
+VIEW = [
+    "view_job",
+    "view_failure",
+    "view_queue",
+    "view_process",
+    "view_recurringtask",
+    "view_batch",
+    "view_semaphore",
+]
 OPERATE = [
     *("retry_job", "discard_job", "stop_job", "move_job", "reprioritise_job"),
-    *("pause_queue", "restrict_queue", "triage_failure", "enable_recurringtask", "run_recurringtask"),
+    *(
+        "pause_queue",
+        "restrict_queue",
+        "triage_failure",
+        "enable_recurringtask",
+        "run_recurringtask",
+    ),
 ]
 # The one page on which rows are made.
 MAKE = ["add_recurringtask", "change_recurringtask", "delete_recurringtask"]
@@ -26,7 +49,9 @@ MAKE = ["add_recurringtask", "change_recurringtask", "delete_recurringtask"]
 
 def a_client(name: str, permissions: list[str], **values: Any) -> Client:
     user = User.objects.create_user(name, **{"is_staff": True, **values})
-    user.user_permissions.set(Permission.objects.filter(content_type__app_label="dbqueue", codename__in=permissions))
+    user.user_permissions.set(
+        Permission.objects.filter(content_type__app_label="dbqueue", codename__in=permissions)
+    )
     client = Client(enforce_csrf_checks=False)
     client.force_login(user)
     return client
@@ -52,27 +77,43 @@ def a_job(**values: Any) -> Job:
     state = values.get("state", Job.State.READY)
     given: dict[str, Any] = {"task": "shop.tasks.send_invoice", "queue": "default", "state": state}
     if state in (Job.State.SUCCESSFUL, Job.State.FAILED, Job.State.DISCARDED):
-        given |= {"started_at": now, "finished_at": now, "attempt": 1, "failures": int(state == Job.State.FAILED)}
+        given |= {
+            "started_at": now,
+            "finished_at": now,
+            "attempt": 1,
+            "failures": int(state == Job.State.FAILED),
+        }
     if state == Job.State.RUNNING:
         given |= {"started_at": now, "attempt": 1}
     return Job.objects.create(**{**given, **values})
 
 
 def a_recurring_task(**values: Any) -> RecurringTask:
-    given = {"name": "nightly", "task": "tests.tasks.nothing", "cron": "30 2 * * *", "timezone": "Europe/Berlin"}
+    given = {
+        "name": "nightly",
+        "task": "tests.tasks.nothing",
+        "cron": "30 2 * * *",
+        "timezone": "Europe/Berlin",
+    }
     return RecurringTask.objects.create(**{**given, **values})
 
 
 def a_batch(*jobs: Job, **values: Any) -> Batch:
     """With these jobs, all of it enqueued."""
-    batch = Batch.objects.create(**{"description": "Prices of May", "sealed_at": timezone.now(), **values})
+    batch = Batch.objects.create(
+        **{"description": "Prices of May", "sealed_at": timezone.now(), **values}
+    )
     Job.objects.filter(pk__in=[job.pk for job in jobs]).update(batch=batch)
     return batch
 
 
 def a_failure(message: str = "No such customer", **values: Any) -> Failure:
     report = ErrorReport(
-        type="shop.errors.NoCustomer", message=message, traceback="", location="shop/tasks.py:send_invoice", pattern=message
+        type="shop.errors.NoCustomer",
+        message=message,
+        traceback="",
+        location="shop/tasks.py:send_invoice",
+        pattern=message,
     )
     pk = Failure.objects.identify({report.fingerprint: report})[report.fingerprint]
     Failure.objects.filter(pk=pk).update(**{"count": 1, **values})
@@ -81,16 +122,31 @@ def a_failure(message: str = "No such customer", **values: Any) -> Failure:
 
 def an_execution(job: Job, failure: Failure | None = None, **values: Any) -> Execution:
     now = timezone.now()
-    given: dict[str, Any] = {"job": job, "attempt": job.attempt, "outcome": "successful", "process": "worker@here:1:abc"}
+    given: dict[str, Any] = {
+        "job": job,
+        "attempt": job.attempt,
+        "outcome": "successful",
+        "process": "worker@here:1:abc",
+    }
     given |= {"claimed_at": now, "started_at": now, "finished_at": now, "failure": failure}
     if failure:
-        given |= {"outcome": "failed", "error_type": failure.error_type, "message": failure.message, "traceback": "Traceback …"}
+        given |= {
+            "outcome": "failed",
+            "error_type": failure.error_type,
+            "message": failure.message,
+            "traceback": "Traceback …",
+        }
     return Execution.objects.create(**{**given, **values})
 
 
-def act(client: Client, verb: str, pks: list[Any], query: str = "", page: str = "job", **fields: str) -> Any:
+def act(
+    client: Client, verb: str, pks: list[Any], query: str = "", page: str = "job", **fields: str
+) -> Any:
     address = reverse(f"admin:dbqueue_{page}_changelist") + query
-    return client.post(address, {"action": verb, "_selected_action": [str(pk) for pk in pks], "index": "0", **fields})
+    return client.post(
+        address,
+        {"action": verb, "_selected_action": [str(pk) for pk in pks], "index": "0", **fields},
+    )
 
 
 def press(client: Client, page: str, verb: str, pk: Any, **fields: str) -> Any:

@@ -60,10 +60,14 @@ def test_each_has_a_state_in_words(viewer: Client, db: Any) -> None:
     assert "✕ Finished, not all well" in said(a_batch(*some(discarded=1)), **ended)
     assert "no jobs" in said(a_batch(), **ended)
     assert "✕ Abandoned by its opener" in said(a_batch(), opened_until=one.sealed_at)
-    assert "✕ Finished, abandoned by its opener" in said(a_batch(), opened_until=one.sealed_at, **ended)
+    assert "✕ Finished, abandoned by its opener" in said(
+        a_batch(), opened_until=one.sealed_at, **ended
+    )
 
 
-def test_very_large_ones_are_counted_up_to_the_limit(viewer: Client, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_large_ones_are_counted_up_to_the_limit(
+    viewer: Client, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in ("bounded_count", "batch"):
         monkeypatch.setattr(f"django_dbqueue.models.{module}.LIMIT", 20)
     one = a_batch(*some(ready=30, failed=3, successful=25))
@@ -129,7 +133,12 @@ class TestWhatFollows:
 
         text = viewer.get(url(one)).text
         for task in (sum_up, rejoice):
-            assert reverse("admin:dbqueue_job_change", args=[Job.objects.get(task=task.module_path).pk]) in text
+            assert (
+                reverse(
+                    "admin:dbqueue_job_change", args=[Job.objects.get(task=task.module_path).pk]
+                )
+                in text
+            )
         Job.objects.filter(task=sum_up.module_path).delete()
         assert "sum_up It was enqueued, and its job is gone." in read(viewer.get(url(one)).text)
 
@@ -137,20 +146,26 @@ class TestWhatFollows:
         one = followed(fail)
         drain()
 
-        assert "rejoice It does not follow: not all were successful." in read(viewer.get(url(one)).text)
+        assert "rejoice It does not follow: not all were successful." in read(
+            viewer.get(url(one)).text
+        )
 
     def test_nothing_follows(self, viewer: Client, db: Any) -> None:
         assert "Nothing: no task was named for its end." in viewer.get(url(a_batch())).text
 
 
 class TestVerbs:
-    def test_the_rest_is_discarded_after_a_confirmation(self, operator: Client, process: Any) -> None:
+    def test_the_rest_is_discarded_after_a_confirmation(
+        self, operator: Client, process: Any
+    ) -> None:
         running = a_job(state=State.RUNNING, process=process)
         one = a_batch(*some(ready=2, successful=1), running)
         a_job()
 
         asked = press(operator, "batch", "discard", one.pk)
-        assert "Discard the rest: 2 jobs" in asked.text and "What runs already goes on" in asked.text
+        assert (
+            "Discard the rest: 2 jobs" in asked.text and "What runs already goes on" in asked.text
+        )
         done = press(operator, "batch", "discard", one.pk, confirmed="yes")
 
         assert "Discarded: 2 jobs." in done.text
@@ -180,12 +195,22 @@ def test_who_may_not_view_jobs_sees_none(db: Any) -> None:
 
     assert "You may not view jobs." in client.get(url(one)).text
     assert str(one.jobs().get().pk) not in client.get(url(one)).text
-    assert a_client("of all but batches", [name for name in VIEW if name != "view_batch"]).get(LIST).status_code == 403
+    assert (
+        a_client("of all but batches", [name for name in VIEW if name != "view_batch"])
+        .get(LIST)
+        .status_code
+        == 403
+    )
 
 
 def test_what_a_batch_brings_is_shown_as_text(viewer: Client, db: Any) -> None:
     evil = "<script>alert('&')</script>"
     one = a_batch(a_job(task=evil), description=evil, on_finish={"task": evil, "args": []})
 
-    for address in (LIST, url(one), f"{JOBS}?batch={one.pk}", reverse("admin:dbqueue_job_change", args=[one.jobs().get().pk])):
+    for address in (
+        LIST,
+        url(one),
+        f"{JOBS}?batch={one.pk}",
+        reverse("admin:dbqueue_job_change", args=[one.jobs().get().pk]),
+    ):
         assert "<script>alert" not in viewer.get(address).text, address

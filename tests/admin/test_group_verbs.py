@@ -41,7 +41,9 @@ class TestFailures:
         assert Job.objects.get(pk=not_mine.pk).state == State.FAILED
         assert LogEntry.objects.get().object_id == str(failure.pk)
 
-    def test_all_failed_jobs_of_a_failure_are_discarded(self, operator: Client, failed: Callable[..., Job]) -> None:
+    def test_all_failed_jobs_of_a_failure_are_discarded(
+        self, operator: Client, failed: Callable[..., Job]
+    ) -> None:
         failure = a_failure()
         failed(failure), failed(failure), failed(a_failure("Out of stock"))
 
@@ -50,7 +52,9 @@ class TestFailures:
 
         assert states() == [State.DISCARDED, State.DISCARDED, State.FAILED]
 
-    def test_the_jobs_of_selected_failures_are_retried(self, operator: Client, failed: Callable[..., Job]) -> None:
+    def test_the_jobs_of_selected_failures_are_retried(
+        self, operator: Client, failed: Callable[..., Job]
+    ) -> None:
         chosen = [a_failure("Out of stock"), a_failure("Too late")]
         failed(chosen[0]), failed(chosen[1]), failed(a_failure("No such customer"))
 
@@ -73,7 +77,9 @@ class TestFailures:
 
         text = operator.get(reverse("admin:dbqueue_failure_change", args=[failure.pk])).text
 
-        assert [f"/{verb}/" in text for verb in ("mute", "resolve", "reopen", "retry", "discard")] == [
+        assert [
+            f"/{verb}/" in text for verb in ("mute", "resolve", "reopen", "retry", "discard")
+        ] == [
             True,
             True,
             False,
@@ -91,12 +97,17 @@ class TestQueues:
         assert "Resumed: 1 queue." in press(operator, "queue", "resume", "mail").text
         assert not Queue.objects.paused().exists()
 
-    def test_selected_queues_are_paused_after_a_confirmation(self, operator: Client, db: Any) -> None:
+    def test_selected_queues_are_paused_after_a_confirmation(
+        self, operator: Client, db: Any
+    ) -> None:
         Queue.objects.know(["default", "mail", "slow"])
 
         assert "Pause: 2 queues" in act(operator, "pause", ["mail", "slow"], page="queue").text
         act(operator, "pause", ["mail", "slow"], page="queue", confirmed="yes")
-        assert list(Queue.objects.paused().order_by("name").values_list("pk", flat=True)) == ["mail", "slow"]
+        assert list(Queue.objects.paused().order_by("name").values_list("pk", flat=True)) == [
+            "mail",
+            "slow",
+        ]
         act(operator, "resume", ["mail", "slow"], page="queue")
 
         assert not Queue.objects.paused().exists()
@@ -126,15 +137,27 @@ class TestQueues:
     def test_a_length_that_is_not_offered_is_refused(self, operator: Client, db: Any) -> None:
         Queue.objects.know(["mail"])
 
-        assert "Select a valid choice" in press(operator, "queue", "pause_for", "mail", confirmed="yes", value="1").text
+        assert (
+            "Select a valid choice"
+            in press(operator, "queue", "pause_for", "mail", confirmed="yes", value="1").text
+        )
         assert not Queue.objects.paused().exists()
 
-    def test_what_waits_in_a_queue_is_discarded_after_a_question_that_says_how_much(self, operator: Client, db: Any) -> None:
+    def test_what_waits_in_a_queue_is_discarded_after_a_question_that_says_how_much(
+        self, operator: Client, db: Any
+    ) -> None:
         Queue.objects.know(["mail"])
-        a_job(queue="mail"), a_job(queue="mail", state=State.SCHEDULED), a_job(queue="mail", state=State.FAILED), a_job()
+        (
+            a_job(queue="mail"),
+            a_job(queue="mail", state=State.SCHEDULED),
+            a_job(queue="mail", state=State.FAILED),
+            a_job(),
+        )
 
         assert "Discard all that wait: 2 jobs" in press(operator, "queue", "clear", "mail").text
-        assert "Discarded: 2 jobs." in press(operator, "queue", "clear", "mail", confirmed="yes").text
+        assert (
+            "Discarded: 2 jobs." in press(operator, "queue", "clear", "mail", confirmed="yes").text
+        )
         assert sorted(states()) == [State.DISCARDED, State.DISCARDED, State.FAILED, State.READY]
 
     def test_jobs_are_moved_to_another_queue(self, operator: Client, db: Any) -> None:
@@ -158,7 +181,9 @@ class TestQueues:
 
 
 class TestTasks:
-    def test_a_task_is_paused_from_its_jobs_page_and_resumed(self, operator: Client, db: Any) -> None:
+    def test_a_task_is_paused_from_its_jobs_page_and_resumed(
+        self, operator: Client, db: Any
+    ) -> None:
         job = a_job()
         text = operator.get(reverse("admin:dbqueue_job_change", args=[job.pk])).text
         address = reverse("admin:dbqueue_taskstate_change", args=[quote(job.task)])

@@ -45,7 +45,9 @@ def ids(client: Client, query: str) -> list[str]:
     return re.findall(r'class="dbq-id" title="([^"]+)"', client.get(JOBS + query).text)
 
 
-def test_the_list_shows_the_newest_first_with_state_attempts_and_last_error(viewer: Client, failed: Callable[..., Job]) -> None:
+def test_the_list_shows_the_newest_first_with_state_attempts_and_last_error(
+    viewer: Client, failed: Callable[..., Job]
+) -> None:
     old, new = failed(), a_job(task="shop.tasks.ship", queue="mail")
 
     text = viewer.get(JOBS).text
@@ -56,7 +58,9 @@ def test_the_list_shows_the_newest_first_with_state_attempts_and_last_error(view
     assert '<span aria-hidden="true">✕</span> Failed' in text
 
 
-def test_the_list_costs_as_many_queries_for_50_jobs_as_for_one(viewer: Client, failed: Callable[..., Job]) -> None:
+def test_the_list_costs_as_many_queries_for_50_jobs_as_for_one(
+    viewer: Client, failed: Callable[..., Job]
+) -> None:
     failed()
     one = queries(viewer, JOBS)
     for number in range(49):
@@ -75,7 +79,9 @@ def test_the_list_reads_no_arguments(viewer: Client, failed: Callable[..., Job])
     assert not [query for query in seen if "kwargs" in query["sql"] or "traceback" in query["sql"]]
 
 
-def test_the_list_never_counts_or_sorts_out_a_whole_table(viewer: Client, failed: Callable[..., Job]) -> None:
+def test_the_list_never_counts_or_sorts_out_a_whole_table(
+    viewer: Client, failed: Callable[..., Job]
+) -> None:
     failed()
 
     with CaptureQueriesContext(connection) as seen:
@@ -93,7 +99,9 @@ def test_more_jobs_than_are_counted_are_said_to_be_more(
 ) -> None:
     settings.USE_THOUSAND_SEPARATOR = separated
     monkeypatch.setattr("django_dbqueue.models.bounded_count.LIMIT", 1000)
-    Job.objects.bulk_create([Job(task="shop.tasks.ship", queue="default") for number in range(1100)])
+    Job.objects.bulk_create(
+        [Job(task="shop.tasks.ship", queue="default") for number in range(1100)]
+    )
 
     text = viewer.get(JOBS).text
 
@@ -103,7 +111,9 @@ def test_more_jobs_than_are_counted_are_said_to_be_more(
     assert viewer.get(JOBS + "?q=shop").status_code == 200
 
 
-def test_jobs_are_filtered_by_state_queue_task_failure_and_process(viewer: Client, failed: Callable[..., Job]) -> None:
+def test_jobs_are_filtered_by_state_queue_task_failure_and_process(
+    viewer: Client, failed: Callable[..., Job]
+) -> None:
     process = a_process("worker@here:1:abc")
     running = a_job(state=Job.State.RUNNING, process=process, task="shop.tasks.ship", queue="mail")
     fell = failed(a_failure("Out of stock"))
@@ -119,12 +129,19 @@ def test_jobs_are_filtered_by_state_queue_task_failure_and_process(viewer: Clien
     assert "?queue=mail" in text and "?task=shop.tasks.ship" in text and "?state=failed" in text
 
 
-@pytest.mark.parametrize("query", ["?failure=x", "?failure=", "?process=1e9", "?failure=99999999999999999999", "?no=1"])
-def test_a_filter_that_cannot_be_leads_back_to_the_list(viewer: Client, db: Any, query: str) -> None:
+@pytest.mark.parametrize(
+    "query", ["?failure=x", "?failure=", "?process=1e9", "?failure=99999999999999999999", "?no=1"]
+)
+def test_a_filter_that_cannot_be_leads_back_to_the_list(
+    viewer: Client, db: Any, query: str
+) -> None:
     assert viewer.get(JOBS + query).headers["Location"].endswith("?e=1")
 
 
-@pytest.mark.parametrize("query", ["?state=lost", "?queue=none", "?task=gone", "?failure=5", "?process=5", "?q=%25", "?q=queue:"])
+@pytest.mark.parametrize(
+    "query",
+    ["?state=lost", "?queue=none", "?task=gone", "?failure=5", "?process=5", "?q=%25", "?q=queue:"],
+)
 def test_a_filter_that_nothing_matches_shows_nothing(viewer: Client, query: str) -> None:
     a_job()
 
@@ -180,9 +197,15 @@ def test_what_a_job_brings_is_shown_as_text(viewer: Client, failed: Callable[...
         assert "<script>alert" not in answer.text, address
 
 
-def test_a_page_has_no_script_or_style_of_its_own(operator: Client, failed: Callable[..., Job]) -> None:
+def test_a_page_has_no_script_or_style_of_its_own(
+    operator: Client, failed: Callable[..., Job]
+) -> None:
     job = failed()
-    addresses = [JOBS, page(job), reverse("admin:dbqueue_failure_change", args=[Failure.objects.get().pk])]
+    addresses = [
+        JOBS,
+        page(job),
+        reverse("admin:dbqueue_failure_change", args=[Failure.objects.get().pk]),
+    ]
     texts = [operator.get(address).text for address in addresses]
     texts.append(operator.post(reverse("admin:dbqueue_job_discard", args=[job.pk])).text)
 
@@ -191,14 +214,23 @@ def test_a_page_has_no_script_or_style_of_its_own(operator: Client, failed: Call
 
 
 @pytest.mark.skipif(django.VERSION < (6, 1), reason="The admin itself has nonces since Django 6.1.")
-def test_everything_that_a_page_loads_has_its_nonce(operator: Client, failed: Callable[..., Job], settings: Any) -> None:
-    settings.MIDDLEWARE = ["django.middleware.csp.ContentSecurityPolicyMiddleware", *settings.MIDDLEWARE]
+def test_everything_that_a_page_loads_has_its_nonce(
+    operator: Client, failed: Callable[..., Job], settings: Any
+) -> None:
+    settings.MIDDLEWARE = [
+        "django.middleware.csp.ContentSecurityPolicyMiddleware",
+        *settings.MIDDLEWARE,
+    ]
     settings.SECURE_CSP = {"script-src": [CSP.NONCE], "style-src": [CSP.NONCE]}
     [engine] = copy.deepcopy(settings.TEMPLATES)
     engine["OPTIONS"]["context_processors"].append("django.template.context_processors.csp")
     settings.TEMPLATES = [engine]
     job = failed()
-    addresses = [JOBS, page(job), reverse("admin:dbqueue_failure_change", args=[Failure.objects.get().pk])]
+    addresses = [
+        JOBS,
+        page(job),
+        reverse("admin:dbqueue_failure_change", args=[Failure.objects.get().pk]),
+    ]
     texts = [operator.get(address).text for address in addresses]
     texts.append(operator.post(reverse("admin:dbqueue_job_discard", args=[job.pk])).text)
 
@@ -229,7 +261,9 @@ def test_a_jobs_page_shows_its_data_and_its_attempts_newest_first(viewer: Client
     assert "worker@here:1:abc" in text
 
 
-def test_a_job_whose_task_is_gone_is_shown_and_acted_on(operator: Client, failed: Callable[..., Job]) -> None:
+def test_a_job_whose_task_is_gone_is_shown_and_acted_on(
+    operator: Client, failed: Callable[..., Job]
+) -> None:
     job = failed(task="module.that.never.was")
 
     assert "module.that.never.was" in operator.get(page(job)).text
@@ -271,7 +305,9 @@ def test_secrets_are_hidden_by_their_names(viewer: Client) -> None:
 
     text = viewer.get(page(job)).text
 
-    assert not [secret for secret in ("s3cret", "k3y", "t0ken", "hunter2", "acc3ss") if secret in text]
+    assert not [
+        secret for secret in ("s3cret", "k3y", "t0ken", "hunter2", "acc3ss") if secret in text
+    ]
     assert all(shown in text for shown in ("ada", "shown", "two", "••••••"))
 
 
@@ -284,13 +320,27 @@ def test_variable_arguments_are_hidden_by_the_name_of_their_parameter(viewer: Cl
 
     text = viewer.get(page(job)).text
 
-    assert not [secret for secret in ("s3cret", "hunter2", "swordfish", "k3y", "t0ken") if secret in text]
+    assert not [
+        secret for secret in ("s3cret", "hunter2", "swordfish", "k3y", "t0ken") if secret in text
+    ]
     assert "ada" in text and "north" in text
 
 
-@pytest.mark.parametrize(("args", "kwargs"), [({"password": "s3cret"}, ["k3y"]), ("s3cret"[:0], "k"), (7, None)])
-def test_page_shows_a_job_whose_arguments_were_inserted_by_hand(viewer: Client, args: Any, kwargs: Any) -> None:
-    answer = viewer.get(page(a_job(task="tests.tasks.sign_in_many", args=args, kwargs=kwargs if kwargs is not None else {})))
+@pytest.mark.parametrize(
+    ("args", "kwargs"), [({"password": "s3cret"}, ["k3y"]), ("s3cret"[:0], "k"), (7, None)]
+)
+def test_page_shows_a_job_whose_arguments_were_inserted_by_hand(
+    viewer: Client, args: Any, kwargs: Any
+) -> None:
+    answer = viewer.get(
+        page(
+            a_job(
+                task="tests.tasks.sign_in_many",
+                args=args,
+                kwargs=kwargs if kwargs is not None else {},
+            )
+        )
+    )
 
     assert answer.status_code == 200 and "s3cret" not in answer.text
 
@@ -319,11 +369,20 @@ def test_a_page_shows_of_its_fields_only_what_the_job_has(viewer: Client, db: An
     now = timezone.now()
     plain = viewer.get(page(a_job(run_after=now, enqueued_at=now))).text
     full = viewer.get(
-        page(a_job(run_after=now, enqueued_at=now - timedelta(hours=1), expires_at=now, timeout=timedelta(hours=1)))
+        page(
+            a_job(
+                run_after=now,
+                enqueued_at=now - timedelta(hours=1),
+                expires_at=now,
+                timeout=timedelta(hours=1),
+            )
+        )
     ).text
     fields = ("run_after", "expires_at", "timeout")
 
-    assert [f"field-{name}" in plain for name in (*fields, "started_at", "finished_at")] == [False] * 5
+    assert [f"field-{name}" in plain for name in (*fields, "started_at", "finished_at")] == [
+        False
+    ] * 5
     assert [f"field-{name}" in full for name in fields] == [True] * 3
 
 

@@ -32,7 +32,9 @@ def read(text: str) -> str:
 
 def a_full_one(process: Any, key: str = KEY, waiting: int = 3) -> Job:
     Semaphore.objects.create(key=key, most=1)
-    holder = a_job(state=State.RUNNING, process=process, limits=[{"key": key, "most": 1, "discard": False}])
+    holder = a_job(
+        state=State.RUNNING, process=process, limits=[{"key": key, "most": 1, "discard": False}]
+    )
     Slot.objects.create(semaphore_id=key, job=holder, attempt=1)
     ago = timezone.now() - timedelta(minutes=5)
     for _number in range(waiting):
@@ -49,10 +51,14 @@ def test_the_list_says_which_are_full_and_how_many_wait(viewer: Client, process:
     assert "shop.tasks.charge account=17 1 at a time ⊘ 1 of 1 taken 3 5 min" in read(text)
     assert "waits_for=shop.tasks.charge+account%3D17" in text
     assert "nobody waits for it" not in text
-    assert "nobody waits for it 1 at a time ○ 0 of 1 taken 0 –" in read(viewer.get(LIST + "?which=all").text)
+    assert "nobody waits for it 1 at a time ○ 0 of 1 taken 0 –" in read(
+        viewer.get(LIST + "?which=all").text
+    )
 
 
-def test_a_slot_of_an_attempt_that_has_ended_counts_for_nothing(viewer: Client, process: Any) -> None:
+def test_a_slot_of_an_attempt_that_has_ended_counts_for_nothing(
+    viewer: Client, process: Any
+) -> None:
     holder = a_full_one(process)
     Job.objects.filter(pk=holder.pk).update(state=State.READY, process=None)
 
@@ -61,7 +67,9 @@ def test_a_slot_of_an_attempt_that_has_ended_counts_for_nothing(viewer: Client, 
 
 def test_of_a_rate_it_says_when_the_next_starts(viewer: Client, db: Any) -> None:
     earliest = timezone.now() + timedelta(minutes=10, seconds=30)
-    Semaphore.objects.create(key="rate mail", every=timedelta(seconds=0.6), burst=10, earliest=earliest)
+    Semaphore.objects.create(
+        key="rate mail", every=timedelta(seconds=0.6), burst=10, earliest=earliest
+    )
 
     text = read(viewer.get(LIST + "?which=all").text)
 
@@ -81,10 +89,14 @@ def test_a_page_shows_who_has_the_slots_and_who_is_next(viewer: Client, process:
     assert len(re.findall(r'/job/([0-9a-f-]+)/change/"', line)) == 4
 
 
-def test_jobs_that_share_a_slot_are_shown_as_one_after_the_other(viewer: Client, process: Any) -> None:
+def test_jobs_that_share_a_slot_are_shown_as_one_after_the_other(
+    viewer: Client, process: Any
+) -> None:
     holder = a_full_one(process)
     behind = a_job(state=State.RUNNING, process=process, started_at=holder.started_at)
-    Slot.objects.create(semaphore_id=KEY, job=behind, attempt=1, slot_group=Slot.objects.get().slot_group)
+    Slot.objects.create(
+        semaphore_id=KEY, job=behind, attempt=1, slot_group=Slot.objects.get().slot_group
+    )
 
     text = read(viewer.get(url()).text)
 
@@ -118,5 +130,9 @@ def test_what_a_key_says_is_shown_as_text(viewer: Client, process: Any) -> None:
     evil = "<script>alert('&')</script>"
     a_full_one(process, evil)
 
-    for address in (LIST, url(evil), reverse("admin:dbqueue_job_changelist") + "?waits_for=" + quote(evil)):
+    for address in (
+        LIST,
+        url(evil),
+        reverse("admin:dbqueue_job_changelist") + "?waits_for=" + quote(evil),
+    ):
         assert "<script>alert" not in viewer.get(address).text, address

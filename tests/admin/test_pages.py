@@ -33,9 +33,14 @@ def queries(client: Client, address: str) -> int:
 
 
 class TestFailures:
-    def test_they_are_listed_with_counts_the_last_seen_first(self, viewer: Client, failed: Callable[..., Job]) -> None:
+    def test_they_are_listed_with_counts_the_last_seen_first(
+        self, viewer: Client, failed: Callable[..., Job]
+    ) -> None:
         ago = timezone.now() - timedelta(hours=2)
-        old, new = a_failure("Out of stock", last_seen=ago, count=12), a_failure("Too late", count=7)
+        old, new = (
+            a_failure("Out of stock", last_seen=ago, count=12),
+            a_failure("Too late", count=7),
+        )
         failed(old), failed(old), failed(new)
         Job.objects.filter(pk=failed(old).pk).update(state=State.DISCARDED)
 
@@ -46,8 +51,13 @@ class TestFailures:
         assert f'?failure={new.pk}&amp;state=failed">1</a>' in text
         assert '<td class="field-count">12</td>' in text
 
-    def test_they_are_filtered_by_state_and_by_when_they_were_seen(self, viewer: Client, db: Any) -> None:
-        a_failure("Out of stock", last_seen=timezone.now() - timedelta(hours=2)), a_failure("Too late", state="muted")
+    def test_they_are_filtered_by_state_and_by_when_they_were_seen(
+        self, viewer: Client, db: Any
+    ) -> None:
+        (
+            a_failure("Out of stock", last_seen=timezone.now() - timedelta(hours=2)),
+            a_failure("Too late", state="muted"),
+        )
 
         def listed(query: str) -> list[bool]:
             text = viewer.get(changelist("failure") + query).text
@@ -58,7 +68,9 @@ class TestFailures:
         assert listed("?seen=24h") == [True, True]
         assert listed("?seen=nonsense") == [True, True]
 
-    def test_the_list_costs_as_many_queries_for_25_as_for_one(self, viewer: Client, failed: Callable[..., Job]) -> None:
+    def test_the_list_costs_as_many_queries_for_25_as_for_one(
+        self, viewer: Client, failed: Callable[..., Job]
+    ) -> None:
         failed(a_failure("Error A"))
         one = queries(viewer, changelist("failure"))
         for letter in "BCDEFGHIJKLMNOPQRSTUVWXYZ":
@@ -66,7 +78,9 @@ class TestFailures:
 
         assert queries(viewer, changelist("failure")) == one
 
-    def test_a_page_shows_the_newest_traceback_and_its_jobs(self, viewer: Client, failed: Callable[..., Job]) -> None:
+    def test_a_page_shows_the_newest_traceback_and_its_jobs(
+        self, viewer: Client, failed: Callable[..., Job]
+    ) -> None:
         failure = a_failure()
         jobs = [failed(failure) for number in range(3)]
         Job.objects.filter(pk=jobs[2].pk).update(attempt=2, failures=2)
@@ -105,7 +119,9 @@ class TestFailures:
 
 
 class TestHangedJobs:
-    def test_they_ran_too_long_or_their_process_is_silent_or_gone(self, viewer: Client, db: Any) -> None:
+    def test_they_ran_too_long_or_their_process_is_silent_or_gone(
+        self, viewer: Client, db: Any
+    ) -> None:
         now = timezone.now()
         alive = a_process("worker@here:1:abc")
         silent = a_process("worker@here:2:abc", expires_at=now - timedelta(minutes=5))
@@ -130,18 +146,26 @@ class TestHangedJobs:
 
         assert answer.headers["Location"] == reverse("admin:dbqueue_job_change", args=[job.pk])
 
-    def test_the_list_costs_as_many_queries_for_50_as_for_one(self, viewer: Client, db: Any) -> None:
+    def test_the_list_costs_as_many_queries_for_50_as_for_one(
+        self, viewer: Client, db: Any
+    ) -> None:
         a_job(state=State.RUNNING, process_id=1)
         one = queries(viewer, changelist("hangedjob"))
         for number in range(2, 51):
-            a_process(f"worker@here:{number}:abc", pk=number, expires_at=timezone.now() - timedelta(minutes=5))
+            a_process(
+                f"worker@here:{number}:abc",
+                pk=number,
+                expires_at=timezone.now() - timedelta(minutes=5),
+            )
             a_job(state=State.RUNNING, process_id=number)
 
         assert queries(viewer, changelist("hangedjob")) == one
 
 
 class TestQueues:
-    def test_they_are_listed_with_what_they_hold_even_if_no_worker_has_met_them(self, viewer: Client, db: Any) -> None:
+    def test_they_are_listed_with_what_they_hold_even_if_no_worker_has_met_them(
+        self, viewer: Client, db: Any
+    ) -> None:
         hour = timedelta(hours=1)
         a_job(queue="mail", run_after=timezone.now() - 2 * hour), a_job(queue="mail", priority=5)
         a_job(queue="mail", state=State.SCHEDULED, run_after=timezone.now() + hour)
@@ -160,13 +184,22 @@ class TestQueues:
         assert "Paused" in text.split(">empty<")[1].split("</tr>")[0]
         assert "Active" in mail.split("</tr>")[0]
 
-    def test_full_queues_are_counted_up_to_the_limit(self, viewer: Client, monkeypatch: pytest.MonkeyPatch, db: Any) -> None:
+    def test_full_queues_are_counted_up_to_the_limit(
+        self, viewer: Client, monkeypatch: pytest.MonkeyPatch, db: Any
+    ) -> None:
         for name in ("bounded_count", "queue"):
             monkeypatch.setattr(f"django_dbqueue.models.{name}.LIMIT", 20)
-        Job.objects.bulk_create([Job(task="a.b", queue="mail", priority=number % 2) for number in range(30)])
+        Job.objects.bulk_create(
+            [Job(task="a.b", queue="mail", priority=number % 2) for number in range(30)]
+        )
         Job.objects.bulk_create([Job(task="a.b", queue="slow") for number in range(30)])
         later = timezone.now() + timedelta(hours=1)
-        Job.objects.bulk_create([Job(task="a.b", queue="slow", state="scheduled", run_after=later) for number in range(30)])
+        Job.objects.bulk_create(
+            [
+                Job(task="a.b", queue="slow", state="scheduled", run_after=later)
+                for number in range(30)
+            ]
+        )
 
         text = viewer.get(changelist("queue")).text
 
@@ -176,9 +209,13 @@ class TestQueues:
 
 
 class TestProcesses:
-    def test_they_are_listed_as_alive_or_silent_with_what_they_run(self, viewer: Client, db: Any) -> None:
+    def test_they_are_listed_as_alive_or_silent_with_what_they_run(
+        self, viewer: Client, db: Any
+    ) -> None:
         parent = a_process("supervisor@here:1:abc", kind="supervisor")
-        worker = a_process("worker@here:2:abc", supervisor=parent, details={"queues": "*", "threads": 8})
+        worker = a_process(
+            "worker@here:2:abc", supervisor=parent, details={"queues": "*", "threads": 8}
+        )
         a_process("worker@there:3:abc", expires_at=timezone.now() - timedelta(minutes=5))
         a_job(state=State.RUNNING, process=worker), a_job(state=State.RUNNING, process=worker)
 
@@ -194,9 +231,13 @@ class TestProcesses:
         worker = a_process("worker@here:2:abc", supervisor_id=404)
 
         assert viewer.get(changelist("process")).status_code == 200
-        assert viewer.get(reverse("admin:dbqueue_process_change", args=[worker.pk])).status_code == 200
+        assert (
+            viewer.get(reverse("admin:dbqueue_process_change", args=[worker.pk])).status_code == 200
+        )
 
-    def test_the_list_costs_as_many_queries_for_50_as_for_one(self, viewer: Client, db: Any) -> None:
+    def test_the_list_costs_as_many_queries_for_50_as_for_one(
+        self, viewer: Client, db: Any
+    ) -> None:
         a_process("worker@here:0:abc")
         one = queries(viewer, changelist("process"))
         for number in range(1, 50):
@@ -205,10 +246,21 @@ class TestProcesses:
 
         assert queries(viewer, changelist("process")) == one
 
-    def test_failures_and_queues_are_what_the_front_page_lists(self, viewer: Client, db: Any) -> None:
+    def test_failures_and_queues_are_what_the_front_page_lists(
+        self, viewer: Client, db: Any
+    ) -> None:
         text = viewer.get(reverse("admin:index")).text
 
-        assert [name in text for name in ("Jobs", "Hanged jobs", "Failures", "Queues", "Processes", "Batches", "Limits")] == [
-            True
-        ] * 7
+        assert [
+            name in text
+            for name in (
+                "Jobs",
+                "Hanged jobs",
+                "Failures",
+                "Queues",
+                "Processes",
+                "Batches",
+                "Limits",
+            )
+        ] == [True] * 7
         assert Failure.objects.count() == 0

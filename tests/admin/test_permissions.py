@@ -16,7 +16,17 @@ from django_dbqueue.models import Failure, Job, Queue, RecurringTask, TaskState
 
 from .conftest import MAKE, OPERATE, VIEW, a_client
 
-PAGES = ["job", "hangedjob", "failure", "queue", "taskstate", "process", "recurringtask", "batch", "semaphore"]
+PAGES = [
+    "job",
+    "hangedjob",
+    "failure",
+    "queue",
+    "taskstate",
+    "process",
+    "recurringtask",
+    "batch",
+    "semaphore",
+]
 NEEDED = {
     ("job", "retry"): "retry_job",
     ("job", "discard"): "discard_job",
@@ -62,7 +72,12 @@ def snapshot() -> list[Any]:
 
 
 def act(client: Client, page: str, verb: str, pk: Any, across: str = "0") -> Any:
-    fields = {"action": verb, "_selected_action": [str(pk)], "select_across": across, "confirmed": "yes"}
+    fields = {
+        "action": verb,
+        "_selected_action": [str(pk)],
+        "select_across": across,
+        "confirmed": "yes",
+    }
     return client.post(url(page), {**fields, "value": VALUES.get(verb, "")})
 
 
@@ -71,7 +86,9 @@ def prepare(rows: dict[str, Any], verb: str, page: str = "") -> None:
     if page == "batch" and verb == "discard":
         Job.objects.update(state="ready", finished_at=None)
     if verb == "stop":
-        Job.objects.update(state="running", process=rows["process"], started_at=Now(), finished_at=None)
+        Job.objects.update(
+            state="running", process=rows["process"], started_at=Now(), finished_at=None
+        )
     if verb in ("clear", "move", "reprioritise"):
         Job.objects.update(state="ready", finished_at=None)
     if verb == "resume":
@@ -84,7 +101,9 @@ def prepare(rows: dict[str, Any], verb: str, page: str = "") -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_pages_are_for_staff_who_may_view_them(everything: dict[str, Any], viewer: Client, page: str) -> None:
+def test_the_pages_are_for_staff_who_may_view_them(
+    everything: dict[str, Any], viewer: Client, page: str
+) -> None:
     assert viewer.get(url(page)).status_code == 200
     assert a_client("nobody", []).get(url(page)).status_code == 403
     assert a_client("customer", VIEW, is_staff=False).get(url(page)).status_code == 302
@@ -92,7 +111,9 @@ def test_the_pages_are_for_staff_who_may_view_them(everything: dict[str, Any], v
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "hangedjob"])
-def test_an_object_is_shown_to_who_may_view_it(everything: dict[str, Any], viewer: Client, superuser: Client, page: str) -> None:
+def test_an_object_is_shown_to_who_may_view_it(
+    everything: dict[str, Any], viewer: Client, superuser: Client, page: str
+) -> None:
     address = url(page, "change", everything[page].pk)
 
     assert viewer.get(address).status_code == 200
@@ -137,13 +158,18 @@ def test_lookup_that_the_page_does_not_offer_is_refused(
     everything: dict[str, Any], superuser: Client, page: str, lookup: str
 ) -> None:
     for value in ("a", "1"):
-        assert superuser.get(url(page), {lookup: value}).headers.get("Location") == f"{url(page)}?e=1"
+        assert (
+            superuser.get(url(page), {lookup: value}).headers.get("Location") == f"{url(page)}?e=1"
+        )
 
 
 @pytest.mark.parametrize(
     ("page", "query"),
     [
-        ("job", "state=failed&queue=default&task=x&failure=1&process=1&batch=0190a6c0-0000-7000-8000-000000000000&waits_for=a"),
+        (
+            "job",
+            "state=failed&queue=default&task=x&failure=1&process=1&batch=0190a6c0-0000-7000-8000-000000000000&waits_for=a",
+        ),
         ("failure", "state=open&seen=1h"),
         ("process", "kind__exact=worker"),
         ("recurringtask", "is_enabled__exact=1&is_from_code__exact=0"),
@@ -151,18 +177,24 @@ def test_lookup_that_the_page_does_not_offer_is_refused(
         ("semaphore", "which=all&q=a&p=1"),
     ],
 )
-def test_filters_that_the_page_offers_are_taken(everything: dict[str, Any], viewer: Client, page: str, query: str) -> None:
+def test_filters_that_the_page_offers_are_taken(
+    everything: dict[str, Any], viewer: Client, page: str, query: str
+) -> None:
     assert viewer.get(f"{url(page)}?{query}").status_code == 200
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "recurringtask"])
-def test_nobody_writes_a_row_by_hand(everything: dict[str, Any], superuser: Client, page: str) -> None:
+def test_nobody_writes_a_row_by_hand(
+    everything: dict[str, Any], superuser: Client, page: str
+) -> None:
     pk = everything["job" if page == "hangedjob" else page].pk
     before = snapshot()
 
     assert superuser.get(url(page, "add")).status_code == 403
     assert superuser.post(url(page, "add"), {"name": "new", "task": "x"}).status_code == 403
-    assert superuser.post(url(page, "change", pk), {"name": "new", "state": "ready"}).status_code in (
+    assert superuser.post(
+        url(page, "change", pk), {"name": "new", "state": "ready"}
+    ).status_code in (
         403,
         302 if page == "hangedjob" else 403,
     )
@@ -173,8 +205,12 @@ def test_nobody_writes_a_row_by_hand(everything: dict[str, Any], superuser: Clie
 
 
 @pytest.mark.parametrize(("page", "verb"), VERBS)
-@pytest.mark.parametrize("who", ["viewer", "all but this", "verb without view", "customer", "anonymous"])
-def test_a_verb_is_refused_without_its_permission(everything: dict[str, Any], page: str, verb: str, who: str) -> None:
+@pytest.mark.parametrize(
+    "who", ["viewer", "all but this", "verb without view", "customer", "anonymous"]
+)
+def test_a_verb_is_refused_without_its_permission(
+    everything: dict[str, Any], page: str, verb: str, who: str
+) -> None:
     needed = NEEDED[page, verb]
     others = [name for name in OPERATE if name != needed]
     client = {
@@ -191,7 +227,13 @@ def test_a_verb_is_refused_without_its_permission(everything: dict[str, Any], pa
     pressed = client.post(url(page, verb, pk), {"confirmed": "yes", "value": VALUES.get(verb, "")})
     act(client, page, verb, pk)
     act(client, page, verb, pk, across="1")
-    on_the_object = {"change-action": verb, "action": verb, "_selected_action": str(pk), "index": "0", "confirmed": "yes"}
+    on_the_object = {
+        "change-action": verb,
+        "action": verb,
+        "_selected_action": str(pk),
+        "index": "0",
+        "confirmed": "yes",
+    }
     on_the_object["value"] = VALUES.get(verb, "")
     client.post(url(page, "change", pk), on_the_object)
 
@@ -201,14 +243,18 @@ def test_a_verb_is_refused_without_its_permission(everything: dict[str, Any], pa
 
 @pytest.mark.parametrize(("page", "verb"), VERBS)
 @pytest.mark.parametrize("way", ["button", "selection", "all"])
-def test_a_verb_is_done_with_its_permission(everything: dict[str, Any], page: str, verb: str, way: str) -> None:
+def test_a_verb_is_done_with_its_permission(
+    everything: dict[str, Any], page: str, verb: str, way: str
+) -> None:
     client = a_client("someone", [*VIEW, NEEDED[page, verb]])
     pk = everything[page].pk
     prepare(everything, verb, page)
     before = snapshot()
 
     if way == "button":
-        answer = client.post(url(page, verb, pk), {"confirmed": "yes", "value": VALUES.get(verb, "")})
+        answer = client.post(
+            url(page, verb, pk), {"confirmed": "yes", "value": VALUES.get(verb, "")}
+        )
     else:
         answer = act(client, page, verb, pk, across="1" if way == "all" else "0")
 
@@ -239,7 +285,9 @@ def test_a_button_needs_the_token_of_its_page(everything: dict[str, Any], db: An
     assert Job.objects.get().state == Job.State.FAILED
 
 
-def test_a_verb_does_nothing_when_it_is_only_asked_for(everything: dict[str, Any], operator: Client) -> None:
+def test_a_verb_does_nothing_when_it_is_only_asked_for(
+    everything: dict[str, Any], operator: Client
+) -> None:
     pk = everything["job"].pk
 
     answer = operator.get(url("job", "retry", pk))
@@ -248,8 +296,12 @@ def test_a_verb_does_nothing_when_it_is_only_asked_for(everything: dict[str, Any
     assert Job.objects.get().state == Job.State.FAILED
 
 
-def test_there_are_no_permissions_but_to_view_and_for_the_verbs_and_to_make_what_recurs(db: Any) -> None:
-    names = Permission.objects.filter(content_type__app_label="dbqueue").values_list("codename", flat=True)
+def test_there_are_no_permissions_but_to_view_and_for_the_verbs_and_to_make_what_recurs(
+    db: Any,
+) -> None:
+    names = Permission.objects.filter(content_type__app_label="dbqueue").values_list(
+        "codename", flat=True
+    )
 
     assert set(names) == {*VIEW, *OPERATE, *MAKE}
 
@@ -257,6 +309,8 @@ def test_there_are_no_permissions_but_to_view_and_for_the_verbs_and_to_make_what
 @pytest.mark.parametrize("page", ["job", "failure", "queue", "taskstate", "recurringtask", "batch"])
 def test_a_verb_for_what_is_not_there_is_not_found(operator: Client, page: str) -> None:
     missing = "0190a6c0-0000-7000-8000-000000000000" if page in ("job", "batch") else "404"
-    verb = {"job": "retry", "failure": "mute", "recurringtask": "run", "batch": "discard"}.get(page, "pause")
+    verb = {"job": "retry", "failure": "mute", "recurringtask": "run", "batch": "discard"}.get(
+        page, "pause"
+    )
 
     assert operator.post(url(page, verb, missing)).status_code == 404

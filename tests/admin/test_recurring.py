@@ -17,7 +17,13 @@ from django_dbqueue.models import Job, RecurringExecution, RecurringTask
 
 from .conftest import MAKE, OPERATE, VIEW, a_client, a_job, a_recurring_task, press
 
-GIVEN = {"name": "report", "task": "tests.tasks.add", "args": "[1]", "kwargs": "{}", "cron": "0 9 * * mon-fri"}
+GIVEN = {
+    "name": "report",
+    "task": "tests.tasks.add",
+    "args": "[1]",
+    "kwargs": "{}",
+    "cron": "0 9 * * mon-fri",
+}
 GIVEN |= {"timezone": "Europe/Berlin", "missed": "skip", "most_missed": "10", "jitter": "00:00:00"}
 
 
@@ -43,8 +49,16 @@ class TestMade:
         answer = make(maker)
 
         row = RecurringTask.objects.get()
-        assert (row.name, row.args, row.kwargs, row.is_from_code, row.is_enabled) == ("report", [1], {}, False, True)
-        assert "Its next times" in answer.text and answer.text.count(":45:00</time>") == 5  # In Kathmandu.
+        assert (row.name, row.args, row.kwargs, row.is_from_code, row.is_enabled) == (
+            "report",
+            [1],
+            {},
+            False,
+            True,
+        )
+        assert (
+            "Its next times" in answer.text and answer.text.count(":45:00</time>") == 5
+        )  # In Kathmandu.
 
     @pytest.mark.parametrize(
         ("values", "why"),
@@ -54,15 +68,27 @@ class TestMade:
             ({"cron": ""}, "either a cron expression or an interval"),
             ({"every": "00:05:00"}, "either a cron expression or an interval"),
             ({"cron": "", "timezone": "", "every": "-00:05:00"}, "every must be from one second"),
-            ({"cron": "", "timezone": "", "every": "00:05:00", "jitter": "00:06:00"}, "is not shorter than"),
+            (
+                {"cron": "", "timezone": "", "every": "00:05:00", "jitter": "00:06:00"},
+                "is not shorter than",
+            ),
             ({"timezone": "Europe/Berlim"}, "Did you mean"),
             ({"drift": "on"}, "Use every"),
             ({"task": ""}, "either a task or a command"),
             ({"command": "check"}, "either a task or a command"),
             ({"task": "", "command": "clearsesions"}, "there is no command"),
-            ({"task": "", "command": "check", "args": "[]"}, "call_command may not run &#x27;check&#x27;"),
-            ({"task": "django_dbqueue.contrib.tasks.call_command", "args": '["check"]'}, "name it in TASKS"),
-            ({"task": "django_dbqueue.contrib.tasks.run_sql", "args": '["SELECT 1"]'}, "run_sql may not run"),
+            (
+                {"task": "", "command": "check", "args": "[]"},
+                "call_command may not run &#x27;check&#x27;",
+            ),
+            (
+                {"task": "django_dbqueue.contrib.tasks.call_command", "args": '["check"]'},
+                "name it in TASKS",
+            ),
+            (
+                {"task": "django_dbqueue.contrib.tasks.run_sql", "args": '["SELECT 1"]'},
+                "run_sql may not run",
+            ),
             ({"task": "shop.tasks.report"}, "is not known here"),
             ({"task": "os.system"}, "not a task"),
             ({"args": "[]"}, "missing a required argument"),
@@ -74,7 +100,9 @@ class TestMade:
             ({"name": "nightly"}, "already exists"),
         ],
     )
-    def test_what_cannot_be_is_refused_with_the_reason(self, maker: Client, values: dict[str, str], why: str) -> None:
+    def test_what_cannot_be_is_refused_with_the_reason(
+        self, maker: Client, values: dict[str, str], why: str
+    ) -> None:
         a_recurring_task()
 
         answer = make(maker, **values)
@@ -82,8 +110,12 @@ class TestMade:
         assert why in errors(answer)
         assert RecurringTask.objects.count() == 1
 
-    def test_allowed_command_is_made_and_run_now(self, maker: Client, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(vars(backend), "config", backend.config.changed(allow_commands=["check"]))
+    def test_allowed_command_is_made_and_run_now(
+        self, maker: Client, backend: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(
+            vars(backend), "config", backend.config.changed(allow_commands=["check"])
+        )
         make(maker, task="", command="check", args="[]")
 
         press(maker, "recurringtask", "run", RecurringTask.objects.get().pk)
@@ -129,7 +161,9 @@ class TestMade:
         row = a_recurring_task()
         asked = {
             "add_recurringtask": lambda: client.post(url("add"), GIVEN),
-            "change_recurringtask": lambda: client.post(url("change", row.pk), {**GIVEN, "name": "other"}),
+            "change_recurringtask": lambda: client.post(
+                url("change", row.pk), {**GIVEN, "name": "other"}
+            ),
             "delete_recurringtask": lambda: client.post(url("delete", row.pk), {"post": "yes"}),
         }[missing]
 
@@ -143,25 +177,41 @@ class TestFromCode:
 
         text = maker.get(url("change", row.pk)).text
 
-        assert "It is declared in the code" in text and "<textarea" not in text and 'name="_save"' not in text
+        assert (
+            "It is declared in the code" in text
+            and "<textarea" not in text
+            and 'name="_save"' not in text
+        )
         assert maker.post(url("change", row.pk), GIVEN).status_code == 403
         assert maker.post(url("delete", row.pk), {"post": "yes"}).status_code == 403
-        maker.post(url(), {"action": "delete_selected", "_selected_action": [row.pk], "post": "yes"})
+        maker.post(
+            url(), {"action": "delete_selected", "_selected_action": [row.pk], "post": "yes"}
+        )
         assert RecurringTask.objects.get().name == "nightly"
 
     def test_secrets_are_not_shown_to_who_may_only_read(self, viewer: Client) -> None:
-        row = a_recurring_task(task="tests.tasks.sign_in", args=["ann", "hunter2"], kwargs={"headers": {}, "token": "t0p"})
+        row = a_recurring_task(
+            task="tests.tasks.sign_in",
+            args=["ann", "hunter2"],
+            kwargs={"headers": {}, "token": "t0p"},
+        )
 
         text = viewer.get(url("change", row.pk)).text
 
         assert "ann" in text and "hunter2" not in text and "t0p" not in text
 
     def test_variable_secrets_are_not_shown_to_who_may_only_read(self, viewer: Client) -> None:
-        row = a_recurring_task(task="tests.tasks.sign_in_many", args=["ann", "hunter2", "swordfish"], kwargs={"ftp": "t0p"})
+        row = a_recurring_task(
+            task="tests.tasks.sign_in_many",
+            args=["ann", "hunter2", "swordfish"],
+            kwargs={"ftp": "t0p"},
+        )
 
         text = viewer.get(url("change", row.pk)).text
 
-        assert "ann" in text and not [secret for secret in ("hunter2", "swordfish", "t0p") if secret in text]
+        assert "ann" in text and not [
+            secret for secret in ("hunter2", "swordfish", "t0p") if secret in text
+        ]
 
     def test_it_can_be_disabled_enabled_and_run(self, maker: Client) -> None:
         row = a_recurring_task(is_from_code=True)
@@ -185,7 +235,9 @@ def test_its_page_shows_its_next_times_and_its_last_runs(viewer: Client, db: Any
     row, now = a_recurring_task(problem="shop.tasks.x is not known"), timezone.now()
     job = a_job(state=Job.State.FAILED)
     RecurringExecution.objects.create(task=row, run_at=now, job=job.pk)
-    RecurringExecution.objects.create(task=row, run_at=now - timedelta(days=1), job="0190a6c0-0000-7000-8000-000000000000")
+    RecurringExecution.objects.create(
+        task=row, run_at=now - timedelta(days=1), job="0190a6c0-0000-7000-8000-000000000000"
+    )
 
     text = viewer.get(url("change", row.pk)).text
 
@@ -224,7 +276,10 @@ def test_the_list_costs_as_many_queries_for_20_as_for_one(viewer: Client, db: An
         ({"cron": "0 9 1 * mon"}, "0 9 1 * mon (Europe/Berlin)"),
         ({"cron": "nonsense"}, "nonsense (Europe/Berlin)"),
         ({"cron": "", "every": timedelta(minutes=90)}, "every 1 h 30 min"),
-        ({"cron": "", "every": timedelta(seconds=30), "drift": True}, "every 30 s, from the end of a run"),
+        (
+            {"cron": "", "every": timedelta(seconds=30), "drift": True},
+            "every 30 s, from the end of a run",
+        ),
     ],
 )
 def test_a_schedule_is_said_in_words(values: dict[str, Any], words: str) -> None:

@@ -37,7 +37,9 @@ def test_list_is_read_from_the_primary(rows: dict[str, Any], maker: Client, page
 
 
 @pytest.mark.parametrize("state", ["ready", "scheduled", "blocked", "running", "failed"])
-def test_page_of_a_job_is_read_from_the_primary(rows: dict[str, Any], maker: Client, state: str) -> None:
+def test_page_of_a_job_is_read_from_the_primary(
+    rows: dict[str, Any], maker: Client, state: str
+) -> None:
     ended = {} if state == "failed" else {"finished_at": None}
     running = {"process": rows["process"]} if state == "running" else {}
     waiting = {"blocked_by": rows["semaphore"].pk} if state == "blocked" else {}
@@ -54,27 +56,38 @@ def test_object_is_read_from_the_primary(rows: dict[str, Any], maker: Client, pa
 
 @pytest.mark.parametrize(("page", "verb"), VERBS)
 @pytest.mark.parametrize("way", ["button", "selection", "question"])
-def test_verb_is_done_in_the_primary(rows: dict[str, Any], maker: Client, page: str, verb: str, way: str) -> None:
+def test_verb_is_done_in_the_primary(
+    rows: dict[str, Any], maker: Client, page: str, verb: str, way: str
+) -> None:
     prepare(rows, verb, page)
     before, pk = snapshot(), rows[page].pk
 
     if way == "button":
-        answer = maker.post(url(page, verb, pk), {"confirmed": "yes", "value": VALUES.get(verb, "")})
+        answer = maker.post(
+            url(page, verb, pk), {"confirmed": "yes", "value": VALUES.get(verb, "")}
+        )
     elif way == "selection":
         answer = act(maker, page, verb, pk)
     else:
-        answer = maker.post(url(page), {"action": verb, "_selected_action": [str(pk)], "select_across": "1"})
+        answer = maker.post(
+            url(page), {"action": verb, "_selected_action": [str(pk)], "select_across": "1"}
+        )
 
     assert answer.status_code in (302, 200)
     assert way == "question" or snapshot() != before
 
 
-def test_recurring_task_is_made_changed_and_deleted_in_the_primary(rows: dict[str, Any], maker: Client) -> None:
+def test_recurring_task_is_made_changed_and_deleted_in_the_primary(
+    rows: dict[str, Any], maker: Client
+) -> None:
     assert maker.get(url("recurringtask", "add")).status_code == 200
     assert maker.post(url("recurringtask", "add"), GIVEN).status_code == 302
     made = RecurringTask.objects.using("default").get(name="report")
 
-    assert maker.post(url("recurringtask", "change", made.pk), {**GIVEN, "args": "[2]"}).status_code == 302
+    assert (
+        maker.post(url("recurringtask", "change", made.pk), {**GIVEN, "args": "[2]"}).status_code
+        == 302
+    )
     assert maker.post(url("recurringtask", "run", made.pk)).status_code == 302
     assert maker.get(url("recurringtask", "delete", made.pk)).status_code == 200
     assert maker.post(url("recurringtask", "delete", made.pk), {"post": "yes"}).status_code == 302

@@ -34,17 +34,23 @@ def running(process: Any) -> Job:
 
 class TestExpires:
     @pytest.mark.parametrize("state", [State.READY, State.SCHEDULED, State.BLOCKED])
-    def test_what_expired_while_it_waited_does_not_look_as_if_it_ran(self, viewer: Client, db: Any, state: State) -> None:
+    def test_what_expired_while_it_waited_does_not_look_as_if_it_ran(
+        self, viewer: Client, db: Any, state: State
+    ) -> None:
         Queue.objects.create(name="default"), Queue.objects.pause()
 
         blocked = {"blocked_by": "a key"} if state == State.BLOCKED else {}
-        said = why(viewer, a_job(state=state, expires_at=soon(-10.5), run_after=soon(-20), **blocked))
+        said = why(
+            viewer, a_job(state=state, expires_at=soon(-10.5), run_after=soon(-20), **blocked)
+        )
 
         assert "It expired 10 min 30 s ago" in said
         assert "It does not run: it is discarded when a worker comes to it." in said
         assert "paused" not in said
 
-    def test_what_is_due_only_after_it_expires_does_not_either(self, viewer: Client, db: Any) -> None:
+    def test_what_is_due_only_after_it_expires_does_not_either(
+        self, viewer: Client, db: Any
+    ) -> None:
         said = why(viewer, a_job(state=State.SCHEDULED, expires_at=soon(10.5), run_after=soon(20)))
 
         assert "It does not run: it expires in 10 min" in said
@@ -56,8 +62,13 @@ class TestExpires:
         a_job(expires_at=soon(-10))
         assert viewer.get(reverse(LIST)).text.count(">expired<") == 1
 
-    def test_the_list_says_when_what_is_scheduled_runs_and_what_is_blocked_waits_for(self, viewer: Client, db: Any) -> None:
-        a_job(state=State.SCHEDULED, run_after=soon(10.5)), a_job(state=State.BLOCKED, blocked_by="rate mail")
+    def test_the_list_says_when_what_is_scheduled_runs_and_what_is_blocked_waits_for(
+        self, viewer: Client, db: Any
+    ) -> None:
+        (
+            a_job(state=State.SCHEDULED, run_after=soon(10.5)),
+            a_job(state=State.BLOCKED, blocked_by="rate mail"),
+        )
 
         text = viewer.get(reverse(LIST)).text
 
@@ -82,7 +93,10 @@ class TestPriority:
 
         assert "Set priority: 2 jobs" in asked.text
         assert 'name="value"' in asked.text
-        assert "Given priority 50: 2 jobs. Left as they are: 1." in operator.get(done.headers["Location"]).text
+        assert (
+            "Given priority 50: 2 jobs. Left as they are: 1."
+            in operator.get(done.headers["Location"]).text
+        )
         assert sorted(Job.objects.values_list("priority", flat=True)) == [0, 50, 50]
 
     def test_of_one_job_too(self, operator: Client, db: Any) -> None:
@@ -93,7 +107,9 @@ class TestPriority:
         assert Job.objects.get().priority == -7
 
     @pytest.mark.parametrize("value", ["", "101", "-101", "1.5", "high"])
-    def test_what_is_no_priority_is_asked_for_again(self, operator: Client, db: Any, value: str) -> None:
+    def test_what_is_no_priority_is_asked_for_again(
+        self, operator: Client, db: Any, value: str
+    ) -> None:
         asked = act(operator, "reprioritise", [a_job().pk], confirmed="yes", value=value)
 
         assert (asked.status_code, Job.objects.get().priority) == (200, 0)
@@ -106,7 +122,9 @@ class TestProgress:
 
         text = viewer.get(page(running)).text
 
-        assert '<progress class="dbq-bar" value="0.2500" aria-label="1,250 of 5,000 (25 %)">' in text
+        assert (
+            '<progress class="dbq-bar" value="0.2500" aria-label="1,250 of 5,000 (25 %)">' in text
+        )
         assert "&lt;b&gt;customers&lt;/b&gt;" in text
 
     def test_without_a_total_there_is_no_bar(self, viewer: Client, running: Job) -> None:
@@ -153,7 +171,10 @@ def test_what_was_logged_is_folded_and_escaped(viewer: Client, failed: Any) -> N
 
     text = viewer.get(page(job)).text
 
-    assert re.search(r"<details><summary>Log</summary><pre class=.dbq-text.>12:00 INFO shop: &lt;script&gt;", text)
+    assert re.search(
+        r"<details><summary>Log</summary><pre class=.dbq-text.>12:00 INFO shop: &lt;script&gt;",
+        text,
+    )
     assert "<script>alert" not in text
     assert "<summary>Log" not in viewer.get(page(quiet)).text
 

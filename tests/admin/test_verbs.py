@@ -20,7 +20,9 @@ JOBS = reverse("admin:dbqueue_job_changelist")
 State = Job.State
 
 
-def test_one_job_is_retried_at_once_by_its_button(operator: Client, failed: Callable[..., Job]) -> None:
+def test_one_job_is_retried_at_once_by_its_button(
+    operator: Client, failed: Callable[..., Job]
+) -> None:
     job = failed()
 
     answer = press(operator, "job", "retry", job.pk)
@@ -28,7 +30,11 @@ def test_one_job_is_retried_at_once_by_its_button(operator: Client, failed: Call
     assert "Ready to run again: 1 job." in answer.text
     assert states() == [State.READY]
     entry = LogEntry.objects.get()
-    assert (entry.object_id, entry.change_message, entry.user.username) == (str(job.pk), "Ready to run again: 1 job.", "operator")
+    assert (entry.object_id, entry.change_message, entry.user.username) == (
+        str(job.pk),
+        "Ready to run again: 1 job.",
+        "operator",
+    )
 
 
 def test_a_job_is_discarded_after_a_confirmation(operator: Client, db: Any) -> None:
@@ -43,7 +49,9 @@ def test_a_job_is_discarded_after_a_confirmation(operator: Client, db: Any) -> N
     assert states() == [State.DISCARDED]
 
 
-def test_a_verb_that_does_not_apply_changes_nothing_and_says_so(operator: Client, process: Process) -> None:
+def test_a_verb_that_does_not_apply_changes_nothing_and_says_so(
+    operator: Client, process: Process
+) -> None:
     job = a_job(state=State.RUNNING, process=process)
 
     for verb in ("retry", "discard"):
@@ -55,7 +63,9 @@ def test_a_verb_that_does_not_apply_changes_nothing_and_says_so(operator: Client
     assert not LogEntry.objects.exists()
 
 
-def test_a_single_selected_job_is_retried_without_a_question(operator: Client, failed: Callable[..., Job]) -> None:
+def test_a_single_selected_job_is_retried_without_a_question(
+    operator: Client, failed: Callable[..., Job]
+) -> None:
     job = failed()
 
     assert act(operator, "retry", [job.pk]).status_code == 302
@@ -74,13 +84,17 @@ def test_a_selection_is_retried_after_a_confirmation_that_works_without_javascri
     for pk in chosen:
         assert f'<input type="hidden" name="_selected_action" value="{pk}">' in asked.text
     done = operator.post(
-        JOBS, {"action": "retry", "_selected_action": chosen, "select_across": "0", "confirmed": "yes"}, follow=True
+        JOBS,
+        {"action": "retry", "_selected_action": chosen, "select_across": "0", "confirmed": "yes"},
+        follow=True,
     )
     assert "Ready to run again: 2 jobs. Left as they are: 1." in done.text
     assert states() == [State.READY, State.READY, State.SUCCESSFUL, State.FAILED]
 
 
-def test_all_by_filter_are_discarded_and_the_question_names_the_filter(operator: Client, failed: Callable[..., Job]) -> None:
+def test_all_by_filter_are_discarded_and_the_question_names_the_filter(
+    operator: Client, failed: Callable[..., Job]
+) -> None:
     mail = [failed(queue="mail").pk for number in range(3)]
     failed(queue="default")
     query = "?queue=mail&state=failed"
@@ -90,20 +104,39 @@ def test_all_by_filter_are_discarded_and_the_question_names_the_filter(operator:
     assert "Discard: 3 jobs" in asked.text
     assert "<code>queue=mail</code>" in asked.text and "<code>state=failed</code>" in asked.text
     done = operator.post(
-        JOBS + query, {"action": "discard", "_selected_action": mail[:1], "select_across": "1", "confirmed": "yes"}, follow=True
+        JOBS + query,
+        {
+            "action": "discard",
+            "_selected_action": mail[:1],
+            "select_across": "1",
+            "confirmed": "yes",
+        },
+        follow=True,
     )
     assert "Discarded: 3 jobs." in done.text
     assert states() == [State.DISCARDED] * 3 + [State.FAILED]
 
 
-def test_all_by_a_search_and_by_a_failure_are_retried(operator: Client, failed: Callable[..., Job]) -> None:
+def test_all_by_a_search_and_by_a_failure_are_retried(
+    operator: Client, failed: Callable[..., Job]
+) -> None:
     failure = a_failure("Out of stock")
     one, other = failed(failure, task="shop.tasks.ship"), failed(failure)
     failed(task="shop.tasks.ship")
 
-    act(operator, "retry", [one.pk], f"?failure={failure.pk}&q=ship", select_across="1", confirmed="yes")
+    act(
+        operator,
+        "retry",
+        [one.pk],
+        f"?failure={failure.pk}&q=ship",
+        select_across="1",
+        confirmed="yes",
+    )
 
-    assert dict(Job.objects.filter(pk__in=[one.pk, other.pk]).values_list("pk", "state")) == {one.pk: "ready", other.pk: "failed"}
+    assert dict(Job.objects.filter(pk__in=[one.pk, other.pk]).values_list("pk", "state")) == {
+        one.pk: "ready",
+        other.pk: "failed",
+    }
     assert Job.objects.failed().count() == 2
 
 
@@ -114,11 +147,22 @@ def test_all_are_changed_by_one_statement_however_many(operator: Client, db: Any
     with CaptureQueriesContext(connection) as seen:
         act(operator, "discard", [pk], select_across="1", confirmed="yes")
 
-    assert len([query for query in seen if query["sql"].startswith("UPDATE") and "dbqueue_job" in query["sql"]]) == 1
+    assert (
+        len(
+            [
+                query
+                for query in seen
+                if query["sql"].startswith("UPDATE") and "dbqueue_job" in query["sql"]
+            ]
+        )
+        == 1
+    )
     assert set(states()) == {State.DISCARDED}
 
 
-def test_more_than_can_be_counted_are_said_to_be_more(operator: Client, monkeypatch: pytest.MonkeyPatch, db: Any) -> None:
+def test_more_than_can_be_counted_are_said_to_be_more(
+    operator: Client, monkeypatch: pytest.MonkeyPatch, db: Any
+) -> None:
     monkeypatch.setattr("django_dbqueue.models.bounded_count.LIMIT", 100)
     Job.objects.bulk_create([Job(task="shop.tasks.ship", queue="mail") for number in range(150)])
     pk = Job.objects.first().pk  # type: ignore[union-attr]
@@ -127,7 +171,9 @@ def test_more_than_can_be_counted_are_said_to_be_more(operator: Client, monkeypa
     assert "Discard: 100+ jobs" in asked.text
 
     done = operator.post(
-        JOBS, {"action": "discard", "_selected_action": pk, "select_across": "1", "confirmed": "yes"}, follow=True
+        JOBS,
+        {"action": "discard", "_selected_action": pk, "select_across": "1", "confirmed": "yes"},
+        follow=True,
     )
     assert "Discarded: 150 jobs." in done.text
 

@@ -33,7 +33,9 @@ def number(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return given
 
 
-def test_it_asks_on_the_confirmation_page(operator: Client, number: list[Any], failed: Callable[..., Job]) -> None:
+def test_it_asks_on_the_confirmation_page(
+    operator: Client, number: list[Any], failed: Callable[..., Job]
+) -> None:
     asked = act(operator, "retry", [failed().pk])
 
     assert "How many" in asked.text and "At most nine." in asked.text
@@ -41,14 +43,19 @@ def test_it_asks_on_the_confirmation_page(operator: Client, number: list[Any], f
     assert number == []
 
 
-def test_it_is_done_with_the_value(operator: Client, number: list[Any], failed: Callable[..., Job]) -> None:
+def test_it_is_done_with_the_value(
+    operator: Client, number: list[Any], failed: Callable[..., Job]
+) -> None:
     done = act(operator, "retry", [failed().pk], confirmed="yes", value="7")
 
     assert done.status_code == 302
     assert number == [7]
 
 
-@pytest.mark.parametrize(("value", "said"), [("", "required"), ("ten", "whole number"), ("10", "less than or equal to 9")])
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("", "required"), ("ten", "whole number"), ("10", "less than or equal to 9")],
+)
 def test_it_asks_again_for_a_value_that_cannot_be(
     operator: Client, number: list[Any], failed: Callable[..., Job], value: str, said: str
 ) -> None:
@@ -73,7 +80,10 @@ def test_a_button_asks_too_and_the_history_names_the_value(
     monkeypatch.setattr(type(page), "carry_out", _with_verb(type(page).carry_out, jobs.RETRY))
 
     assert "How many" in press(operator, "job", "retry", job.pk).text
-    assert "Noted 3: 1 job." in press(operator, "job", "retry", job.pk, confirmed="yes", value="3").text
+    assert (
+        "Noted 3: 1 job."
+        in press(operator, "job", "retry", job.pk, confirmed="yes", value="3").text
+    )
     assert LogEntry.objects.get().change_message == "Noted 3: 1 job."
 
 

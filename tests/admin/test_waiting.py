@@ -27,18 +27,27 @@ def why(client: Client, job: Job) -> str:
     return re.sub(r"<[^>]+>", "", found[1]) if found else ""
 
 
-def test_nothing_is_said_of_a_job_that_does_not_wait(viewer: Client, failed: Callable[..., Job]) -> None:
+def test_nothing_is_said_of_a_job_that_does_not_wait(
+    viewer: Client, failed: Callable[..., Job]
+) -> None:
     assert why(viewer, failed()) == ""
 
 
 def test_it_is_scheduled(viewer: Client, db: Any) -> None:
-    job = a_job(state=Job.State.SCHEDULED, run_after=timezone.now() + timedelta(minutes=10, seconds=30))
+    job = a_job(
+        state=Job.State.SCHEDULED, run_after=timezone.now() + timedelta(minutes=10, seconds=30)
+    )
 
     assert "It is scheduled in 10 min" in why(viewer, job)
 
 
 def test_it_is_tried_again(viewer: Client, db: Any) -> None:
-    job = a_job(state=Job.State.SCHEDULED, run_after=timezone.now() + timedelta(minutes=10, seconds=30), attempt=1, failures=1)
+    job = a_job(
+        state=Job.State.SCHEDULED,
+        run_after=timezone.now() + timedelta(minutes=10, seconds=30),
+        attempt=1,
+        failures=1,
+    )
 
     assert "It failed before, and is tried again in 10 min" in why(viewer, job)
 
@@ -64,7 +73,9 @@ def test_its_queue_is_paused_for_a_while(viewer: Client, db: Any) -> None:
     Queue.objects.named("default").pause(until=timedelta(hours=1))
     job = a_job()
 
-    assert re.search(r"Its queue “default” is paused, since [\d:\- ]+, until [\d:\- ]+\.", why(viewer, job))
+    assert re.search(
+        r"Its queue “default” is paused, since [\d:\- ]+, until [\d:\- ]+\.", why(viewer, job)
+    )
     Queue.objects.update(resume_at=timezone.now() - timedelta(minutes=1))
 
     assert "paused" not in why(viewer, job)

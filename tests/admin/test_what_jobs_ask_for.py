@@ -19,7 +19,10 @@ from .conftest import VIEW, a_batch, a_client, a_job, an_execution
 from .test_jobs import ids, page
 
 State = Job.State
-COFFEE = [{"task": f"shop.coffee.{name}", "queue": "default", "priority": 0} for name in ("grind", "brew", "pour")]
+COFFEE = [
+    {"task": f"shop.coffee.{name}", "queue": "default", "priority": 0}
+    for name in ("grind", "brew", "pour")
+]
 
 
 def shown(client: Client, job: Job) -> str:
@@ -33,14 +36,26 @@ def a_pipeline(stage: int = 0, **values: Any) -> Job:
 
 def stages(client: Client, job: Job) -> list[tuple[bool, str]]:
     """Each stage: whether it is the current one, and what is said of it."""
-    found = re.findall(r'<li( aria-current="step")?><span class="dbq-stage">(.*?)</li>', client.get(page(job)).text, re.S)
-    return [(bool(current), " ".join(re.sub(r"<[^>]+>", " ", said).split())) for current, said in found]
+    found = re.findall(
+        r'<li( aria-current="step")?><span class="dbq-stage">(.*?)</li>',
+        client.get(page(job)).text,
+        re.S,
+    )
+    return [
+        (bool(current), " ".join(re.sub(r"<[^>]+>", " ", said).split())) for current, said in found
+    ]
 
 
-def test_a_job_that_asks_for_nothing_shows_nothing_of_it(viewer: Client, failed: Callable[..., Job]) -> None:
+def test_a_job_that_asks_for_nothing_shows_nothing_of_it(
+    viewer: Client, failed: Callable[..., Job]
+) -> None:
     text = viewer.get(page(failed())).text
 
-    assert not [word for word in ("dbq-stages", "dbq-limits", "dbq-children", "field-key", "field-linked_batch") if word in text]
+    assert not [
+        word
+        for word in ("dbq-stages", "dbq-limits", "dbq-children", "field-key", "field-linked_batch")
+        if word in text
+    ]
 
 
 class TestKeys:
@@ -50,14 +65,18 @@ class TestKeys:
         assert re.search(r'field-key.*?<div class="readonly">order 42</div>', text, re.S)
         assert re.search(r'field-version.*?<div class="readonly">7</div>', text, re.S)
 
-    def test_a_job_that_was_asked_for_again_while_it_runs_says_so(self, viewer: Client, process: Any) -> None:
+    def test_a_job_that_was_asked_for_again_while_it_runs_says_so(
+        self, viewer: Client, process: Any
+    ) -> None:
         values = {"key": "shop.tasks.index 42", "asked_again": True}
         running, waiting = (
             a_job(state=State.RUNNING, process=process, **values),
             a_job(key="shop.tasks.index 43"),
         )
 
-        assert "It was asked for again. When this run has ended, it runs once more" in shown(viewer, running)
+        assert "It was asked for again. When this run has ended, it runs once more" in shown(
+            viewer, running
+        )
         assert "It was asked for again" not in shown(viewer, waiting)
 
     def test_attempts_of_earlier_runs_are_told_apart(self, viewer: Client, db: Any) -> None:
@@ -74,7 +93,9 @@ class TestKeys:
         assert "&lt;b&gt;42&lt;/b&gt;" in viewer.get(reverse("admin:dbqueue_job_changelist")).text
 
     @pytest.mark.parametrize(
-        "text", ["key:42", "key: 42", "key:shop.tasks.index 42", "key:index 42"], ids=["alone", "space", "path", "name"]
+        "text",
+        ["key:42", "key: 42", "key:shop.tasks.index 42", "key:index 42"],
+        ids=["alone", "space", "path", "name"],
     )
     def test_jobs_are_found_by_it(self, viewer: Client, db: Any, text: str) -> None:
         job = a_job(key="shop.tasks.index 42")
@@ -82,9 +103,14 @@ class TestKeys:
 
         assert ids(viewer, f"?q={text}") == [str(job.pk)]
 
-    def test_a_key_alone_is_sought_behind_each_known_task_by_the_index(self, viewer: Client, db: Any) -> None:
+    def test_a_key_alone_is_sought_behind_each_known_task_by_the_index(
+        self, viewer: Client, db: Any
+    ) -> None:
         TaskState.objects.know(["shop.tasks.index", "shop.tasks.ship"])
-        one, other = a_job(key="shop.tasks.index a b"), a_job(key="shop.tasks.ship a b", task="shop.tasks.other_stage")
+        one, other = (
+            a_job(key="shop.tasks.index a b"),
+            a_job(key="shop.tasks.ship a b", task="shop.tasks.other_stage"),
+        )
         viewer.get(reverse("admin:dbqueue_job_changelist"))
 
         with CaptureQueriesContext(connection) as seen:
@@ -94,11 +120,20 @@ class TestKeys:
 
 
 class TestPipelines:
-    def test_the_stages_are_a_line_with_the_current_one_marked(self, viewer: Client, db: Any) -> None:
+    def test_the_stages_are_a_line_with_the_current_one_marked(
+        self, viewer: Client, db: Any
+    ) -> None:
         job = a_pipeline(1, state=State.FAILED, attempt=2)
-        an_execution(job, attempt=1, stage=0), an_execution(job, attempt=2, stage=1, outcome="failed")
+        (
+            an_execution(job, attempt=1, stage=0),
+            an_execution(job, attempt=2, stage=1, outcome="failed"),
+        )
 
-        assert stages(viewer, job) == [(False, "grind ✓ Done"), (True, "brew ✕ Failed"), (False, "pour")]
+        assert stages(viewer, job) == [
+            (False, "grind ✓ Done"),
+            (True, "brew ✕ Failed"),
+            (False, "pour"),
+        ]
 
     def test_each_attempt_has_its_stage(self, viewer: Client, db: Any) -> None:
         job = a_pipeline(2, state=State.SUCCESSFUL, attempt=4, attempts_before=1)
@@ -121,7 +156,9 @@ class TestPipelines:
     def test_the_jobs_that_it_has_become_are_linked(self, viewer: Client, db: Any) -> None:
         children = [a_pipeline(2), a_pipeline(2, state=State.FAILED)]
         gone = "0190a6c0-0000-7000-8000-000000000000"
-        job = a_pipeline(1, state=State.SUCCESSFUL, result=[*(str(child.pk) for child in children), gone])
+        job = a_pipeline(
+            1, state=State.SUCCESSFUL, result=[*(str(child.pk) for child in children), gone]
+        )
 
         text = viewer.get(page(job)).text
 
@@ -129,15 +166,22 @@ class TestPipelines:
         assert "and 1 more" in text and gone not in re.findall(r'href="[^"]*"', text)
 
     @pytest.mark.parametrize("result", ["text", ["a", 1], [None], {"a": 1}, []])
-    def test_a_result_of_another_kind_has_no_jobs(self, viewer: Client, db: Any, result: Any) -> None:
-        assert "dbq-children" not in viewer.get(page(a_pipeline(1, state=State.SUCCESSFUL, result=result))).text
+    def test_a_result_of_another_kind_has_no_jobs(
+        self, viewer: Client, db: Any, result: Any
+    ) -> None:
+        assert (
+            "dbq-children"
+            not in viewer.get(page(a_pipeline(1, state=State.SUCCESSFUL, result=result))).text
+        )
 
 
 class TestLimits:
     ACCOUNT: dict[str, Any] = {"key": "shop.tasks.charge account=17", "most": 2, "discard": False}
     RATE: dict[str, Any] = {"key": "rate mail", "every": 0.6, "burst": 10}
 
-    def test_each_limit_says_how_many_of_how_many_are_taken(self, viewer: Client, process: Any) -> None:
+    def test_each_limit_says_how_many_of_how_many_are_taken(
+        self, viewer: Client, process: Any
+    ) -> None:
         Semaphore.objects.create(key="shop.tasks.charge account=17", most=2)
         holder = a_job(state=State.RUNNING, process=process, limits=[self.ACCOUNT])
         Slot.objects.create(semaphore_id="shop.tasks.charge account=17", job=holder, attempt=1)
@@ -154,12 +198,17 @@ class TestLimits:
 
     def test_it_is_linked_for_who_may_view_it(self, viewer: Client, db: Any) -> None:
         Semaphore.objects.create(key="rate mail", every=timedelta(seconds=0.6))
-        job, address = a_job(limits=[self.RATE]), reverse("admin:dbqueue_semaphore_change", args=["rate mail"])
+        job, address = (
+            a_job(limits=[self.RATE]),
+            reverse("admin:dbqueue_semaphore_change", args=["rate mail"]),
+        )
 
         assert address in viewer.get(page(job)).text
         assert address not in a_client("of jobs alone", ["view_job"]).get(page(job)).text
 
-    def test_a_limited_job_costs_two_queries_more_however_many_limits_it_has(self, viewer: Client, db: Any) -> None:
+    def test_a_limited_job_costs_two_queries_more_however_many_limits_it_has(
+        self, viewer: Client, db: Any
+    ) -> None:
         def queries(job: Job) -> int:
             viewer.get(page(job))
             with CaptureQueriesContext(connection) as seen:
@@ -191,7 +240,10 @@ class TestBatches:
         batch = a_batch(job)
 
         assert ids(viewer, f"?batch={batch.pk}") == [str(job.pk)]
-        assert "Prices of May" in viewer.get(reverse("admin:dbqueue_job_changelist") + f"?batch={batch.pk}").text
+        assert (
+            "Prices of May"
+            in viewer.get(reverse("admin:dbqueue_job_changelist") + f"?batch={batch.pk}").text
+        )
         assert ids(viewer, "?batch=0190a6c0-0000-7000-8000-000000000000") == []
 
     def test_what_is_no_batch_leads_back_to_the_list(self, viewer: Client, db: Any) -> None:

@@ -17,7 +17,8 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.browser,
     pytest.mark.skipif(
-        connection.vendor != "sqlite", reason="What a browser shows is the same on each database: once is enough."
+        connection.vendor != "sqlite",
+        reason="What a browser shows is the same on each database: once is enough.",
     ),
 ]
 
@@ -43,7 +44,11 @@ class Visitor:
         return self.text()
 
     def complaints(self) -> list[str]:
-        return [entry["message"] for entry in self.browser.get_log("browser") if "favicon" not in entry["message"]]
+        return [
+            entry["message"]
+            for entry in self.browser.get_log("browser")
+            if "favicon" not in entry["message"]
+        ]
 
     def _wait_for_another_page(self, before) -> None:
         from selenium.webdriver.support.expected_conditions import staleness_of
@@ -58,7 +63,12 @@ def operator(chromium, live_server, client):
     client.force_login(user)
     visitor = Visitor(chromium, live_server.url)
     visitor.go("/admin/login/")
-    chromium.add_cookie({"name": settings.SESSION_COOKIE_NAME, "value": client.cookies[settings.SESSION_COOKIE_NAME].value})
+    chromium.add_cookie(
+        {
+            "name": settings.SESSION_COOKIE_NAME,
+            "value": client.cookies[settings.SESSION_COOKIE_NAME].value,
+        }
+    )
     return visitor
 
 
@@ -72,7 +82,17 @@ def trouble():
 
 def test_each_page_opens_and_the_browser_has_nothing_to_complain_of(operator, trouble):
     a_process("worker@web1:1:abc")
-    for model in ["job", "failure", "hangedjob", "queue", "taskstate", "process", "recurringtask", "batch", "semaphore"]:
+    for model in [
+        "job",
+        "failure",
+        "hangedjob",
+        "queue",
+        "taskstate",
+        "process",
+        "recurringtask",
+        "batch",
+        "semaphore",
+    ]:
         assert "Job queue" in operator.go(f"/admin/dbqueue/{model}/")
     assert operator.go(f"/admin/dbqueue/job/{Job.objects.first().pk}/change/")
 

@@ -26,14 +26,24 @@ HARM, CALM = 12.0, 12.0
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--database", choices=[*SERVERS, "both"], default="both")
-    parser.add_argument("--seconds", type=float, default=180, help="How long harm is done on each database.")
+    parser.add_argument(
+        "--seconds", type=float, default=180, help="How long harm is done on each database."
+    )
     parser.add_argument("--rate", type=float, default=40, help="Jobs a second.")
-    parser.add_argument("--dead-after", type=float, default=30, help="As the option; the interval of beats is a sixth of it.")
+    parser.add_argument(
+        "--dead-after",
+        type=float,
+        default=30,
+        help="As the option; the interval of beats is a sixth of it.",
+    )
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     given = parser.parse_args()
     if given.database == "both":
         # Each in a process of its own, since a process has one DATABASE_URL.
-        commands = [[sys.executable, "-m", "tests.chaos", *sys.argv[1:], "--database", each] for each in SERVERS]
+        commands = [
+            [sys.executable, "-m", "tests.chaos", *sys.argv[1:], "--database", each]
+            for each in SERVERS
+        ]
         return max(os.spawnv(os.P_WAIT, sys.executable, command) for command in commands)
     return run(given)
 
@@ -43,7 +53,11 @@ def run(given: argparse.Namespace) -> int:
     random.seed(given.seed)
     server = SERVERS[given.database]()
     line, cut_url = in_front_of(server.url)
-    beat = {"beat_interval": given.dead_after / 6, "dead_after": given.dead_after, "timeout_grace": 1}
+    beat = {
+        "beat_interval": given.dead_after / 6,
+        "dead_after": given.dead_after,
+        "timeout_grace": 1,
+    }
     env = {
         "DJANGO_SETTINGS_MODULE": "tests.settings",
         "DBQUEUE_OPTIONS": json.dumps({**beat, "task_modules": ["tests.chaos.tasks"]}),
@@ -65,7 +79,10 @@ def run(given: argparse.Namespace) -> int:
 
     call_command("migrate", run_syncdb=True, verbosity=0)
     folder = Path(tempfile.mkdtemp(prefix="dbqueue-chaos-log-"))
-    hosts = [Host("a", server.url, None, env, folder / "a.log"), Host("b", cut_url, line, env, folder / "b.log")]
+    hosts = [
+        Host("a", server.url, None, env, folder / "a.log"),
+        Host("b", cut_url, line, env, folder / "b.log"),
+    ]
     silence = given.dead_after * 1.2
     monkey, load, watch = Monkey(hosts, server, silence), Load(given.rate), Watch(given.dead_after)
     operators, holder = Operators(), Holder()
@@ -93,7 +110,16 @@ def run(given: argparse.Namespace) -> int:
         server.close()
         line.close()
     done = monkey.done + operators.done + holder.done
-    print("\n".join(["", *(f"{number:4} × {name}" for name, number in sorted(done.items())), "", *found.lines()]))
+    print(
+        "\n".join(
+            [
+                "",
+                *(f"{number:4} × {name}" for name, number in sorted(done.items())),
+                "",
+                *found.lines(),
+            ]
+        )
+    )
     print(f"exit codes at the end      {codes}\nlogs                       {folder}\n", flush=True)
     return 0 if found.is_clean and through and codes == [0, 0] else 1
 

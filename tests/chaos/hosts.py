@@ -18,17 +18,35 @@ ROOT = Path(__file__).parent.parent.parent
 class Host:
     """One ``runqueue``, kept alive as a service manager would. ``line`` is between it and the database."""
 
-    def __init__(self, name: str, url: str, line: Proxy | None, env: dict[str, str], log: Path) -> None:
+    def __init__(
+        self, name: str, url: str, line: Proxy | None, env: dict[str, str], log: Path
+    ) -> None:
         self.name, self.line, self._log = name, line, log.open("a")
         self._env = {**os.environ, **env, "DATABASE_URL": url}
         self.start()
 
     def start(self) -> None:
         self._started_at = time.monotonic()
-        command = [sys.executable, "-m", "django", "runqueue", "--processes", "2", "--threads", "4", "--shutdown-timeout", "1"]
+        command = [
+            sys.executable,
+            "-m",
+            "django",
+            "runqueue",
+            "--processes",
+            "2",
+            "--threads",
+            "4",
+            "--shutdown-timeout",
+            "1",
+        ]
         command += ["--queues", "*,-unserved"]
         self._process = subprocess.Popen(
-            command, env=self._env, cwd=ROOT, stdout=self._log, stderr=self._log, start_new_session=True
+            command,
+            env=self._env,
+            cwd=ROOT,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
         )
 
     def keep_alive(self) -> None:
@@ -45,7 +63,11 @@ class Host:
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
                 state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-                if int(parent) == self.pid and state != "Z" and "spawn_main" in (stat.parent / "cmdline").read_text():
+                if (
+                    int(parent) == self.pid
+                    and state != "Z"
+                    and "spawn_main" in (stat.parent / "cmdline").read_text()
+                ):
                     found.append(int(stat.parent.name))
         return found
 

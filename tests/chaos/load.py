@@ -65,7 +65,11 @@ class Load(Background):
     def start(self) -> None:
         task = tasks.effect_of_a_time.module_path
         by_hand = [
-            RecurringTask(name=f"by hand {n}", task=tasks.effect_at_will_and_short.module_path, every=timedelta(days=1))
+            RecurringTask(
+                name=f"by hand {n}",
+                task=tasks.effect_at_will_and_short.module_path,
+                every=timedelta(days=1),
+            )
             for n in range(100)
         ]
         RecurringTask.objects.bulk_create(by_hand)
@@ -85,9 +89,13 @@ class Load(Background):
                 ended, since = number, time.monotonic()
             unfinished = Job.objects.exclude(state__in=["successful", "failed", "discarded"])
             if not unfinished.filter(task=tasks.effect_that_opens_a_batch.module_path).exists():
-                Batch.objects.filter(opened_until__isnull=False, sealed_at=None).update(opened_until=after(-1))
+                Batch.objects.filter(opened_until__isnull=False, sealed_at=None).update(
+                    opened_until=after(-1)
+                )
             # In this order: with its end a batch enqueues what follows it.
-            is_over = not Batch.objects.filter(finished_at=None).exists() and not unfinished.exists()
+            is_over = (
+                not Batch.objects.filter(finished_at=None).exists() and not unfinished.exists()
+            )
             time.sleep(0.2)
         return is_over
 
@@ -96,7 +104,10 @@ class Load(Background):
 
     def act(self) -> None:
         """If the database says no, it may have been committed or not: such jobs are not counted."""
-        if Job.objects.filter(state__in=["ready", "blocked"])[:MOST_WAITING].count() == MOST_WAITING:
+        if (
+            Job.objects.filter(state__in=["ready", "blocked"])[:MOST_WAITING].count()
+            == MOST_WAITING
+        ):
             return
         with transaction.atomic():
             results, note = random.choice(self._deeds)()
@@ -104,7 +115,9 @@ class Load(Background):
         note()
 
     def _effects(self):
-        results = random.choice(tasks.ALL).enqueue_many([(random.uniform(0, 0.2),) for _ in range(5)])
+        results = random.choice(tasks.ALL).enqueue_many(
+            [(random.uniform(0, 0.2),) for _ in range(5)]
+        )
         if random.random() < 0.02:
             results += [tasks.effect_that_hangs_at_first.enqueue(0.1)]
         return results, lambda: None
@@ -116,17 +129,28 @@ class Load(Background):
         names = [f"key {int(time.monotonic() // LIFE)}{letter}" for letter in "aA"]
         self._asked.update(names)
         asked = {name: self._asked[name] for name in names}
-        calls = [(name, each) for name, version in asked.items() for each in (version, max(version - 2, 0))]
-        results = [tasks.effect_of_a_version.using(version=version).enqueue(name, version) for name, version in calls]
+        calls = [
+            (name, each)
+            for name, version in asked.items()
+            for each in (version, max(version - 2, 0))
+        ]
+        results = [
+            tasks.effect_of_a_version.using(version=version).enqueue(name, version)
+            for name, version in calls
+        ]
         return results, lambda: self.versions.update(asked)
 
     def _limited(self):
         """One by one: as nobody sees a line, all are ready, and all workers claim them at once."""
         key = f"limit {random.randrange(LIMITED_KEYS)}"
-        return [tasks.effect_within_a_limit.enqueue(key, random.uniform(0, 0.2)) for _ in range(6)], lambda: None
+        return [
+            tasks.effect_within_a_limit.enqueue(key, random.uniform(0, 0.2)) for _ in range(6)
+        ], lambda: None
 
     def _walks(self):
-        return tasks.WALK.enqueue_many([(random.choice([0, 0, 2]),) for _ in range(2)]), lambda: None
+        return tasks.WALK.enqueue_many(
+            [(random.choice([0, 0, 2]),) for _ in range(2)]
+        ), lambda: None
 
     def _two_limits(self):
         """Many of one account, which stand in the bank's line too; some in a queue where they cannot run now, before others."""
@@ -135,7 +159,10 @@ class Load(Background):
         account, seconds = f"account {random.randrange(ACCOUNTS)}", random.uniform(0, 0.2)
         calls = [(account, seconds)] * (30 if queue == UNSERVED else random.choice([1, 1, 6]))
         results = tasks.effect_within_two_limits.using(queue_name=queue).enqueue_many(calls)
-        return [*results, tasks.effect_within_the_same_group.using(queue_name=queue).enqueue(seconds)], lambda: None
+        return [
+            *results,
+            tasks.effect_within_the_same_group.using(queue_name=queue).enqueue(seconds),
+        ], lambda: None
 
     def _debounced(self):
         """Often of one that runs, whose call must then wait however the attempt ends."""
@@ -143,10 +170,14 @@ class Load(Background):
         running = Job.objects.running().filter(task=tasks.effect_of_a_debounce.module_path).first()
         name = running.args[0] if running and random.random() < 0.7 else name
         began = datetime.now(timezone.utc)
-        result = tasks.effect_of_a_debounce.using(run_after=timedelta(seconds=tasks.PUT_OFF)).enqueue(name)
+        result = tasks.effect_of_a_debounce.using(
+            run_after=timedelta(seconds=tasks.PUT_OFF)
+        ).enqueue(name)
 
         def note():
-            self.put_off[result.id].append((datetime.now(timezone.utc), began + timedelta(seconds=tasks.PUT_OFF)))
+            self.put_off[result.id].append(
+                (datetime.now(timezone.utc), began + timedelta(seconds=tasks.PUT_OFF))
+            )
 
         return [result], note
 
@@ -155,11 +186,16 @@ class Load(Background):
         queue = random.choice(["default", PAUSABLE])
         how = {"run_after": wait, "queue_name": queue}
         results = tasks.effect_at_will.using(**how).enqueue_many([(random.uniform(0, 3),)] * 5)
-        return [*results, *tasks.effect_at_will_and_short.using(**how).enqueue_many([()] * 15)], lambda: None
+        return [
+            *results,
+            *tasks.effect_at_will_and_short.using(**how).enqueue_many([()] * 15),
+        ], lambda: None
 
     def _by_sql(self):
         with connection.cursor() as cursor:
-            cursor.execute("SELECT dbqueue_enqueue(%s, '[0.05]', key => %s)", [tasks.effect.module_path, None])
+            cursor.execute(
+                "SELECT dbqueue_enqueue(%s, '[0.05]', key => %s)", [tasks.effect.module_path, None]
+            )
             return [SimpleNamespace(id=str(cursor.fetchone()[0]))], lambda: None
 
     def _much(self):

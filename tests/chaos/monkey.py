@@ -20,7 +20,9 @@ from .servers import MariaDB, PostgreSQL
 class Monkey:
     """``killed_at`` is when each process was killed, by its id: as far as can be known, since ids may come again."""
 
-    def __init__(self, hosts: list[Host], server: PostgreSQL | MariaDB, longest_silence: float) -> None:
+    def __init__(
+        self, hosts: list[Host], server: PostgreSQL | MariaDB, longest_silence: float
+    ) -> None:
         self._hosts, self._server, self._silence = hosts, server, longest_silence
         self._healing: list[threading.Timer] = []
         self.done: Counter[str] = Counter()
@@ -81,9 +83,13 @@ class Monkey:
     def _terminate(self) -> None:
         with contextlib.suppress(Exception), connection.cursor() as cursor:
             if connection.vendor == "postgresql":
-                cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+                cursor.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+                )
                 return
-            cursor.execute("SELECT id FROM information_schema.processlist WHERE id <> connection_id()")
+            cursor.execute(
+                "SELECT id FROM information_schema.processlist WHERE id <> connection_id()"
+            )
             for (each,) in cursor.fetchall():
                 with contextlib.suppress(Exception):
                     cursor.execute(f"KILL {each}")

@@ -50,7 +50,10 @@ class Operators(Acting):
     def deeds(self) -> list[tuple[str, Callable[[], Any]]]:
         jobs = self._jobs()
         return [
-            ("discard hundreds", lambda: jobs.filter(pk__in=self._some(jobs.discardable())).discard()),
+            (
+                "discard hundreds",
+                lambda: jobs.filter(pk__in=self._some(jobs.discardable())).discard(),
+            ),
             ("reprioritise hundreds", lambda: jobs.reprioritise(random.choice([-1, 0, 1]))),
             ("move hundreds", lambda: jobs.move(random.choice(["default", PAUSABLE, UNSERVED]))),
             ("run now a hundred recurring tasks", self._run_now),
@@ -82,7 +85,9 @@ class Operators(Acting):
     def _stop_what_runs(self) -> None:
         before = dict(self._jobs().stoppable().values_list("pk", "attempt"))
         Job.objects.filter(pk__in=list(before)).stop()
-        stopped = self._jobs().asked_to_stop().filter(pk__in=list(before)).values_list("pk", "attempt")
+        stopped = (
+            self._jobs().asked_to_stop().filter(pk__in=list(before)).values_list("pk", "attempt")
+        )
         self.stopped.update({str(pk): attempt for pk, attempt in stopped if before[pk] == attempt})
 
     def _move_unserved(self) -> None:
@@ -91,7 +96,9 @@ class Operators(Acting):
         Job.objects.filter(pk__in=list(last)).move("default")
 
     def _run_now(self) -> None:
-        RecurringTask.objects.filter(name__startswith="by hand").run_now(lambda row, wait: enqueue(row, wait))
+        RecurringTask.objects.filter(name__startswith="by hand").run_now(
+            lambda row, wait: enqueue(row, wait)
+        )
 
 
 class Holder(Acting):
@@ -104,13 +111,21 @@ class Holder(Acting):
         super().__init__(2.0)
 
     def deeds(self) -> list[tuple[str, Callable[[], Any]]]:
-        jobs = Job.objects.filter(state__in=["ready", "running", "scheduled", "blocked"]).order_by("?")
+        jobs = Job.objects.filter(state__in=["ready", "running", "scheduled", "blocked"]).order_by(
+            "?"
+        )
         others = jobs.filter(key=None).exclude(task__in=tasks.AT_WILL)
         return [
             ("hold rows of jobs", lambda: self._hold(jobs[:200], self.SHORT)),
             *[("hold rows of jobs for long", lambda: self._hold(others[:200], self.LONG))] * 2,
-            ("hold rows of limits", lambda: self._hold(Semaphore.objects.order_by("pk"), self.SHORT)),
-            ("hold rows of batches", lambda: self._hold(Batch.objects.filter(finished_at=None), self.SHORT)),
+            (
+                "hold rows of limits",
+                lambda: self._hold(Semaphore.objects.order_by("pk"), self.SHORT),
+            ),
+            (
+                "hold rows of batches",
+                lambda: self._hold(Batch.objects.filter(finished_at=None), self.SHORT),
+            ),
         ]
 
     def _hold(self, rows: Any, seconds: tuple[float, float]) -> None:

@@ -22,7 +22,9 @@ def broken(load: Load, operators: Operators, watch: Watch) -> dict[str, list[str
     """By what the report says of it; each list must be empty."""
     executions = list(Execution.objects.order_by("attempt").defer("message", "traceback", "log"))
     return {
-        "could go on, and stood": [f"{what} for {seconds:.0f} s" for what, seconds in watch.idle.items()],
+        "could go on, and stood": [
+            f"{what} for {seconds:.0f} s" for what, seconds in watch.idle.items()
+        ],
         "stopped, and ran on": list(_stopped(operators.stopped, executions)),
         "debounced, and too early": list(_debounced(load, executions)),
         "limit exceeded": list(_limits(executions)),
@@ -75,12 +77,17 @@ def _held(interval: Interval, execution: Execution | None) -> Span | None:
     """
     ends = [end for end in (interval.ended_at, execution and execution.finished_at) if end]
     most = int(interval.key.partition("/")[2])
-    return Span(interval.began_at, min(ends), most) if ends and min(ends) > interval.began_at else None
+    return (
+        Span(interval.began_at, min(ends), most) if ends and min(ends) > interval.began_at else None
+    )
 
 
 def _too_many(spans: Iterable[Span]) -> int:
     """How many ran at a time, where one of them allows fewer; else 0."""
-    events = sorted([(span.began_at, 1, span.most) for span in spans] + [(span.ended_at, -1, span.most) for span in spans])
+    events = sorted(
+        [(span.began_at, 1, span.most) for span in spans]
+        + [(span.ended_at, -1, span.most) for span in spans]
+    )
     running, worst = Counter[int](), 0
     for _time, change, most in events:
         running[most] += change
@@ -105,10 +112,14 @@ def _keys(newest: dict[str, int], executions: Iterable[Execution]) -> Iterator[s
             yield f"{name}: it has version {version}, of {job.version} and {newest.get(name)}"
         elif not runs or runs[-1].value != version:
             yield f"{name}: version {version} is the last, and {runs and runs[-1].value} was run last"
-        ended = Counter(run.value for run in runs if outcomes.get((run.job, run.attempt)) == "successful")
+        ended = Counter(
+            run.value for run in runs if outcomes.get((run.job, run.attempt)) == "successful"
+        )
         if again := [value for value, times in ended.items() if times > 1]:
             yield f"{name}: versions {again} were successful more than once"
-    there = Job.objects.filter(task=tasks.effect_of_a_version.module_path).values_list("args", flat=True)
+    there = Job.objects.filter(task=tasks.effect_of_a_version.module_path).values_list(
+        "args", flat=True
+    )
     if gone := newest.keys() - {name for name, _version in there}:
         yield f"{gone}: there is no job"
 
@@ -122,7 +133,9 @@ def _pipelines(executions: Iterable[Execution]) -> Iterator[str]:
     walks = {job.pk: job for job in Job.objects.filter(pipeline__isnull=False)}
     children = {pk for job in walks.values() for pk in job.result or ()}
     for job in walks.values():
-        yield from _walk(job, 2 if str(job.pk) in children else 0, histories[job.pk], marks[str(job.pk)])
+        yield from _walk(
+            job, 2 if str(job.pk) in children else 0, histories[job.pk], marks[str(job.pk)]
+        )
     if missing := children - set(map(str, walks)):
         yield f"{missing}: they were fanned out to, and are not there"
 
@@ -138,7 +151,9 @@ def _walk(job: Any, first: int, history: list[Execution], marks: Counter[int]) -
     if extra := [stage for stage in marks if marks[stage] > tried[stage]]:
         yield f"{job.pk}: stages {extra} left more marks than they have executions"
     end = 2 if job.result else STAGES
-    if job.state == "successful" and (stage != end or any(not marks[each] for each in range(first, end))):
+    if job.state == "successful" and (
+        stage != end or any(not marks[each] for each in range(first, end))
+    ):
         yield f"{job.pk}: it ended before stage {stage}, with marks of {sorted(marks)}"
 
 
@@ -163,7 +178,9 @@ def _times() -> Iterator[str]:
     """One job each, and none is left out: what no dispatcher was there for is made up for."""
     rows = RecurringExecution.objects.filter(task__name=SCHEDULE)
     times = dict(rows.order_by("run_at").values_list("run_at", "job"))
-    jobs = set(Job.objects.filter(task=tasks.effect_of_a_time.module_path).values_list("pk", flat=True))
+    jobs = set(
+        Job.objects.filter(task=tasks.effect_of_a_time.module_path).values_list("pk", flat=True)
+    )
     if alone := jobs - set(times.values()):
         yield f"{len(alone)} jobs beside those of the times"
     if missing := [time for time, job in times.items() if job not in jobs]:

@@ -39,8 +39,15 @@ class Report:
 
     def lines(self) -> list[str]:
         ends = ", ".join(f"{number:,} {state}" for state, number in sorted(self.finished.items()))
-        why = ", ".join(f"{number:,} after {outcome.replace('_', ' ')}" for outcome, number in sorted(self.again.items()))
-        longest = f"{max(self.recoveries):.1f} s (median {median(self.recoveries):.1f} s)" if self.recoveries else "–"
+        why = ", ".join(
+            f"{number:,} after {outcome.replace('_', ' ')}"
+            for outcome, number in sorted(self.again.items())
+        )
+        longest = (
+            f"{max(self.recoveries):.1f} s (median {median(self.recoveries):.1f} s)"
+            if self.recoveries
+            else "–"
+        )
         return [
             f"enqueued                   {self.enqueued:,}",
             f"finished                   {sum(self.finished.values()):,} ({ends})",
@@ -54,20 +61,40 @@ class Report:
         ]
 
 
-def report(load: Load, operators: Operators, watch: Watch, killed_at: dict[int, datetime], deadlocks: list[str]) -> Report:
+def report(
+    load: Load,
+    operators: Operators,
+    watch: Watch,
+    killed_at: dict[int, datetime],
+    deadlocks: list[str],
+) -> Report:
     """``load`` knows which jobs were committed, ``operators`` what they have done to them. ``deadlocks``: from the server's log."""
     confirmed = load.confirmed
-    jobs = {str(job.pk): job for job in Job.objects.only("pk", "state", "task", "attempt", "key", "stage")}
+    jobs = {
+        str(job.pk): job
+        for job in Job.objects.only("pk", "state", "task", "attempt", "key", "stage")
+    }
     outcomes: defaultdict[str, dict[int, str]] = defaultdict(dict)
-    result = Report(enqueued=len(confirmed), finished=Counter(job.state for pk, job in jobs.items() if pk in confirmed))
+    result = Report(
+        enqueued=len(confirmed),
+        finished=Counter(job.state for pk, job in jobs.items() if pk in confirmed),
+    )
     for execution in Execution.objects.defer("message", "traceback", "log"):
         outcomes[str(execution.job_id)][execution.attempt] = execution.outcome
         pid = int(execution.process.split(":")[1]) if execution.process.count(":") == 2 else 0
         # Process ids are used again: the attempt began before the kill.
         killed = killed_at.get(pid)
-        if execution.outcome in ("lost", "interrupted") and killed and execution.claimed_at <= killed:
+        if (
+            execution.outcome in ("lost", "interrupted")
+            and killed
+            and execution.claimed_at <= killed
+        ):
             result.recoveries.append(max(0.0, (execution.finished_at - killed).total_seconds()))
-    result.lost = [pk for pk in confirmed if pk not in jobs or jobs[pk].state not in ("successful", "failed", "discarded")]
+    result.lost = [
+        pk
+        for pk in confirmed
+        if pk not in jobs or jobs[pk].state not in ("successful", "failed", "discarded")
+    ]
     effects: defaultdict[str, list[int]] = defaultdict(list)
     for job, attempt in Effect.objects.values_list("job", "attempt"):
         effects[job].append(attempt)
@@ -77,10 +104,20 @@ def report(load: Load, operators: Operators, watch: Watch, killed_at: dict[int, 
             result.again.update(outcome for outcome in outcomes[pk].values() if outcome in EXCUSES)
         else:
             excuses = EXCUSES | ({"discarded"} if pk in operators.retried else set())
-            result.unexplained += _check(pk, jobs.get(pk), sorted(effects[pk]), outcomes[pk], result.again, excuses)
-    failed = [pk for pk, job in jobs.items() if job.state == "failed" and not job.task.endswith("effect_once")]
+            result.unexplained += _check(
+                pk, jobs.get(pk), sorted(effects[pk]), outcomes[pk], result.again, excuses
+            )
+    failed = [
+        pk
+        for pk, job in jobs.items()
+        if job.state == "failed" and not job.task.endswith("effect_once")
+    ]
     result.longest = watch.longest
-    result.broken = {"failed, unexplained": failed, **broken(load, operators, watch), "deadlocks": deadlocks}
+    result.broken = {
+        "failed, unexplained": failed,
+        **broken(load, operators, watch),
+        "deadlocks": deadlocks,
+    }
     result.of_which = {
         "limited attempts": Interval.objects.count(),
         "versions of keys": sum(load.versions.values()),
@@ -95,7 +132,12 @@ def report(load: Load, operators: Operators, watch: Watch, killed_at: dict[int, 
 
 
 def _check(
-    pk: str, job: Job | None, attempts: list[int], outcomes: dict[int, str], again: Counter[str], excuses: set[str]
+    pk: str,
+    job: Job | None,
+    attempts: list[int],
+    outcomes: dict[int, str],
+    again: Counter[str],
+    excuses: set[str],
 ) -> list[str]:
     """What cannot be explained about one job's attempts."""
     if job is None:
@@ -114,6 +156,8 @@ def _check(
     once = job.task.endswith(("effect_with_its_end", "effect_once"))
     if once and len(attempts) > 1:
         found.append(f"{pk}: {job.task} left its mark {len(attempts)} times")
-    if job.task.endswith("effect_with_its_end") and (job.state == "successful") != (len(attempts) == 1):
+    if job.task.endswith("effect_with_its_end") and (job.state == "successful") != (
+        len(attempts) == 1
+    ):
         found.append(f"{pk}: {job.task} is {job.state}, with {len(attempts)} marks")
     return found

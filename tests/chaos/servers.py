@@ -29,7 +29,9 @@ class PostgreSQL:
         os.kill(self._server.get_pid(), signal.SIGQUIT)
         while not self._is_down():
             time.sleep(0.05)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # A machine that is busy may need longer: once more then.
+        with contextlib.suppress(
+            subprocess.TimeoutExpired
+        ):  # A machine that is busy may need longer: once more then.
             self._server.ensure_postgres_running()
             return
         self._server.ensure_postgres_running()
@@ -51,7 +53,9 @@ class MariaDB:
 
     def __init__(self) -> None:
         if not shutil.which("mariadbd"):
-            raise SystemExit("There is no mariadbd on the PATH. Install MariaDB's server; it need not run.")
+            raise SystemExit(
+                "There is no mariadbd on the PATH. Install MariaDB's server; it need not run."
+            )
         self._folder = tempfile.mkdtemp(prefix="dbqueue-chaos-")
         install = [
             "mariadb-install-db",
@@ -65,7 +69,10 @@ class MariaDB:
             self._port = free.getsockname()[1]
         self._start()
         self.url = f"mysql://root@127.0.0.1:{self._port}/chaos"
-        subprocess.run(["mariadb", f"--socket={self._folder}/socket", "-uroot", "-e", "CREATE DATABASE chaos"], check=True)
+        subprocess.run(
+            ["mariadb", f"--socket={self._folder}/socket", "-uroot", "-e", "CREATE DATABASE chaos"],
+            check=True,
+        )
 
     def crash(self) -> None:
         self._process.kill()
@@ -79,16 +86,25 @@ class MariaDB:
             "--innodb-print-all-deadlocks=ON",
             f"--port={self._port}",
         ]
-        command = ["mariadbd", "--no-defaults", f"--datadir={self._folder}", f"--socket={self._folder}/socket"]
+        command = [
+            "mariadbd",
+            "--no-defaults",
+            f"--datadir={self._folder}",
+            f"--socket={self._folder}/socket",
+        ]
         with open(f"{self._folder}/log", "a") as log:
-            self._process = subprocess.Popen([*command, *options, *self._user()], stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                [*command, *options, *self._user()], stdout=log, stderr=log
+            )
         for _ in range(600):
             try:
                 socket.create_connection(("127.0.0.1", self._port), 1).close()
                 return
             except OSError:
                 time.sleep(0.1)
-        raise SystemExit(f"MariaDB does not start:\n{Path(self._folder, 'log').read_text()[-2000:]}")
+        raise SystemExit(
+            f"MariaDB does not start:\n{Path(self._folder, 'log').read_text()[-2000:]}"
+        )
 
     def _user(self) -> list[str]:
         return ["--user=root"] if os.getuid() == 0 else []

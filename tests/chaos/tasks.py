@@ -107,7 +107,11 @@ def occupy(context, seconds, *keys):
     Interval.objects.filter(**fence).update(ended_at=Now())
 
 
-@task(concurrency=(limit(1, key=lambda account: account), limit(4, group="bank")), takes_context=True, **AGAIN)
+@task(
+    concurrency=(limit(1, key=lambda account: account), limit(4, group="bank")),
+    takes_context=True,
+    **AGAIN,
+)
 def effect_within_two_limits(context, account, seconds):
     occupy(context, seconds, f"{account}/1", "bank/4")
 

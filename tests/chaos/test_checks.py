@@ -79,7 +79,12 @@ def a_running_job(process):
     return Job.objects.get()
 
 
-STAGED = {"ready": a_ready_job, "due": a_due_job, "slot free": a_blocked_job, "batch": a_batch_whose_jobs_have_ended}
+STAGED = {
+    "ready": a_ready_job,
+    "due": a_due_job,
+    "slot free": a_blocked_job,
+    "batch": a_batch_whose_jobs_have_ended,
+}
 
 
 @pytest.mark.parametrize("kind", STAGED)
@@ -128,7 +133,11 @@ def test_a_job_of_a_dead_process_that_is_not_recovered_is_found(worker, dispatch
 
 
 def test_an_attempt_after_the_one_that_was_stopped_is_found():
-    attempts = [Execution(job_id="a", attempt=1), Execution(job_id="b", attempt=2), Execution(job_id="c", attempt=2)]
+    attempts = [
+        Execution(job_id="a", attempt=1),
+        Execution(job_id="b", attempt=2),
+        Execution(job_id="c", attempt=2),
+    ]
 
     assert [each[:1] for each in _stopped({"a": 1, "b": 1}, attempts)] == ["b"]
 
@@ -136,8 +145,12 @@ def test_an_attempt_after_the_one_that_was_stopped_is_found():
 def test_a_debounced_call_that_starts_early_is_found():
     """Not one that began before the call, or when its time had come."""
     load = SimpleNamespace(put_off={"a": [(NOW, NOW + timedelta(seconds=3))]})
-    times = {number: NOW + timedelta(seconds=seconds) for number, seconds in enumerate((-1, 1, 3), 1)}
-    attempts = [Execution(job_id="a", attempt=number, claimed_at=time) for number, time in times.items()]
+    times = {
+        number: NOW + timedelta(seconds=seconds) for number, seconds in enumerate((-1, 1, 3), 1)
+    }
+    attempts = [
+        Execution(job_id="a", attempt=number, claimed_at=time) for number, time in times.items()
+    ]
 
     (found,) = _debounced(load, attempts)
 

@@ -63,7 +63,9 @@ class Watch(Background):
     def refused(self) -> None:
         """Nobody is declared dead before all have had time to beat again."""
         self.alive = False
-        self._stood = {what: seconds for what, seconds in self._stood.items() if not what.startswith("left")}
+        self._stood = {
+            what: seconds for what, seconds in self._stood.items() if not what.startswith("left")
+        }
 
     def act(self) -> None:
         found = {each.what: each for each in self._find()}
@@ -72,7 +74,8 @@ class Watch(Background):
             if self._stood[what] > LONG:
                 _tell(f"{what} stood for {self._stood[what]:g} s")
         self._stood = {
-            what: self._stood[what] + SAMPLE * each.can_now if what in self._stood else 0.0 for what, each in found.items()
+            what: self._stood[what] + SAMPLE * each.can_now if what in self._stood else 0.0
+            for what, each in found.items()
         }
         for what, seconds in self._stood.items():
             kind = what.partition(":")[0]
@@ -83,31 +86,51 @@ class Watch(Background):
                 self.idle[what] = seconds
 
     def _find(self) -> Iterator[Found]:
-        fresh = dict(Process.objects.filter(heartbeat_at__gt=after(-self._fresh)).values_list("pk", "kind"))
-        works, dispatches = (kind in fresh.values() for kind in (Process.Kind.WORKER, Process.Kind.DISPATCHER))
+        fresh = dict(
+            Process.objects.filter(heartbeat_at__gt=after(-self._fresh)).values_list("pk", "kind")
+        )
+        works, dispatches = (
+            kind in fresh.values() for kind in (Process.Kind.WORKER, Process.Kind.DISPATCHER)
+        )
         self.alive = works and dispatches
         ready, blocked = _first_of_lines()
         due = list(Job.objects.due().order_by("run_after").values_list("pk", flat=True)[:FIRST])
         ended, left = _ended_and_running(fresh), _left(fresh)
         batches = list(Batch.objects.due().values_list("pk", flat=True)[:FIRST])
-        free = _unlocked(Job.objects.all(), [*(job.pk for job in [*ready, *blocked]), *due, *ended, *left])
+        free = _unlocked(
+            Job.objects.all(), [*(job.pk for job in [*ready, *blocked]), *due, *ended, *left]
+        )
         free_batches = _unlocked(Batch.objects.all(), batches)
         # Outcomes, and the rounds of a dispatcher, wait for all semaphores that they need together.
         keys = list(Semaphore.objects.values_list("pk", flat=True))
         semaphores = len(_unlocked(Semaphore.objects.all(), keys)) == len(keys)
         for job in ready:
-            yield Found(f"ready: {job.pk} {job.task}", self._reaction, works and semaphores and job.pk in free)
+            yield Found(
+                f"ready: {job.pk} {job.task}",
+                self._reaction,
+                works and semaphores and job.pk in free,
+            )
         for job in blocked:
             can = dispatches and semaphores and job.pk in free
             yield Found(f"slot free: {job.pk} {job.task}", SWEEP + self._reaction, can)
         for pk in due:
-            yield Found(f"due: {pk}", SWEEP + self._reaction, dispatches and semaphores and pk in free)
+            yield Found(
+                f"due: {pk}", SWEEP + self._reaction, dispatches and semaphores and pk in free
+            )
         for pk in batches:
-            yield Found(f"batch: {pk}", SWEEP + self._reaction, dispatches and semaphores and pk in free_batches)
+            yield Found(
+                f"batch: {pk}",
+                SWEEP + self._reaction,
+                dispatches and semaphores and pk in free_batches,
+            )
         for pk in ended:
             yield Found(f"ended, not written: {pk}", self._writing, semaphores and pk in free)
         for pk in left:
-            yield Found(f"left by a dead process: {pk}", self._recovery, dispatches and semaphores and pk in free)
+            yield Found(
+                f"left by a dead process: {pk}",
+                self._recovery,
+                dispatches and semaphores and pk in free,
+            )
 
 
 def _tell(what: str) -> None:
@@ -117,7 +140,11 @@ def _tell(what: str) -> None:
 def _first_of_lines() -> tuple[list[Job], list[Job]]:
     """The first that may run in each queue, if workers have room; and in the line of each limit, if it has a slot."""
     closed = [UNSERVED, *Queue.objects.paused().values_list("name", flat=True)]
-    waiting = Job.objects.filter(state__in=["ready", "blocked"]).exclude(queue__in=closed).defer("args", "kwargs")
+    waiting = (
+        Job.objects.filter(state__in=["ready", "blocked"])
+        .exclude(queue__in=closed)
+        .defer("args", "kwargs")
+    )
     are_few = Job.objects.running().count() < FEW
     rows: list[Any] = [job for job in waiting[:5000] if are_few or job.state == "blocked"]
     keys = {each["key"] for job in rows for each in job.limits or ()}
@@ -134,7 +161,9 @@ def _first_of_lines() -> tuple[list[Job], list[Job]]:
     for job in sorted(rows, key=_place):
         if all(map(has_room, job.limits or ())):
             first.setdefault((job.state, job.blocked_by or job.queue), job)
-    return tuple([job for job in first.values() if job.state == state] for state in ("ready", "blocked"))
+    return tuple(
+        [job for job in first.values() if job.state == state] for state in ("ready", "blocked")
+    )
 
 
 def _place(job: Job) -> tuple[Any, ...]:
@@ -146,13 +175,17 @@ def _ended_and_running(processes: Collection[int]) -> list[Any]:
     """Jobs that one of the processes runs by their rows, and whose attempts have written that they have ended."""
     rows = Job.objects.running().filter(process__in=processes).values_list("pk", "attempt")
     running = {(str(pk), attempt): pk for pk, attempt in rows}
-    ended = Interval.objects.filter(job__in=[pk for pk, _attempt in running], ended_at__isnull=False)
+    ended = Interval.objects.filter(
+        job__in=[pk for pk, _attempt in running], ended_at__isnull=False
+    )
     return [running[fence] for fence in ended.values_list("job", "attempt") if fence in running]
 
 
 def _left(processes: Collection[int]) -> list[Any]:
     """Jobs that none of the processes runs."""
-    return list(Job.objects.running().exclude(process__in=processes).values_list("pk", flat=True)[:FIRST])
+    return list(
+        Job.objects.running().exclude(process__in=processes).values_list("pk", flat=True)[:FIRST]
+    )
 
 
 def _unlocked(rows: Any, keys: Collection[Any]) -> set[Any]:

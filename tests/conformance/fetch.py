@@ -24,7 +24,17 @@ def main() -> None:
     if (FOLDER / "tasks").exists():
         return
     with tempfile.TemporaryDirectory() as scratch:
-        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "--ignore-requires-python"]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "-q",
+            "--no-deps",
+            "--no-binary",
+            ":all:",
+            "--ignore-requires-python",
+        ]
         subprocess.run([*pip, "-d", scratch, f"django=={VERSION}"], check=True)
         (archive,) = Path(scratch).glob("*.tar.gz")
         with tarfile.open(archive) as files:

@@ -51,14 +51,22 @@ class Row(NamedTuple):
 class Table:
     def __init__(self, model: Any) -> None:
         meta, left_out = model._meta, LEFT_OUT.get(model, {})
-        self.columns = [field.column for field in meta.concrete_fields if field.column not in left_out]
+        self.columns = [
+            field.column for field in meta.concrete_fields if field.column not in left_out
+        ]
         if model in ORDER:
             self.columns = [name for name in self.columns if name not in UNREAD]
         names = ", ".join(f'"{name}"' for name in [*self.columns, *left_out])
-        places = ", ".join(["?"] * len(self.columns) + [f"'{value}'" for value in left_out.values()])
+        places = ", ".join(
+            ["?"] * len(self.columns) + [f"'{value}'" for value in left_out.values()]
+        )
         # Each job has a slot group of its own here, as nothing follows it on its slot.
-        columns = ", ".join("job_id" if name == "slot_group" else f'"{name}"' for name in self.columns)
-        self.select = f'SELECT {columns} FROM "{meta.db_table}" ORDER BY {ORDER.get(model, meta.pk.column)}'
+        columns = ", ".join(
+            "job_id" if name == "slot_group" else f'"{name}"' for name in self.columns
+        )
+        self.select = (
+            f'SELECT {columns} FROM "{meta.db_table}" ORDER BY {ORDER.get(model, meta.pk.column)}'
+        )
         self.delete = f'DELETE FROM "{meta.db_table}"'
         self.insert = f'INSERT INTO "{meta.db_table}" ({names}) VALUES ({places})'
 
@@ -69,8 +77,12 @@ class Database:
     def __init__(self) -> None:
         self._tables = [Table(model) for model in TABLES]
         job = self._tables[1].columns
-        self._of_a_row = [job.index(name) for name in ("state", "attempt", "process_id", "args", "stop_asked_at")]
-        self._executed = [self._tables[2].columns.index(name) for name in ("job_id", "attempt", "outcome")]
+        self._of_a_row = [
+            job.index(name) for name in ("state", "attempt", "process_id", "args", "stop_asked_at")
+        ]
+        self._executed = [
+            self._tables[2].columns.index(name) for name in ("job_id", "attempt", "outcome")
+        ]
         self._limits = job.index("limits")
         self._rows: Rows | None = None
         self._done: dict[Any, tuple[Any, Rows]] = {}
@@ -81,7 +93,9 @@ class Database:
         """Have Django's connection lead to a copy of the test database, with a clock that stands still."""
         connection.ensure_connection()
         disk = connection.connection
-        memory = connection.get_new_connection({**connection.get_connection_params(), "database": ":memory:"})
+        memory = connection.get_new_connection(
+            {**connection.get_connection_params(), "database": ":memory:"}
+        )
         memory.isolation_level = None
         disk.backup(memory)
         memory.create_function("STRFTIME", 2, lambda form, when: NOW)
@@ -106,7 +120,9 @@ class Database:
         return self._done[rows, key]
 
     def rows(self) -> Rows:
-        self._rows = tuple(tuple(self._raw.execute(table.select).fetchall()) for table in self._tables)
+        self._rows = tuple(
+            tuple(self._raw.execute(table.select).fetchall()) for table in self._tables
+        )
         return self._rows
 
     def _load(self, rows: Rows) -> None:
@@ -137,7 +153,10 @@ class Database:
         return {(UUID(hex=job), attempt): outcome for job, attempt, outcome in found}
 
     def limited_and_running(self, rows: Rows) -> int:
-        return sum(row.runs and limits[self._limits] is not None for row, limits in zip(self.jobs(rows), rows[1], strict=True))
+        return sum(
+            row.runs and limits[self._limits] is not None
+            for row, limits in zip(self.jobs(rows), rows[1], strict=True)
+        )
 
     def processes(self, rows: Rows) -> set[int]:
         return {row[0] for row in rows[0]}

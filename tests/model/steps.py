@@ -18,7 +18,7 @@ from django_dbqueue.models.expressions import after
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.worker.worker import Worker as Role
 
-from .. import engine, tasks
+from .. import direct, tasks
 from .database import Database, Violation
 from .world import By, Claim, Fact, Worker, World, name_of, observe
 
@@ -81,14 +81,23 @@ class Model:
                 yield partial(self.call, world.spend("call"), how)
 
     def _steps_of(self, world: World, worker: Worker) -> Iterator[Callable[[], Step]]:
-        may_claim = not worker.silent and not worker.in_doubt and (worker.number == 1 or not self._is_untouched(world))
+        may_claim = (
+            not worker.silent
+            and not worker.in_doubt
+            and (worker.number == 1 or not self._is_untouched(world))
+        )
         if may_claim and self._any(world, State.READY):
             yield from self._in_each_way(world, partial(self.claim, number=worker.number))
         for claim in worker.claims:
             if not claim.end and world.may("release"):
-                yield from self._in_each_way(world.spend("release"), partial(self.release, number=worker.number, claim=claim))
+                yield from self._in_each_way(
+                    world.spend("release"), partial(self.release, number=worker.number, claim=claim)
+                )
             for end in self._ends(world, claim):
-                yield from self._in_each_way(world.spend(end), partial(self.settle, number=worker.number, claim=claim, end=end))
+                yield from self._in_each_way(
+                    world.spend(end),
+                    partial(self.settle, number=worker.number, claim=claim, end=end),
+                )
         if worker.in_doubt:
             yield partial(self.give_back_unknown, world, worker.number)
         if worker.silent:
@@ -98,7 +107,9 @@ class Model:
 
     def _is_untouched(self, world: World) -> bool:
         """Whether both workers are alike yet: then the first one is the one that claims first."""
-        as_born = all(worker == Worker(worker.number, worker.number * 10) for worker in world.workers)
+        as_born = all(
+            worker == Worker(worker.number, worker.number * 10) for worker in world.workers
+        )
         return as_born and not any(job.attempt for job in self.database.jobs(world.rows))
 
     def _in_each_way(self, world: World, step: Callable[..., Step]) -> Iterator[Callable[[], Step]]:
@@ -112,7 +123,11 @@ class Model:
         """How an attempt may end now; one whose outcome had no answer, as it has ended."""
         row = self.database.jobs(world.rows)[claim.job]
         sees_stop = row.stop and (row.attempt, row.process) == (claim.attempt, claim.process)
-        ends = ["success", *(end for end in ("failure", "interrupted") if world.may(end)), *(["stopped"] if sees_stop else [])]
+        ends = [
+            "success",
+            *(end for end in ("failure", "interrupted") if world.may(end)),
+            *(["stopped"] if sees_stop else []),
+        ]
         return [claim.end] if claim.end else ends
 
     # What workers do.
@@ -120,10 +135,20 @@ class Model:
     def claim(self, world: World, number: int, how: str = "") -> Step:
         worker = self._worker(world, number)
         process = Process(pk=worker.process, name=_name(worker.process))
-        jobs, rows = self.database.do(world.rows, ("claim", worker.process), lambda: engine.claim(LANE, process, 1))
+        jobs, rows = self.database.do(
+            world.rows, ("claim", worker.process), lambda: direct.claim(LANE, process, 1)
+        )
         places = {pk: place for place, pk in enumerate(self.database.ids(rows))}
         given = tuple(
-            Claim(world.serials + n, places[job.pk], job.attempt, worker.process, job.failures, job.max_attempts, row=job)
+            Claim(
+                world.serials + n,
+                places[job.pk],
+                job.attempt,
+                worker.process,
+                job.failures,
+                job.max_attempts,
+                row=job,
+            )
             for n, job in enumerate(jobs, 1)
         )
         said = f"{worker} claims {_jobs(claim.job for claim in given) or 'nothing'}"
@@ -137,21 +162,35 @@ class Model:
             said = f"{said}, which it runs already: it goes on"
         claims = tuple(going_on.get(claim.row.fence, claim) for claim in worker.claims)
         told = told.with_worker(worker._replace(claims=(*claims, *started)))
-        return self._failover(said, told) if how == "failover" else (said, told._replace(rows=rows, facts=facts))
+        return (
+            self._failover(said, told)
+            if how == "failover"
+            else (said, told._replace(rows=rows, facts=facts))
+        )
 
-    def _sorted(self, world: World, worker: Worker, given: tuple[Claim, ...]) -> tuple[dict[Fence, Claim], list[Claim]]:
+    def _sorted(
+        self, world: World, worker: Worker, given: tuple[Claim, ...]
+    ) -> tuple[dict[Fence, Claim], list[Claim]]:
         """As Worker passes on what it has claimed: what goes on under the new claim, by its token, and what begins."""
         here = {claim.row.fence: claim for claim in worker.claims}
-        role: Any = SimpleNamespace(_before=set(worker.lost), _going_on=set(), _held_fences=lambda: set(here))
-        begin = [claim.row for claim in given] if not worker.lost else Role._not_held(role, [claim.row for claim in given])
+        role: Any = SimpleNamespace(
+            _before=set(worker.lost), _going_on=set(), _held_fences=lambda: set(here)
+        )
+        begin = (
+            [claim.row for claim in given]
+            if not worker.lost
+            else Role._not_held(role, [claim.row for claim in given])
+        )
         started = [claim for claim in given if claim.row in begin]
         others = [claim for claim in given if claim.row not in begin]
-        return {claim.row.fence: replace(here[claim.row.fence], serial=claim.serial) for claim in others}, started
+        return {
+            claim.row.fence: replace(here[claim.row.fence], serial=claim.serial) for claim in others
+        }, started
 
     def release(self, world: World, number: int, claim: Claim, how: str = "") -> Step:
         worker = self._worker(world, number)
         key = ("release", claim.row.fence)
-        _number, rows = self.database.do(world.rows, key, lambda: engine.release([claim.row]))
+        _number, rows = self.database.do(world.rows, key, lambda: direct.release([claim.row]))
         said = f"{worker} gives back job {name_of(claim.job)}, unbegun"
         return self._ends_claim(world, worker, claim, rows, said, how)
 
@@ -159,19 +198,35 @@ class Model:
         worker = self._worker(world, number)
         key = ("settle", claim.row.fence, end, claim.is_last)
         fate, rows = self.database.do(world.rows, key, lambda: _settle(claim, end))
-        said = f"{worker} settles attempt {claim.attempt} of job {name_of(claim.job)} ({end}): {fate}"
+        said = (
+            f"{worker} settles attempt {claim.attempt} of job {name_of(claim.job)} ({end}): {fate}"
+        )
         if fate == "written" and rows == world.rows and not claim.accepted:
-            raise Violation(said, f"the outcome of {claim} was taken for written, and was not: another claim's was")
+            raise Violation(
+                said,
+                f"the outcome of {claim} was taken for written, and was not: another claim's was",
+            )
         return self._ends_claim(world, worker, claim, rows, said, how, end)
 
-    def _ends_claim(self, world: World, worker: Worker, claim: Claim, rows: Any, said: str, how: str, end: str = "") -> Step:
+    def _ends_claim(
+        self,
+        world: World,
+        worker: Worker,
+        claim: Claim,
+        rows: Any,
+        said: str,
+        how: str,
+        end: str = "",
+    ) -> Step:
         facts = observe(self.database, world, rows, said, By(ends=claim))
         others = tuple(each for each in worker.claims if each.serial != claim.serial)
         if how == "no answer":
             # It is tried again; what was given back is not known any more, and is found if it is still the worker's.
             again = replace(claim, end=end, accepted=claim.accepted or rows != world.rows)
             claims = (*others, again) if end else others
-            world = world.with_worker(worker._replace(claims=claims, in_doubt=not end or worker.in_doubt))
+            world = world.with_worker(
+                worker._replace(claims=claims, in_doubt=not end or worker.in_doubt)
+            )
             return f"{said}; the answer is lost", world._replace(rows=rows, facts=facts)
         world = world.with_worker(worker._replace(claims=others))
         if how == "failover":
@@ -181,7 +236,9 @@ class Model:
     def _failover(self, said: str, world: World) -> Step:
         """The last transaction is lost with the server; each connection has broken, so each worker looks what it owns."""
         workers = tuple(worker._replace(in_doubt=True) for worker in world.workers)
-        return f"{said}; the database fails over, and has lost this transaction", world._replace(workers=workers)
+        return f"{said}; the database fails over, and has lost this transaction", world._replace(
+            workers=workers
+        )
 
     def give_back_unknown(self, world: World, number: int) -> Step:
         """As Worker does once its connection is back."""
@@ -192,7 +249,11 @@ class Model:
             owned = ClaimedJob.objects.running().filter(process=worker.process)
             known = {job.fence for job in owned}
             role: Any = SimpleNamespace(
-                _recent=(), _going_on=set(), _owned=lambda: owned, _held_fences=lambda: here, _release=engine.release
+                _recent=(),
+                _going_on=set(),
+                _owned=lambda: owned,
+                _held_fences=lambda: here,
+                _release=direct.release,
             )
             Role._release_unknown(role)
             return frozenset(role._before - known)
@@ -208,7 +269,9 @@ class Model:
         """One that was declared dead ends, and another is started; what it runs, it may settle late."""
         worker = self._worker(world, number)
         lives, rows = self.database.do(
-            world.rows, ("beat", worker.process), lambda: Process.objects.filter(pk=worker.process).beat(DEAD_AFTER)
+            world.rows,
+            ("beat", worker.process),
+            lambda: Process.objects.filter(pk=worker.process).beat(DEAD_AFTER),
         )
         world = world._replace(rows=rows)
         if lives:
@@ -222,7 +285,9 @@ class Model:
 
     def _begin_anew(self, said: str, world: World, worker: Worker) -> Step:
         new = Worker(worker.number, worker.process + 1, claims=worker.claims)
-        _none, rows = self.database.do(world.rows, ("register", new.process), lambda: self._register(new.process))
+        _none, rows = self.database.do(
+            world.rows, ("register", new.process), lambda: self._register(new.process)
+        )
         return f"{said}; a new process takes its place", world.with_worker(new)._replace(rows=rows)
 
     # What others do.
@@ -233,24 +298,33 @@ class Model:
 
         def recover() -> None:
             ids = (
-                frozenset(Job.objects.running().filter(process=process).values_list("pk", flat=True))
+                frozenset(
+                    Job.objects.running().filter(process=process).values_list("pk", flat=True)
+                )
                 if not_started
                 else frozenset()
             )
-            death = recovery.ExitReason(how="was killed", not_started=ids, clock=time.monotonic() - ago)
+            death = recovery.ExitReason(
+                how="was killed", not_started=ids, clock=time.monotonic() - ago
+            )
             _recover(Process.objects.filter(pk=process), death)
 
         known = " and had not begun" if not_started else ""
         said = f"the supervisor recovers what {_name(process)} ran{known}"
         return self._recovered(
-            world.spend("not started") if not_started else world, ("recover", process, not_started, ago), recover, said
+            world.spend("not started") if not_started else world,
+            ("recover", process, not_started, ago),
+            recover,
+            said,
         )
 
     def recover_silent(self, world: World) -> Step:
         def recover() -> None:
             _recover(Process.objects.silent(), recovery.ExitReason(how="was silent", silent=True))
 
-        return self._recovered(world, "recover", recover, "a dispatcher recovers what silent processes ran")
+        return self._recovered(
+            world, "recover", recover, "a dispatcher recovers what silent processes ran"
+        )
 
     def _recovered(self, world: World, key: Any, recover: Callable[[], None], said: str) -> Step:
         _none, rows = self.database.do(world.rows, key, recover)
@@ -260,12 +334,12 @@ class Model:
         return said, world._replace(rows=rows, facts=facts, crashed=crashed)
 
     def dispatch(self, world: World) -> Step:
-        return self._changes(world, "a dispatcher makes due jobs ready", engine.dispatch)
+        return self._changes(world, "a dispatcher makes due jobs ready", direct.dispatch)
 
     def sweep(self, world: World) -> Step:
         def sweep() -> None:
-            engine.sweep(10)
-            engine.unblock_orphans(10)
+            direct.sweep(10)
+            direct.unblock_orphans(10)
 
         return self._changes(world, "a dispatcher sweeps the limits", sweep)
 
@@ -293,16 +367,22 @@ class Model:
         rows = self.database.jobs(world.rows)
         said, world = self._changes(world, "an operator stops what runs", Job.objects.all().stop)
         facts = [
-            fact._replace(closed=fact.wanted, why="an operator has stopped it") if row.runs and not row.stop else fact
+            fact._replace(closed=fact.wanted, why="an operator has stopped it")
+            if row.runs and not row.stop
+            else fact
             for fact, row in zip(world.facts, rows, strict=True)
         ]
         return said, world._replace(facts=tuple(facts))
 
     def retry(self, world: World) -> Step:
         rows = self.database.jobs(world.rows)
-        said, world = self._changes(world, "an operator retries what has failed", Job.objects.all().retry)
+        said, world = self._changes(
+            world, "an operator retries what has failed", Job.objects.all().retry
+        )
         facts = [
-            fact._replace(wanted=fact.wanted + 1, not_before=0) if row.state in UNSUCCESSFUL else fact
+            fact._replace(wanted=fact.wanted + 1, not_before=0)
+            if row.state in UNSUCCESSFUL
+            else fact
             for fact, row in zip(world.facts, rows, strict=True)
         ]
         return said, world._replace(facts=tuple(facts))
@@ -310,10 +390,16 @@ class Model:
     def call(self, world: World, how: str) -> Step:
         """A call with the key of job A, at once or put off."""
         (fact, *others), wait = world.facts, PUT_OFF if how == "replace" else 0
-        key = tasks.index_document.using(key="A", on_conflict=how, run_after=timedelta(seconds=wait) if wait else None)
+        key = tasks.index_document.using(
+            key="A", on_conflict=how, run_after=timedelta(seconds=wait) if wait else None
+        )
         said = f"a client calls job A again, {f'{wait} s from now' if wait else 'at once'}"
-        said, world = self._changes(world, said, lambda: key.enqueue(f"call {fact.wanted + 1}"), fact.wanted)
-        return said, world._replace(facts=(fact._replace(wanted=fact.wanted + 1, not_before=wait), *others))
+        said, world = self._changes(
+            world, said, lambda: key.enqueue(f"call {fact.wanted + 1}"), fact.wanted
+        )
+        return said, world._replace(
+            facts=(fact._replace(wanted=fact.wanted + 1, not_before=wait), *others)
+        )
 
     def _changes(self, world: World, said: str, action: Callable[[], Any], key: Any = None) -> Step:
         """A step that ends no attempt."""
@@ -335,7 +421,10 @@ class Model:
                     break
                 world = self._round(world, told)
             else:
-                states = ", ".join(f"job {name_of(job)} is {row.state}" for job, row in enumerate(self.database.jobs(world.rows)))
+                states = ", ".join(
+                    f"job {name_of(job)} is {row.state}"
+                    for job, row in enumerate(self.database.jobs(world.rows))
+                )
                 raise Violation(f"all do their part for {ROUNDS} rounds, and {states}")
         except Violation as violation:
             raise Violation(*told, *violation.args) from None
@@ -348,7 +437,9 @@ class Model:
             return False
         for job, fact in enumerate(world.facts):
             if fact.closed != fact.wanted:
-                raise Violation(f"job {name_of(job)} has ended, and has not run as it was asked for last")
+                raise Violation(
+                    f"job {name_of(job)} has ended, and has not run as it was asked for last"
+                )
         taken, _rows = self.database.do(world.rows, "taken", lambda: Slot.objects.taken().count())
         if taken:
             raise Violation("all jobs have ended, and a slot is taken")
@@ -390,7 +481,14 @@ class Model:
 
     @staticmethod
     def _register(process: int) -> None:
-        row = Process(pk=process, name=_name(process), kind="worker", hostname="h", pid=process, expires_at=after(DEAD_AFTER))
+        row = Process(
+            pk=process,
+            name=_name(process),
+            kind="worker",
+            hostname="h",
+            pid=process,
+            expires_at=after(DEAD_AFTER),
+        )
         row.details = {"queues": "*"}
         Process.objects.register(row)
 
@@ -406,8 +504,16 @@ def _settle(claim: Claim, end: str) -> str:
         "interrupted": (Outcome.INTERRUPTED, State.READY),
         "stopped": (Outcome.DISCARDED, State.DISCARDED),
     }[end]
-    settled = engine.settle([AttemptResult.of(claim.row, outcome, state)])
-    return "written" if settled.written else "lost, and run twice" if settled.twice else "lost" if settled.lost else "held"
+    settled = direct.settle([AttemptResult.of(claim.row, outcome, state)])
+    return (
+        "written"
+        if settled.written
+        else "lost, and run twice"
+        if settled.twice
+        else "lost"
+        if settled.lost
+        else "held"
+    )
 
 
 def _name(process: int) -> str:

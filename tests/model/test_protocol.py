@@ -30,7 +30,7 @@ from django_dbqueue.models.slot import SlotQuerySet
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.worker.worker import Worker
 
-from .. import engine, tasks
+from .. import direct, tasks
 from .database import Database
 from .explorer import explore
 from .steps import Model, Scenario
@@ -61,7 +61,9 @@ SCENARIOS = {
     "failovers": Scenario(one_job, {"failover": 1, "no answer": 1, "release": 1}),
     "stops": Scenario(one_job, {"stop": 1, "retry": 1, "crash": 1, "failure": 1}),
     "keys": Scenario(one_job_with_a_key, {"call": 2, "time": 1}),
-    "stops and keys": Scenario(one_job_with_a_key, {"call": 1, "stop": 1, "interrupted": 1, "release": 1}),
+    "stops and keys": Scenario(
+        one_job_with_a_key, {"call": 1, "stop": 1, "interrupted": 1, "release": 1}
+    ),
     "limits": Scenario(two_jobs_with_a_limit_of_one, {"crash": 1, "release": 1, "no answer": 1}),
 }
 
@@ -117,7 +119,13 @@ def again_at_once(monkeypatch):
     """Item 7: what was asked for again while it ran does not wait for the time of that call."""
 
     def restart_run(rows, wait):
-        anew = {"failures": 0, "attempts_before": F("attempt"), "asked_again": False, "stop_asked_at": None, "started_at": None}
+        anew = {
+            "failures": 0,
+            "attempts_before": F("attempt"),
+            "asked_again": False,
+            "stop_asked_at": None,
+            "started_at": None,
+        }
         rows.update(state=State.READY, process=None, run_after=Now(), **anew)
 
     monkeypatch.setattr(settling, "restart_run", restart_run)
@@ -139,13 +147,15 @@ def no_fence(monkeypatch):
 
 
 def put_another_fence(monkeypatch, fence_of):
-    settle = engine.settle
+    settle = direct.settle
 
     def settle_otherwise(outcomes):
         rows = {row.pk: row for row in Job.objects.running()}
-        return settle([replace(o, fence=fence_of(rows.get(o.fence[0], o.job), o.fence)) for o in outcomes])
+        return settle(
+            [replace(o, fence=fence_of(rows.get(o.fence[0], o.job), o.fence)) for o in outcomes]
+        )
 
-    monkeypatch.setattr(engine, "settle", settle_otherwise)
+    monkeypatch.setattr(direct, "settle", settle_otherwise)
 
 
 def all_are_silent(monkeypatch):
@@ -177,26 +187,45 @@ def a_stop_that_outlives_a_call(monkeypatch):
     """A call after a stop is discarded with the job that is given back."""
     was_stopped = models.Q(stop_asked_at__isnull=False)
     (_stopped, *others) = claiming._RELEASED["state"].cases
-    state = Case(When(was_stopped, then=Value(State.DISCARDED)), *others, default=Value(State.READY))
-    finished_at = Case(When(was_stopped, then=Now()), default=None, output_field=models.DateTimeField())
+    state = Case(
+        When(was_stopped, then=Value(State.DISCARDED)), *others, default=Value(State.READY)
+    )
+    finished_at = Case(
+        When(was_stopped, then=Now()), default=None, output_field=models.DateTimeField()
+    )
     monkeypatch.setitem(claiming._RELEASED, "state", state)
     monkeypatch.setitem(claiming._RELEASED, "finished_at", finished_at)
 
 
 def a_dropped_outcome_in_the_place_of_the_next(monkeypatch):
     """The outcome of a claim that a failover has lost is recorded, and the attempt is yet to be made."""
-    settle = engine.settle
+    settle = direct.settle
 
     def record_all(outcomes):
         settled = settle(outcomes)
         for lost in settled.lost:
             rows = Execution.objects.filter(job=lost.fence[0], attempt=lost.fence[1])
-            if not rows.exists() and not Job.objects.running().filter(pk=lost.fence[0], attempt=lost.fence[1]).exists():
-                times = {"claimed_at": lost.started_at, "started_at": lost.started_at, "finished_at": lost.finished_at}
-                Execution.objects.create(job=lost.job, attempt=lost.fence[1], outcome="lost", process=lost.process, **times)
+            if (
+                not rows.exists()
+                and not Job.objects.running()
+                .filter(pk=lost.fence[0], attempt=lost.fence[1])
+                .exists()
+            ):
+                times = {
+                    "claimed_at": lost.started_at,
+                    "started_at": lost.started_at,
+                    "finished_at": lost.finished_at,
+                }
+                Execution.objects.create(
+                    job=lost.job,
+                    attempt=lost.fence[1],
+                    outcome="lost",
+                    process=lost.process,
+                    **times,
+                )
         return settled
 
-    monkeypatch.setattr(engine, "settle", record_all)
+    monkeypatch.setattr(direct, "settle", record_all)
 
 
 def a_lost_claim_that_its_worker_makes_again(monkeypatch):
@@ -207,7 +236,11 @@ def a_lost_claim_that_its_worker_makes_again(monkeypatch):
 MUTANTS = [
     (judged_by_now, "deaths", "has timed out after 0 s"),
     (a_stop_of_the_attempt, "stops", "runs again, though an operator has stopped it"),
-    (a_stop_that_a_release_forgets, "stops and keys", "runs again, though an operator has stopped it"),
+    (
+        a_stop_that_a_release_forgets,
+        "stops and keys",
+        "runs again, though an operator has stopped it",
+    ),
     (again_at_once, "keys", "s before the time that was asked for"),
     (released_at_once, "stops and keys", "s before the time that was asked for"),
     (a_fence_without_process, "failovers", "was accepted for claim #2, which another has made"),
@@ -217,12 +250,18 @@ MUTANTS = [
     (slots_that_do_not_count, "limits", "2 jobs run under a limit of 1"),
     (a_call_that_is_forgotten, "keys", "has not run as it was asked for last"),
     (a_stop_that_outlives_a_call, "stops and keys", "has not run as it was asked for last"),
-    (a_lost_claim_that_its_worker_makes_again, "failovers", "was accepted for claim #2, which another has made"),
+    (
+        a_lost_claim_that_its_worker_makes_again,
+        "failovers",
+        "was accepted for claim #2, which another has made",
+    ),
     (a_dropped_outcome_in_the_place_of_the_next, "failovers", "UNIQUE constraint failed"),
 ]
 
 
-@pytest.mark.parametrize(("mutant", "name", "why"), MUTANTS, ids=[mutant.__name__ for mutant, *_rest in MUTANTS])
+@pytest.mark.parametrize(
+    ("mutant", "name", "why"), MUTANTS, ids=[mutant.__name__ for mutant, *_rest in MUTANTS]
+)
 def test_a_defect_that_is_put_back_is_found(database, monkeypatch, mutant, name, why):
     mutant(monkeypatch)
 

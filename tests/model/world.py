@@ -88,10 +88,14 @@ class World(NamedTuple):
         return dict(self.left).get(what, 0) > 0
 
     def spend(self, what: str) -> World:
-        return self._replace(left=tuple((name, number - (name == what)) for name, number in self.left))
+        return self._replace(
+            left=tuple((name, number - (name == what)) for name, number in self.left)
+        )
 
     def with_worker(self, worker: Worker) -> World:
-        return self._replace(workers=tuple(worker if each.number == worker.number else each for each in self.workers))
+        return self._replace(
+            workers=tuple(worker if each.number == worker.number else each for each in self.workers)
+        )
 
     def canonical(self) -> World:
         """Worlds that differ only by the numbers of their claims are one."""
@@ -101,7 +105,11 @@ class World(NamedTuple):
             return self
         rank = {serial: place for place, serial in enumerate(used, 1)}
         workers = tuple(
-            each._replace(claims=tuple(Claim(**{**vars(claim), "serial": rank[claim.serial]}) for claim in each.claims))
+            each._replace(
+                claims=tuple(
+                    Claim(**{**vars(claim), "serial": rank[claim.serial]}) for claim in each.claims
+                )
+            )
             for each in self.workers
         )
         facts = tuple(each._replace(owner=rank.get(each.owner)) for each in self.facts)
@@ -124,7 +132,9 @@ class By(NamedTuple):
 NOBODY = By()
 
 
-def observe(database: Database, world: World, rows: Rows, said: str, by: By = NOBODY) -> tuple[Fact, ...]:
+def observe(
+    database: Database, world: World, rows: Rows, said: str, by: By = NOBODY
+) -> tuple[Fact, ...]:
     """What the outside knows once the rows have changed. Raises Violation, with what was done, if they may not change so."""
     try:
         return _observe(database, world, rows, by)
@@ -139,7 +149,9 @@ def _observe(database: Database, world: World, rows: Rows, by: By) -> tuple[Fact
     if (number := database.limited_and_running(rows)) > 1:
         raise Violation(f"{number} jobs run under a limit of 1")
     old = database.executions(world.rows)
-    new = {fence: outcome for fence, outcome in database.executions(rows).items() if fence not in old}
+    new = {
+        fence: outcome for fence, outcome in database.executions(rows).items() if fence not in old
+    }
     facts = list(world.facts)
     for job, (was, now, pk) in enumerate(zip(before, after, database.ids(rows), strict=True)):
         if was.runs and not (now.runs and now.attempt == was.attempt):
@@ -160,7 +172,9 @@ def _given(fact: Fact, claim: Claim, row: Row) -> Fact:
     failures = fact.failures if fact.serving == fact.wanted else 0
     most = max(LEAST_ATTEMPTS, claim.most) if fact.last == Outcome.LOST else claim.most
     if failures >= most:
-        raise Violation(f"job {name} runs again after {failures} failed attempts, of which it has {most}")
+        raise Violation(
+            f"job {name} runs again after {failures} failed attempts, of which it has {most}"
+        )
     if '"call' in row.args and f'"call {fact.wanted}"' not in row.args:
         raise Violation(f"job {name} runs as {row.args}, but call {fact.wanted} was the last")
     return fact._replace(owner=claim.serial, serving=fact.wanted, ran=0, failures=failures)
@@ -173,7 +187,9 @@ def _ended(world: World, job: int, was: Row, now: Row, outcome: str | None, by: 
     # A process whose second claim was committed without an answer runs the job once, for both.
     is_own = by.ends and by.ends.process == was.process and fact.owner not in held
     if by.ends and by.ends.serial != fact.owner and not is_own:
-        raise Violation(f"the outcome of {by.ends} was accepted for claim #{fact.owner}, which another has made")
+        raise Violation(
+            f"the outcome of {by.ends} was accepted for claim #{fact.owner}, which another has made"
+        )
     if by.gives_back and fact.owner in held:
         raise Violation(f"{by.gives_back} gave back job {name}, which still runs")
     alive = {worker.process for worker in world.workers if not worker.silent}
@@ -182,7 +198,9 @@ def _ended(world: World, job: int, was: Row, now: Row, outcome: str | None, by: 
     if not (by.ends or by.gives_back or by.recovers):
         raise Violation(f"the attempt at job {name} ended, and nobody has ended it")
     if by.recovers and outcome == Outcome.TIMED_OUT and fact.ran <= TIMEOUT:
-        raise Violation(f"job {name} has timed out after {fact.ran} s; it may run {TIMEOUT} s, and its host was dead since")
+        raise Violation(
+            f"job {name} has timed out after {fact.ran} s; it may run {TIMEOUT} s, and its host was dead since"
+        )
     fact = fact._replace(owner=None)
     if fact.serving != fact.wanted:
         return fact

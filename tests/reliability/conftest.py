@@ -14,7 +14,10 @@ from ..conftest import LONG
 
 # The machine is in several files; what they assert is to be told as in a test's own.
 pytest.register_assert_rewrite(
-    *(f"{__package__}.machine_{noun}" for noun in ("actors", "jobs", "keys", "limits", "batches", "liveness"))
+    *(
+        f"{__package__}.machine_{noun}"
+        for noun in ("actors", "jobs", "keys", "limits", "batches", "liveness")
+    )
 )
 
 

@@ -24,7 +24,7 @@ from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.runtime.worker.following import finish_batches, wake_dependents
 from django_dbqueue.runtime.worker.pipeline_step import after_stage
 
-from .. import engine, tasks
+from .. import direct, tasks
 
 ACTORS = 3
 # Some that a database may take for one.
@@ -80,11 +80,18 @@ class Actor:
         self.selector = QueueSelector(self.queues)
         name, serves = f"worker {self.number}.{self.incarnation}", {"queues": ",".join(self.queues)}
         self.process = Process(
-            name=name, kind="worker", hostname="h", pid=self.number + 1, details=serves, expires_at=after(3600)
+            name=name,
+            kind="worker",
+            hostname="h",
+            pid=self.number + 1,
+            details=serves,
+            expires_at=after(3600),
         )
         self.call(Process.objects.register, self.process)
         options = Options(prefetch_bytes=PREFETCHED)
-        self.claimer = Claimer("default", self.process, self.selector, options, group_size=lambda job: 3)
+        self.claimer = Claimer(
+            "default", self.process, self.selector, options, group_size=lambda job: 3
+        )
         self.claimer.FRESH = -1.0
         self.held: list[Job] = []
         self.late: list[Job] = getattr(self, "late", [])
@@ -133,7 +140,7 @@ class Stranger:
 
 def settle(outcomes: list[AttemptResult]) -> Settled:
     """As a worker does: what has ended may let its batch finish."""
-    settled = engine.settle(outcomes)
+    settled = direct.settle(outcomes)
     wake_dependents(settled, task_backends["default"], ())
     finish_batches(settled, task_backends["default"])
     return settled
@@ -143,8 +150,18 @@ def settlement(job: Any, end: End) -> AttemptResult:
     if job.not_to_run or job.has_expired():
         return AttemptResult.of(job, Outcome.DISCARDED, State.DISCARDED)
     if job.pipeline and end.outcome == Outcome.SUCCESSFUL:
-        return AttemptResult.of(job, Outcome.SUCCESSFUL, **after_stage(job, _returned(job, end.way), task_backends["default"]))
-    return AttemptResult.of(job, end.outcome, end.state, wait=end.wait, result="x" if end.outcome == Outcome.SUCCESSFUL else None)
+        return AttemptResult.of(
+            job,
+            Outcome.SUCCESSFUL,
+            **after_stage(job, _returned(job, end.way), task_backends["default"]),
+        )
+    return AttemptResult.of(
+        job,
+        end.outcome,
+        end.state,
+        wait=end.wait,
+        result="x" if end.outcome == Outcome.SUCCESSFUL else None,
+    )
 
 
 def _returned(job: Any, way: str) -> Any:

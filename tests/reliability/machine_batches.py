@@ -17,7 +17,7 @@ from django_dbqueue.models import Batch, Job
 from django_dbqueue.models.enums import FINISHED, UNSUCCESSFUL, State
 from django_dbqueue.models.expressions import after
 
-from .. import engine, tasks
+from .. import direct, tasks
 from .machine_actors import ENDS, actors, ends, queues
 from .machine_keys import KINDS, Keys, _row, _stage, wishes
 
@@ -72,7 +72,9 @@ class Batches(Keys):
             with opened if how != "dies" else _dies(opened):
                 self.batches.append(opened.id)
                 for what in members:
-                    self._joined(opened.id, MEMBERS[what].enqueue(1), stage=0 if what == "walks" else None)
+                    self._joined(
+                        opened.id, MEMBERS[what].enqueue(1), stage=0 if what == "walks" else None
+                    )
                 if wish:
                     self._ask_in(opened.id, wish)
                 self._learn_of_added(opened.id, self.actors[actor].begin(_add, opened.id))
@@ -80,13 +82,18 @@ class Batches(Keys):
                 self.claim(actor, 5)
                 self.settle(actor, 4, ends)
                 self._settled_beside_a_claim()
-                assert not engine.finish_batches([opened.id]), "it finished before all of it was enqueued"
+                assert not direct.finish_batches([opened.id]), (
+                    "it finished before all of it was enqueued"
+                )
                 if how == "raises":
                     raise ZeroDivisionError
         except ZeroDivisionError:
             self.called_off_batches.add(opened.id)
             self.not_to_run |= {
-                str(pk) for pk in Job.objects.filter(batch=opened.id, state=State.DISCARDED).values_list("pk", flat=True)
+                str(pk)
+                for pk in Job.objects.filter(batch=opened.id, state=State.DISCARDED).values_list(
+                    "pk", flat=True
+                )
             }
         if how == "dies":
             self.left_open.append(opened.id)
@@ -120,7 +127,7 @@ class Batches(Keys):
     def give_up_openers(self):
         """They have added nothing for long. What they have left may not be the whole."""
         Batch.objects.filter(pk__in=self.left_open).update(opened_until=after(-1))
-        assert set(engine.seal_abandoned()) == set(self.left_open)
+        assert set(direct.seal_abandoned()) == set(self.left_open)
         self.spoiled.update(self.left_open)
         self.left_open.clear()
 
@@ -157,7 +164,7 @@ class Batches(Keys):
         self._call_off(Batch.objects.get(pk=self._a_batch(number)).jobs().waiting())
 
     def finish_batches_together(self):
-        for each in [actor.begin(engine.finish_batches) for actor in self.actors]:
+        for each in [actor.begin(direct.finish_batches) for actor in self.actors]:
             each.result(30)
         assert not Batch.objects.due().exists()
 
@@ -190,12 +197,18 @@ class Batches(Keys):
             f"it finished before its jobs had: {early}"
         )
         self.finished = finished
-        assert set(map(UUID, self.followed)) <= finished, "something followed before it had finished"
+        assert set(map(UUID, self.followed)) <= finished, (
+            "something followed before it had finished"
+        )
 
     def _may_end(self):
         """Batches that wait for nothing."""
-        waiting = {str(pk) for pk in Job.objects.exclude(state__in=FINISHED).values_list("pk", flat=True)}
-        return {pk for pk in self.batches if pk not in self.left_open and not self.members[pk] & waiting}
+        waiting = {
+            str(pk) for pk in Job.objects.exclude(state__in=FINISHED).values_list("pk", flat=True)
+        }
+        return {
+            pk for pk in self.batches if pk not in self.left_open and not self.members[pk] & waiting
+        }
 
     def _end_runs(self):
         over = {str(job.pk) for job in self.jobs if job.state in FINISHED} | self.gone
@@ -203,7 +216,9 @@ class Batches(Keys):
         last = defaultdict(int)
         for pk, attempt in ended - self.goes_on:
             last[pk] = max(last[pk], attempt)
-        self.pending = {key: at for key, at in self.pending.items() if key[1] not in over and last[key[1]] <= at}
+        self.pending = {
+            key: at for key, at in self.pending.items() if key[1] not in over and last[key[1]] <= at
+        }
 
     def _look(self):
         super()._look()
@@ -233,7 +248,9 @@ class Batches(Keys):
     def _joined(self, pk, result, stage=None):
         self._asked(result, stage=stage)
         self.members[pk].add(result.id)
-        self.pending[pk, result.id] = Job.objects.values_list("attempt", flat=True).get(pk=result.id)
+        self.pending[pk, result.id] = Job.objects.values_list("attempt", flat=True).get(
+            pk=result.id
+        )
 
     def _learn_of_added(self, pk, adding):
         """One that was called off at once, as its block has raised, is no member."""

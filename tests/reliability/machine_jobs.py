@@ -14,20 +14,70 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from django_dbqueue.compat import task_backends
 from django_dbqueue.core.progress_value import ProgressValue
-from django_dbqueue.models import Batch, Execution, Failure, Job, Process, Progress, Queue, Semaphore, Slot, StackTrace, TaskState
+from django_dbqueue.models import (
+    Batch,
+    Execution,
+    Failure,
+    Job,
+    Process,
+    Progress,
+    Queue,
+    Semaphore,
+    Slot,
+    StackTrace,
+    TaskState,
+)
 from django_dbqueue.models.batch_share import BatchShare
 from django_dbqueue.models.enums import FAILURES, FINISHED, WAITING
 from django_dbqueue.models.expressions import Now, after
 from django_dbqueue.runtime import recovery
 
-from .. import engine, tasks
+from .. import direct, tasks
 from ..conftest import all_claimed
-from .machine_actors import ACTORS, LARGE, PREFETCHED, SERVED, Actor, Outcome, State, actors, ends, queues, settle, settlement
+from .machine_actors import (
+    ACTORS,
+    LARGE,
+    PREFETCHED,
+    SERVED,
+    Actor,
+    Outcome,
+    State,
+    actors,
+    ends,
+    queues,
+    settle,
+    settlement,
+)
 
 logger = logging.getLogger(__name__)
 
-TABLES = (Execution, StackTrace, Progress, Slot, Semaphore, Job, BatchShare, Batch, Process, Failure, Queue, TaskState)
-OF_A_ROW = ["pk", "attempt", "state", "process", "failures", "result", "stage", "args", "version", "asked_again", "blocked_by"]
+TABLES = (
+    Execution,
+    StackTrace,
+    Progress,
+    Slot,
+    Semaphore,
+    Job,
+    BatchShare,
+    Batch,
+    Process,
+    Failure,
+    Queue,
+    TaskState,
+)
+OF_A_ROW = [
+    "pk",
+    "attempt",
+    "state",
+    "process",
+    "failures",
+    "result",
+    "stage",
+    "args",
+    "version",
+    "asked_again",
+    "blocked_by",
+]
 waits = st.sampled_from([None, timedelta(seconds=60)])
 # The stage of a job, None without a pipeline, and its arguments.
 Call = tuple[int | None, list[Any]]
@@ -72,14 +122,22 @@ class Jobs(RuleBasedStateMachine):
 
     # What a project does.
 
-    @rule(queue=queues, priority=st.sampled_from([-1, 0, 1]), number=st.integers(1, 4), wait=waits, expires=waits)
+    @rule(
+        queue=queues,
+        priority=st.sampled_from([-1, 0, 1]),
+        number=st.integers(1, 4),
+        wait=waits,
+        expires=waits,
+    )
     def enqueue(self, queue, priority, number, wait, expires):
         task = tasks.add.using(queue_name=queue, priority=priority, run_after=wait, expires=expires)
         self._asked(*task.enqueue_many([(1,)] * number))
 
     @rule(queue=queues, number=st.integers(1, 3), large=st.booleans())
     def enqueue_what_is_large(self, queue, number, large):
-        self._asked(*tasks.add.using(queue_name=queue).enqueue_many([("x" * LARGE * large,)] * number))
+        self._asked(
+            *tasks.add.using(queue_name=queue).enqueue_many([("x" * LARGE * large,)] * number)
+        )
 
     @rule(queue=queues)
     def enqueue_what_must_not_run_twice(self, queue):
@@ -114,26 +172,40 @@ class Jobs(RuleBasedStateMachine):
     def begin(self, actor):
         actor = self.actors[actor]
         for job in actor.held[:1]:
-            began = actor.call(engine.mark_started, job)
-            assert began == (self.given.get(self._current(job)) == actor.process.name and self._runs(job))
+            began = actor.call(direct.mark_started, job)
+            assert began == (
+                self.given.get(self._current(job)) == actor.process.name and self._runs(job)
+            )
 
     @rule(actor=actors)
     def save_metadata(self, actor):
         for job in [*self.actors[actor].held[:1], *self.actors[actor].late[:1]]:
             job.metadata = {"by": self.actors[actor].process.name}
             owns = self._runs(job) and self._current(job) == (str(job.pk), job.attempt)
-            assert self.actors[actor].call(engine.save_metadata, job) == owns
+            assert self.actors[actor].call(direct.save_metadata, job) == owns
 
     @rule(actor=actors)
     def note_progress(self, actor):
         actor = self.actors[actor]
         jobs = [*actor.held[:2], *actor.late[:2]]
         fences = {job.fence: (str(job.pk), job.attempt) for job in jobs}
-        owned = {fence for fence, given in fences.items() if self.given.get(given) == actor.process.name}
-        owned = {fence for fence in owned if Job.objects.running().filter(pk=fence[0], attempt=fence[1]).exists()}
-        recorded = actor.call(Progress.objects.record, [(job, ProgressValue.of(job.attempt)) for job in jobs])
+        owned = {
+            fence for fence, given in fences.items() if self.given.get(given) == actor.process.name
+        }
+        owned = {
+            fence
+            for fence in owned
+            if Job.objects.running().filter(pk=fence[0], attempt=fence[1]).exists()
+        }
+        recorded = actor.call(
+            Progress.objects.record, [(job, ProgressValue.of(job.attempt)) for job in jobs]
+        )
         assert (recorded.written, recorded.lost) == (owned, set(fences) - owned)
-        noted = set(Progress.objects.filter(job__in=[fence[0] for fence in owned]).values_list("job", "done"))
+        noted = set(
+            Progress.objects.filter(job__in=[fence[0] for fence in owned]).values_list(
+                "job", "done"
+            )
+        )
         assert noted == {fence[:2] for fence in owned}
 
     @rule(actor=actors, number=st.integers(1, 3))
@@ -147,7 +219,9 @@ class Jobs(RuleBasedStateMachine):
         """Its supervisor recovers its jobs at once; it was not really dead, and its outcomes come late."""
         actor = self.actors[actor]
         ids = frozenset(job.pk for job in actor.held[:1]) if not_started else frozenset()
-        self._recover(actor, recovery.ExitReason(how="was killed", blameless=blameless, not_started=ids))
+        self._recover(
+            actor, recovery.ExitReason(how="was killed", blameless=blameless, not_started=ids)
+        )
 
     @rule(actor=actors, number=st.integers(1, 4), ends=ends)
     def settle_while_it_is_recovered(self, actor, number, ends):
@@ -161,7 +235,11 @@ class Jobs(RuleBasedStateMachine):
         outcomes = [settlement(job, end) for job, end in zip(actor.late, ends, strict=False)]
         before = self._rows()
         settled = actor.call(settle, outcomes)
-        assert [o.fence for o in settled.written if self.ended.get((str(o.fence[0]), o.fence[1])) is None] == []
+        assert [
+            o.fence
+            for o in settled.written
+            if self.ended.get((str(o.fence[0]), o.fence[1])) is None
+        ] == []
         assert self._rows() == before
         actor.late = actor.late[4:]
 
@@ -176,9 +254,14 @@ class Jobs(RuleBasedStateMachine):
         self.dispatch()
         self.claim(other, 50)
         late, call, before = self.actors[actor].late, self.actors[actor].call, self._rows()
-        call(engine.release, late)
-        assert call(Progress.objects.record, [(job, ProgressValue.of(1)) for job in late]).written == set()
-        assert not any(call(verb, job) for job in late for verb in (engine.mark_started, engine.save_metadata))
+        call(direct.release, late)
+        assert (
+            call(Progress.objects.record, [(job, ProgressValue.of(1)) for job in late]).written
+            == set()
+        )
+        assert not any(
+            call(verb, job) for job in late for verb in (direct.mark_started, direct.save_metadata)
+        )
         assert self._rows() == before
         self.settle_late(actor, ends)
 
@@ -194,13 +277,18 @@ class Jobs(RuleBasedStateMachine):
 
     def recover_the_silent(self):
         silent = set(Process.objects.silent().values_list("name", flat=True))
-        recovery.recover(task_backends["default"], Process.objects.silent(), recovery.ExitReason(how="was silent"), list)
+        recovery.recover(
+            task_backends["default"],
+            Process.objects.silent(),
+            recovery.ExitReason(how="was silent"),
+            list,
+        )
         self._learn_of_recovered(silent)
 
     # What operators and dispatchers do.
 
     def dispatch(self):
-        engine.dispatch()
+        direct.dispatch()
 
     def retry(self):
         retried = {str(pk) for pk in Job.objects.retriable().values_list("pk", flat=True)}
@@ -220,7 +308,11 @@ class Jobs(RuleBasedStateMachine):
     @rule(queue=queues, limit=st.sampled_from([None, 1, 2]))
     def restrict(self, queue, limit):
         Queue.objects.named(queue).restrict(limit)
-        self.restricted = {**self.restricted, queue: limit} if limit else {k: v for k, v in self.restricted.items() if k != queue}
+        self.restricted = (
+            {**self.restricted, queue: limit}
+            if limit
+            else {k: v for k, v in self.restricted.items() if k != queue}
+        )
 
     @rule(actor=actors, queues=st.sampled_from(SERVED))
     def deploy(self, actor, queues):
@@ -260,7 +352,7 @@ class Jobs(RuleBasedStateMachine):
     def prune(self, state):
         Job.objects.filter(state=state).update(finished_at=after(-1000))
         before = {str(pk) for pk in Job.objects.filter(state=state).values_list("pk", flat=True)}
-        while engine.prune_jobs([state], 500, 2):
+        while direct.prune_jobs([state], 500, 2):
             pass
         self.gone |= before
 
@@ -269,7 +361,9 @@ class Jobs(RuleBasedStateMachine):
     def check_invariants(self, *args):
         """All of them look at the same rows."""
         self.jobs = list(Job.objects.select_related("process").annotate(db_now=Now()))
-        self.executions = list(Execution.objects.values_list("job", "attempt", "outcome", "message"))
+        self.executions = list(
+            Execution.objects.values_list("job", "attempt", "outcome", "message")
+        )
         self._look()
         super().check_invariants(*args)
 
@@ -292,15 +386,25 @@ class Jobs(RuleBasedStateMachine):
 
     @invariant()
     def each_attempt_is_recorded_once_and_as_it_ended(self):
-        recorded = {(str(job), attempt): outcome for job, attempt, outcome, _message in self.executions}
-        expected = {f: end for f, end in self.ended.items() if end != "released" and f[0] not in self.gone}
+        recorded = {
+            (str(job), attempt): outcome for job, attempt, outcome, _message in self.executions
+        }
+        expected = {
+            f: end for f, end in self.ended.items() if end != "released" and f[0] not in self.gone
+        }
         assert {f: end for f, end in recorded.items() if f in expected} == expected
         for fence, outcome in recorded.items():
-            assert fence in expected or (self.ended.get(fence) == "released" and outcome == Outcome.LOST)
+            assert fence in expected or (
+                self.ended.get(fence) == "released" and outcome == Outcome.LOST
+            )
 
     @invariant()
     def each_failed_attempt_counts(self):
-        failed = [row[:2] for row in self.executions if row[2] in FAILURES and not row[3].startswith("It ended (")]
+        failed = [
+            row[:2]
+            for row in self.executions
+            if row[2] in FAILURES and not row[3].startswith("It ended (")
+        ]
         fences = [(str(job), attempt) for job, attempt in failed]
         jobs = {str(job.pk): (job.failures, job.attempts_before) for job in self.jobs}
         since = {pk: max(before, self.since.get(pk, 0)) for pk, (_failures, before) in jobs.items()}
@@ -313,7 +417,9 @@ class Jobs(RuleBasedStateMachine):
         """It is asked for with ``replace`` and a time, and whatever becomes of the attempt at hand, it waits for that."""
         for job in self.jobs:
             if job.state in WAITING and (time := self.not_before.get(str(job.pk))):
-                begins = min(job.run_after, job.db_now) if job.state == State.READY else job.run_after
+                begins = (
+                    min(job.run_after, job.db_now) if job.state == State.READY else job.run_after
+                )
                 assert begins > time - timedelta(seconds=1), "it is to run before its time"
 
     # How.
@@ -324,7 +430,10 @@ class Jobs(RuleBasedStateMachine):
 
     def _may_start(self, job, queues):
         """Whether a job is one of those queues', which are served, and neither is paused, nor has its queue no room."""
-        room = self.restricted.get(job.queue, 10**6) > Job.objects.running().filter(queue=job.queue).count()
+        room = (
+            self.restricted.get(job.queue, 10**6)
+            > Job.objects.running().filter(queue=job.queue).count()
+        )
         return job.queue in queues and not self.paused & {job.queue, job.task} and room
 
     def _asked(self, *results, stage=None):
@@ -352,9 +461,13 @@ class Jobs(RuleBasedStateMachine):
             if most := self.restricted.get(job.queue):
                 assert Job.objects.running().filter(queue=job.queue).count() <= most
             begins = self.not_before.pop(fence[0], None)
-            assert begins is None or begins < job.started_at + timedelta(seconds=1), "it was claimed before its time"
+            assert begins is None or begins < job.started_at + timedelta(seconds=1), (
+                "it was claimed before its time"
+            )
             assert fence[0] not in self.stopped, "it runs again though an operator has stopped it"
-            assert (job.stage, job.args) == self.wanted[fence[0]], "it was called otherwise than it was asked for"
+            assert (job.stage, job.args) == self.wanted[fence[0]], (
+                "it was called otherwise than it was asked for"
+            )
             self.given[fence] = actor.process.name
             self.called[fence] = job.stage, job.args
         actor.held += jobs
@@ -362,9 +475,13 @@ class Jobs(RuleBasedStateMachine):
     def _release(self, actor, number, locked=frozenset()):
         """All but those whose rows others hold."""
         jobs, kept = actor.held[:number], actor.held[number:]
-        owned = [job for job in jobs if self._runs(job) and self._current(job) == (str(job.pk), job.attempt)]
+        owned = [
+            job
+            for job in jobs
+            if self._runs(job) and self._current(job) == (str(job.pk), job.attempt)
+        ]
         released = [job for job in owned if job.pk not in locked]
-        seen = actor.call(engine.release, jobs)
+        seen = actor.call(direct.release, jobs)
         assert {job.pk for job in released} <= seen and seen.isdisjoint(locked)
         for job in released:
             self.ended[str(job.pk), job.attempt] = "released"
@@ -379,7 +496,9 @@ class Jobs(RuleBasedStateMachine):
         """``locked``: the jobs whose rows others hold, if that is known. All others are settled."""
         settled = future.result(30)
         assert len(settled.written) + len(settled.held) + len(settled.lost) == len(outcomes)
-        assert locked is None or {outcome.fence[0] for outcome in settled.held} <= locked, "it has ended, and is not written"
+        assert locked is None or {outcome.fence[0] for outcome in settled.held} <= locked, (
+            "it has ended, and is not written"
+        )
         for outcome in settled.written:
             self._accepted(outcome)
         for outcome in settled.lost:
@@ -411,13 +530,19 @@ class Jobs(RuleBasedStateMachine):
         wanted = self.wanted[fence[0]]
         assert (job.stage, job.args) == wanted
         if fence[0] in self.stopped:
-            assert job.state in (State.RUNNING, *FINISHED), "it goes on though an operator has stopped it"
+            assert job.state in (State.RUNNING, *FINISHED), (
+                "it goes on though an operator has stopped it"
+            )
             assert not job.asked_again
             return
         if job.state == State.RUNNING:
             assert job.asked_again == (wanted != self.called[fence])
-        if job.state in FINISHED and not (job.state == State.DISCARDED and fence[0] in self.not_to_run):
-            assert wanted == self.called[fence], "it ended before it was called as it was asked for last"
+        if job.state in FINISHED and not (
+            job.state == State.DISCARDED and fence[0] in self.not_to_run
+        ):
+            assert wanted == self.called[fence], (
+                "it ended before it was called as it was asked for last"
+            )
 
     def _look(self):
         """Learn of jobs that the queue has enqueued by itself."""
@@ -438,8 +563,15 @@ class Jobs(RuleBasedStateMachine):
     def _learn_of_recovered(self, names):
         """Of an attempt that its owner does not know to have ended, the rows tell how: it was recorded, or released."""
         while Job.objects.orphaned().exists():  # Somebody held their rows at that moment.
-            recovery.recover(task_backends["default"], Process.objects.none(), recovery.ExitReason(how="is gone"), list)
-        outcomes = {(str(j), a): o for j, a, o in Execution.objects.values_list("job", "attempt", "outcome")}
+            recovery.recover(
+                task_backends["default"],
+                Process.objects.none(),
+                recovery.ExitReason(how="is gone"),
+                list,
+            )
+        outcomes = {
+            (str(j), a): o for j, a, o in Execution.objects.values_list("job", "attempt", "outcome")
+        }
         for fence, name in self.given.items():
             if name in names and fence not in self.ended:
                 self.ended[fence] = outcomes.get(fence, "released")

@@ -82,7 +82,9 @@ class Keys(Jobs):
         with connection.cursor() as cursor:
             call = "SELECT dbqueue_enqueue(%s, to_jsonb(%s::int[]), queue => %s, key => %s)"
             cursor.execute(call, [PATHS["plain"], [number], queue, key])
-            result = SimpleNamespace(id=str(cursor.fetchone()[0]), args=[number], enqueued=_fate(wish, before))
+            result = SimpleNamespace(
+                id=str(cursor.fetchone()[0]), args=[number], enqueued=_fate(wish, before)
+            )
         # The worker takes its policy from the task and the queue.
         assert Job.objects.get(pk=result.id).max_attempts == 0
         if key:
@@ -111,7 +113,10 @@ class Keys(Jobs):
         """The one of the higher version is what stands, whoever came first."""
         wishes = [wish._replace(kind=kind, key=wishes[0].key) for wish in wishes]
         before = _row(wishes[0])
-        asked = [(self._ask(actor, wish, before), wish) for actor, wish in zip(self.actors, wishes, strict=False)]
+        asked = [
+            (self._ask(actor, wish, before), wish)
+            for actor, wish in zip(self.actors, wishes, strict=False)
+        ]
         told = [(future.result(30), wish) for future, wish in asked]
         accepted = [(result, wish) for result, wish in told if result.enqueued != "ignored"]
         after = _row(wishes[0])
@@ -122,7 +127,9 @@ class Keys(Jobs):
         (winner,) = [(result, wish) for result, wish in accepted if result.args == after["args"]]
         self._asked(winner[0], stage=_stage(winner[1]))
         versions = [_version(wish, before) for _result, wish in accepted]
-        assert after["version"] == max((each for each in versions if each is not None), default=None)
+        assert after["version"] == max(
+            (each for each in versions if each is not None), default=None
+        )
         if all(wish.newer is not None for _result, wish in accepted):
             assert winner[1].newer == max(wish.newer for _result, wish in accepted)
 
@@ -205,9 +212,15 @@ class Keys(Jobs):
     def _call(self, wish, before):
         number = next(self.calls)
         version = None if wish.newer is None else _newest(before) + wish.newer
-        wait, expires = (seconds and timedelta(seconds=seconds) for seconds in (wish.wait, wish.expires))
+        wait, expires = (
+            seconds and timedelta(seconds=seconds) for seconds in (wish.wait, wish.expires)
+        )
         task = KINDS[wish.kind].using(
-            key=wish.key, version=version, on_conflict=wish.on_conflict, run_after=wait, expires=expires
+            key=wish.key,
+            version=version,
+            on_conflict=wish.on_conflict,
+            run_after=wait,
+            expires=expires,
         )
         return task, ("aA"[number % 2], number) if wish.kind == "limited" else (number,)
 

@@ -11,12 +11,14 @@ from hypothesis.stateful import invariant, rule
 from django_dbqueue import Rate, limit, task
 from django_dbqueue.models import Slot
 
-from .. import engine, tasks
+from .. import direct, tasks
 from .machine_actors import State, actors, queues
 from .machine_jobs import Jobs
 
 # A limit and a rate whose names could be taken for one; the rate lets two start at a time.
-audit = task(concurrency=limit(1, group="rate bank"), rate=Rate(2, per=3600, group="bank", burst=2))(tasks.audit.func)
+audit = task(
+    concurrency=limit(1, group="rate bank"), rate=Rate(2, per=3600, group="bank", burst=2)
+)(tasks.audit.func)
 LIMITED = {
     "two of an account": (tasks.charge, 1),
     "one": (tasks.one_at_a_time, 0),
@@ -43,13 +45,21 @@ class Limits(Jobs):
         self.claims = 0
         self.refused: list[Any] = []
 
-    @rule(what=limited, account=accounts, queue=queues, number=st.integers(1, 4), together=st.booleans())
+    @rule(
+        what=limited,
+        account=accounts,
+        queue=queues,
+        number=st.integers(1, 4),
+        together=st.booleans(),
+    )
     def enqueue_limited(self, what, account, queue, number, together):
         """One by one nobody sees a line, so all are ready."""
         task, arity = LIMITED[what]
         calls = [(account,) * arity] * number
         using = task.using(queue_name=queue)
-        self._asked(*(using.enqueue_many(calls) if together else [using.enqueue(*call) for call in calls]))
+        self._asked(
+            *(using.enqueue_many(calls) if together else [using.enqueue(*call) for call in calls])
+        )
 
     def many_claim_from_one_line(self, whats, account, limit):
         for what in whats:
@@ -57,15 +67,15 @@ class Limits(Jobs):
         self.claim_together(limit)
 
     def sweep(self):
-        engine.reserve_times()
-        engine.sweep(1000)
-        engine.unblock_orphans(1000)
+        direct.reserve_times()
+        direct.sweep(1000)
+        direct.unblock_orphans(1000)
 
     @rule(actor=actors, limit=st.integers(1, 5))
     def sweep_and_prune_while_one_claims(self, actor, limit):
         claiming = self._ask_claim(self.actors[actor], limit)
-        sweeping = self.actors[actor - 1].begin(engine.sweep, 1000)
-        pruning = self.actors[actor - 2].begin(engine.prune_semaphores, 1000)
+        sweeping = self.actors[actor - 1].begin(direct.sweep, 1000)
+        pruning = self.actors[actor - 2].begin(direct.prune_semaphores, 1000)
         sweeping.result(30), pruning.result(30)
         self._got(self.actors[actor], claiming.result(30))
 
@@ -75,7 +85,9 @@ class Limits(Jobs):
         for key, number in running.items():
             assert number <= most[key], f"{key}: {number} run, of {most[key]}"
         keys = {key for job in self.jobs for key in _keys(job)}
-        assert Slot.objects.count_by_key(keys | running.keys()) == running, "what counts are the slots of those that run"
+        assert Slot.objects.count_by_key(keys | running.keys()) == running, (
+            "what counts are the slots of those that run"
+        )
         for job in self.refused:
             full = [each["key"] for each in job.limits if running[each["key"]] == each["most"]]
             assert full, "it was called off although there was a slot"
@@ -91,7 +103,10 @@ class Limits(Jobs):
         self.claims += 1
         for job in jobs:
             slot_group = self.claims, job.slot_group
-            self.under[str(job.pk), job.attempt] = slot_group, [] if job.not_to_run else job.limits or []
+            self.under[str(job.pk), job.attempt] = (
+                slot_group,
+                [] if job.not_to_run else job.limits or [],
+            )
         self.refused += [job for job in jobs if job.not_to_run]
 
     def _settled_beside_a_claim(self):
@@ -103,7 +118,12 @@ class Limits(Jobs):
         """
         fences = {(str(job.pk), job.attempt) for job in self.jobs if job.state == State.RUNNING}
         claimed = [self.under[fence] for fence in fences & self.under.keys()]
-        held = {(each["key"], slot_group): each["most"] for slot_group, limits in claimed for each in limits if "most" in each}
+        held = {
+            (each["key"], slot_group): each["most"]
+            for slot_group, limits in claimed
+            for each in limits
+            if "most" in each
+        }
         running, most = Counter(key for key, _series in held), dict[str, int]()
         for (key, _series), number in held.items():
             most[key] = min(number, most.get(key, number))

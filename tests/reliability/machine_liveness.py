@@ -15,7 +15,7 @@ from django_dbqueue.models.expressions import Now
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.worker.claimer import Claimer
 
-from .. import engine
+from .. import direct
 from ..conftest import all_claimed
 from .machine_actors import LARGE, QUEUES, SERVED, State, Stranger, actors, ends
 from .machine_batches import ASK_FROM_OUTSIDE, Batches
@@ -25,7 +25,15 @@ from .machine_limits import BANK, CLAIM_FROM_A_LINE, Limits, _keys
 # After so many steps it is looked whether all that may run does.
 STEPS = 8
 # One rule for all that needs no choice: as one rule each, they would be most of the steps.
-CHORES = ["dispatch", "dispatch", "sweep", "finish_batches_together", "prune_members", "recover_the_silent", "retry"]
+CHORES = [
+    "dispatch",
+    "dispatch",
+    "sweep",
+    "finish_batches_together",
+    "prune_members",
+    "recover_the_silent",
+    "retry",
+]
 HEAD_A_LINE = {
     "actor": actors,
     "full": st.sampled_from(BANK),
@@ -41,8 +49,14 @@ SITUATIONS = {
     "many_claim_from_one_line": CLAIM_FROM_A_LINE,
 }
 if connection.vendor != "sqlite":
-    SITUATIONS["work_beside_locked_rows"] = {"actor": actors, "first": st.integers(0, 2), "ends": ends}
-situations = [st.tuples(st.just(name), st.fixed_dictionaries(how)) for name, how in SITUATIONS.items()]
+    SITUATIONS["work_beside_locked_rows"] = {
+        "actor": actors,
+        "first": st.integers(0, 2),
+        "ends": ends,
+    }
+situations = [
+    st.tuples(st.just(name), st.fixed_dictionaries(how)) for name, how in SITUATIONS.items()
+]
 
 
 class Liveness(Limits, Batches):
@@ -75,7 +89,9 @@ class Liveness(Limits, Batches):
     def what_may_run_runs_within_a_sweep(self):
         """Tried, and rolled back."""
         self.steps += 1
-        if self.steps % STEPS == 0 and (self.batches or any(job.state in WAITING for job in self.jobs)):
+        if self.steps % STEPS == 0 and (
+            self.batches or any(job.state in WAITING for job in self.jobs)
+        ):
             numbers = self._smallest_numbers()
             with transaction.atomic():
                 began = _sweep()
@@ -96,7 +112,9 @@ class Liveness(Limits, Batches):
             self.enqueue_limited(full, account, "default", 1, False)
         self.claim(actor, 50)
         for number in range(9):
-            self.enqueue_limited(heads, "busy" if idle == "account" else f"head {number}", queue, 1, False)
+            self.enqueue_limited(
+                heads, "busy" if idle == "account" else f"head {number}", queue, 1, False
+            )
         self.enqueue_limited(BANK[0], "can run", "default", 1, False)
         for end in ends:
             self.claim(actor, 50)
@@ -127,24 +145,41 @@ class Liveness(Limits, Batches):
                 jobs = self._ask_claim(each, 50).result(30)
                 assert not locked & {job.pk for job in jobs}
                 self._got(each, jobs)
-            assert set(Job.objects.due().filter(run_after__lt=began).values_list("pk", flat=True)) <= locked
+            assert (
+                set(Job.objects.due().filter(run_after__lt=began).values_list("pk", flat=True))
+                <= locked
+            )
             left = list(Job.objects.ready().filter(limits__isnull=True).exclude(pk__in=locked))
             # A claim ends at what is too large to be held beside the rest.
             if not any(isinstance(job.args[0], str) and len(job.args[0]) == LARGE for job in left):
                 served = {queue for queue in QUEUES if any(each.serves(queue) for each in live)}
-                assert not [job for job in left if self._may_start(job, served)], "it is ready, and nobody takes it"
+                assert not [job for job in left if self._may_start(job, served)], (
+                    "it is ready, and nobody takes it"
+                )
             name, dead = dies.process.name, Process.objects.filter(pk=dies.process.pk)
-            dies.call(recovery.recover, task_backends["default"], dead, recovery.ExitReason(how="was killed"), list)
-            assert set(Job.objects.orphaned().values_list("pk", flat=True)) <= locked, "it is lost, and not recovered"
+            dies.call(
+                recovery.recover,
+                task_backends["default"],
+                dead,
+                recovery.ExitReason(how="was killed"),
+                list,
+            )
+            assert set(Job.objects.orphaned().values_list("pk", flat=True)) <= locked, (
+                "it is lost, and not recovered"
+            )
         self._learn_of_recovered({name})
         self.refused.clear()
 
     @precondition(lambda self: connection.vendor != "sqlite")
-    @rule(actor=actors, ends=ends, limit=st.integers(1, 5), rows=st.sampled_from([Semaphore, Batch]))
+    @rule(
+        actor=actors, ends=ends, limit=st.integers(1, 5), rows=st.sampled_from([Semaphore, Batch])
+    )
     def work_once_others_let_go(self, actor, ends, limit, rows):
         """What needs these rows waits for them, and goes on."""
         with self.stranger.holding(rows.objects.all()):
-            asked = [self._ask_settle(each, 4, ends) for each in self.actors if each.number != actor]
+            asked = [
+                self._ask_settle(each, 4, ends) for each in self.actors if each.number != actor
+            ]
             claiming = self._ask_claim(self.actors[actor], limit)
         for each in asked:
             self._told(*each)
@@ -173,7 +208,8 @@ class Liveness(Limits, Batches):
                 return taken[key] < numbers[key]
             row = semaphores.get(key)
             return row is None or (
-                (row.booked is None or row.booked <= job.db_now) and (not row.earliest or row.earliest <= job.db_now)
+                (row.booked is None or row.booked <= job.db_now)
+                and (not row.earliest or row.earliest <= job.db_now)
             )
 
         for job in rows.filter(state__in=WAITING):
@@ -190,10 +226,10 @@ class Liveness(Limits, Batches):
 def _sweep() -> Any:
     """What a dispatcher does in a round. Returns when it has begun: jobs that are lost are due again within seconds."""
     began = Process.objects.values_list(Now(), flat=True)[0]
-    while engine.dispatch():
+    while direct.dispatch():
         pass
-    engine.reserve_times()
-    engine.sweep(1000)
-    engine.unblock_orphans(1000)
-    engine.finish_batches()
+    direct.reserve_times()
+    direct.sweep(1000)
+    direct.unblock_orphans(1000)
+    direct.finish_batches()
     return began

@@ -14,7 +14,7 @@ from django_dbqueue.models import Execution, Job
 from django_dbqueue.runtime.worker import executor
 from django_dbqueue.runtime.worker.task_call import ThreadCall
 
-from .. import engine, tasks
+from .. import direct, tasks
 from ..conftest import a_process, until, until_somebody_waits_for_a_lock
 from ..models import Effect, Run
 from .conftest import Elsewhere
@@ -48,13 +48,13 @@ def test_if_it_fails_its_effects_are_undone(backend):
 def test_if_its_job_was_lost_its_effects_are_undone(backend, claim):
     tasks.atomic_row.enqueue("once")
     (late,) = claim()
-    engine.release([late])
+    direct.release([late])
     (owner,) = claim(a_process("another"))
 
     outcome = run(late, backend)
 
     assert not Run.objects.exists()
-    assert engine.settle([outcome]).lost
+    assert direct.settle([outcome]).lost
     assert run(owner, backend).written
     assert Run.objects.count() == 1
     assert Job.objects.get().state == "successful"
@@ -70,7 +70,9 @@ def test_if_its_result_cannot_be_stored_its_effects_are_undone(backend, claim):
     assert outcome.state == "failed"
 
 
-@pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="SQLite's writers wait for each other.")
+@pytest.mark.skipif(
+    connections["default"].vendor == "sqlite", reason="SQLite's writers wait for each other."
+)
 def test_who_holds_the_row_for_a_moment_is_waited_for(backend, claim):
     tasks.atomic_row.enqueue("once")
     (job,) = claim()
@@ -113,10 +115,14 @@ def test_what_has_waited_for_it_is_told_at_once(runqueue):
     until(lambda: Run.objects.count() == 2, 20)
 
 
-def test_a_hook_that_raises_after_the_commit_leaves_the_job_successful_and_its_error_kept(backend, claim, caplog, monkeypatch):
+def test_a_hook_that_raises_after_the_commit_leaves_the_job_successful_and_its_error_kept(
+    backend, claim, caplog, monkeypatch
+):
     ended = []
     monkeypatch.setattr(signals.task_finished, "receivers", [])
-    signals.task_finished.connect(lambda task_result, **_: ended.append(task_result.status), weak=False)
+    signals.task_finished.connect(
+        lambda task_result, **_: ended.append(task_result.status), weak=False
+    )
     tasks.atomic_with_hook.enqueue("once")
     (job,) = claim()
 
@@ -140,33 +146,43 @@ def test_a_hook_of_a_transaction_that_is_rolled_back_does_not_count(backend, cla
     assert (outcome.state, Run.objects.count()) == ("failed", 0)
 
 
-@pytest.mark.skipif(connections["default"].vendor != "postgresql", reason="PostgreSQL ends what cannot be serialized.")
+@pytest.mark.skipif(
+    connections["default"].vendor != "postgresql",
+    reason="PostgreSQL ends what cannot be serialized.",
+)
 def test_an_atomic_task_under_repeatable_read_whose_row_changes_meanwhile_runs_again_and_spends_no_attempt(
     backend, claim, monkeypatch
 ):
     task = tasks.atomic_under_snapshot.using(key="a")
     task.enqueue("first")
     (job,) = claim()
-    monkeypatch.setattr(tasks, "meanwhile", lambda: Elsewhere(lambda: task.enqueue("second")).result())
+    monkeypatch.setattr(
+        tasks, "meanwhile", lambda: Elsewhere(lambda: task.enqueue("second")).result()
+    )
 
     outcome = run(job, backend)
     assert (outcome.outcome, outcome.state, Run.objects.count()) == ("interrupted", "scheduled", 0)
-    engine.settle([outcome])
+    direct.settle([outcome])
 
     job = Job.objects.get()
     assert (job.state, job.failures, job.args) == ("scheduled", 0, ["second"])
     monkeypatch.setattr(tasks, "meanwhile", lambda: None)
     Job.objects.update(run_after=job.enqueued_at)
-    engine.dispatch()
+    direct.dispatch()
     (job,) = claim()
     assert [outcome.state for outcome in run(job, backend).written] == ["successful"]
     assert Run.objects.get().job == "second"
 
 
-@pytest.mark.skipif(connections["default"].vendor != "postgresql", reason="PostgreSQL ends what cannot be serialized.")
+@pytest.mark.skipif(
+    connections["default"].vendor != "postgresql",
+    reason="PostgreSQL ends what cannot be serialized.",
+)
 def test_an_atomic_task_that_always_conflicts_fails_in_the_end(backend, claim, monkeypatch):
     tasks.atomic_under_snapshot.enqueue("never")
-    monkeypatch.setattr(tasks, "meanwhile", lambda: Elsewhere(lambda: Job.objects.update(metadata={})).result())
+    monkeypatch.setattr(
+        tasks, "meanwhile", lambda: Elsewhere(lambda: Job.objects.update(metadata={})).result()
+    )
     monkeypatch.setattr(executor.Attempt, "MOST_CONFLICTS", 3)
 
     ends = []
@@ -174,16 +190,20 @@ def test_an_atomic_task_that_always_conflicts_fails_in_the_end(backend, claim, m
         (job,) = claim()
         outcome = run(job, backend)
         ends.append(outcome.outcome)
-        engine.settle([outcome])
+        direct.settle([outcome])
         Job.objects.filter(state="scheduled").update(run_after=job.enqueued_at)
-        engine.dispatch()
+        direct.dispatch()
 
     assert ends == ["interrupted"] * 3 + ["failed"]
     assert (Job.objects.get().failures, Run.objects.count()) == (1, 0)
 
 
-@pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="SQLite's writers wait for each other.")
-def test_an_atomic_task_and_a_call_of_its_key_that_wait_for_each_other_lose_nothing(backend, claim, monkeypatch):
+@pytest.mark.skipif(
+    connections["default"].vendor == "sqlite", reason="SQLite's writers wait for each other."
+)
+def test_an_atomic_task_and_a_call_of_its_key_that_wait_for_each_other_lose_nothing(
+    backend, claim, monkeypatch
+):
     """The call holds the job's row and wants what the task has changed; the task's end wants the job's row."""
     Effect.objects.create(job="shared", attempt=0)
     task = tasks.atomic_change.using(key="a")
@@ -211,10 +231,19 @@ def test_an_atomic_task_and_a_call_of_its_key_that_wait_for_each_other_lose_noth
     except OperationalError:
         # The caller got an error, and its call has changed nothing.
         assert outcome.written
-        assert (Job.objects.get().state, Job.objects.get().args, Effect.objects.get().attempt) == ("successful", ["first"], 1)
+        assert (Job.objects.get().state, Job.objects.get().args, Effect.objects.get().attempt) == (
+            "successful",
+            ["first"],
+            1,
+        )
     else:
         assert (outcome.outcome, outcome.state) == ("interrupted", "scheduled")
-        engine.settle([outcome])
+        direct.settle([outcome])
         again = Job.objects.get()
-        assert (again.state, again.failures, again.args, Effect.objects.get().attempt) == ("scheduled", 0, ["second"], 2)
+        assert (again.state, again.failures, again.args, Effect.objects.get().attempt) == (
+            "scheduled",
+            0,
+            ["second"],
+            2,
+        )
     assert time.monotonic() - began < 20

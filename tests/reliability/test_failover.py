@@ -49,7 +49,11 @@ class Pair:
         return f"postgres://postgres@127.0.0.1:{self.front.port}/queue"
 
     def until_replayed(self) -> None:
-        until(lambda: self.primary.ask("SELECT bool_and(replay_lsn >= pg_current_wal_lsn()) FROM pg_stat_replication"))
+        until(
+            lambda: self.primary.ask(
+                "SELECT bool_and(replay_lsn >= pg_current_wal_lsn()) FROM pg_stat_replication"
+            )
+        )
 
     def fail_over(self) -> None:
         self.primary.kill()
@@ -99,7 +103,11 @@ class Client(threading.Thread):
 
 def runs(path: Path) -> Counter[str]:
     """How often each job has begun."""
-    return Counter(line.split()[0] for line in path.read_text().splitlines()) if path.exists() else Counter()
+    return (
+        Counter(line.split()[0] for line in path.read_text().splitlines())
+        if path.exists()
+        else Counter()
+    )
 
 
 def ids(**which) -> set[str]:
@@ -116,11 +124,15 @@ def all_end() -> bool:
 
 
 @pytest.mark.parametrize("way", ["target_session_attrs", "proxy"])
-def test_a_synchronous_failover_under_load_loses_no_job_and_runs_none_twice(pair, runqueue, tmp_path, way):
+def test_a_synchronous_failover_under_load_loses_no_job_and_runs_none_twice(
+    pair, runqueue, tmp_path, way
+):
     servers_ = pair(synchronous=True)
     path = tmp_path / "lines"
     url = servers_.url if way == "target_session_attrs" else servers_.url_of_front
-    child = runqueue("--processes", "2", **servers.environment(url), DBQUEUE_OPTIONS=json.dumps(OPTIONS))
+    child = runqueue(
+        "--processes", "2", **servers.environment(url), DBQUEUE_OPTIONS=json.dumps(OPTIONS)
+    )
     client = Client(path)
     client.start()
     until(lambda: len(ids(state="successful")) > 50)
@@ -145,11 +157,21 @@ class Lost:
     NUMBER = 3
 
     def __init__(self, pair: Pair, tmp_path: Path, runqueue, **options) -> None:
-        self.pair, self.path, self._go, self._runqueue = pair, tmp_path / "lines", tmp_path / "go", runqueue
+        self.pair, self.path, self._go, self._runqueue = (
+            pair,
+            tmp_path / "lines",
+            tmp_path / "go",
+            runqueue,
+        )
         self.child = self.another(**options)
         until(lambda: Process.objects.filter(kind="worker").exists())
         Queue.objects.named("default").pause()
-        self.ids = [each.id for each in tasks.leave_line.enqueue_many([(str(self.path), str(self._go))] * self.NUMBER)]
+        self.ids = [
+            each.id
+            for each in tasks.leave_line.enqueue_many(
+                [(str(self.path), str(self._go))] * self.NUMBER
+            )
+        ]
 
     def another(self, **changes):
         options = json.dumps({**OPTIONS, **changes})
@@ -230,7 +252,11 @@ class Standby:
         self.pair = pair
         options = json.dumps({**OPTIONS, **changes})
         self.child = runqueue(**servers.environment(pair.url_of_front), DBQUEUE_OPTIONS=options)
-        until(lambda: {"serves", "polls for"} <= set(re.findall("serves|polls for", log_of(self.child))))
+        until(
+            lambda: (
+                {"serves", "polls for"} <= set(re.findall("serves|polls for", log_of(self.child)))
+            )
+        )
 
     def lead_there(self, connections: int) -> None:
         """Until so many connections are there, at least."""
@@ -238,15 +264,26 @@ class Standby:
         self.pair.front.cut()
         self.pair.front.heal()
         sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'queue'"
-        until(lambda: "read-only transaction" in log_of(self.child) and self.pair.standby.ask(sessions) >= connections)
+        until(
+            lambda: (
+                "read-only transaction" in log_of(self.child)
+                and self.pair.standby.ask(sessions) >= connections
+            )
+        )
 
     def lead_back(self) -> None:
         self.pair.front.lead_to(self.pair.primary.port)
 
     def seconds_of_cpu(self) -> float:
         """Of all its processes, so far."""
-        clocks = [stat.read_text().rpartition(")")[2].split() for stat in Path("/proc").glob("[0-9]*/stat") if stat.exists()]
-        return sum(int(each[11]) + int(each[12]) for each in clocks if int(each[3]) == self.child.pid) / os.sysconf("SC_CLK_TCK")
+        clocks = [
+            stat.read_text().rpartition(")")[2].split()
+            for stat in Path("/proc").glob("[0-9]*/stat")
+            if stat.exists()
+        ]
+        return sum(
+            int(each[11]) + int(each[12]) for each in clocks if int(each[3]) == self.child.pid
+        ) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.fixture
@@ -254,7 +291,9 @@ def standby(pair, runqueue, request):
     return Standby(pair(synchronous=False), runqueue, **getattr(request, "param", {}))
 
 
-def test_a_standby_at_the_address_of_the_primary_fails_no_job_and_is_not_asked_all_the_time(standby, tmp_path):
+def test_a_standby_at_the_address_of_the_primary_fails_no_job_and_is_not_asked_all_the_time(
+    standby, tmp_path
+):
     standby.lead_there(connections=2)
     results = tasks.record.enqueue_many([()] * 20)
     standby.pair.until_replayed()
@@ -267,7 +306,11 @@ def test_a_standby_at_the_address_of_the_primary_fails_no_job_and_is_not_asked_a
     until(all_end)
     print(f"load {load:.2f}")
     assert load < 0.5
-    assert len(results) == Execution.objects.filter(outcome="successful").count() == Execution.objects.count()
+    assert (
+        len(results)
+        == Execution.objects.filter(outcome="successful").count()
+        == Execution.objects.count()
+    )
     assert standby.child.poll() is None
 
 
@@ -275,9 +318,14 @@ SELDOM = {"beat_interval": 4}
 
 
 @pytest.mark.parametrize(
-    ("standby", "cut"), [({}, False), (SELDOM, True)], indirect=["standby"], ids=["all stay open", "the threads' stay open"]
+    ("standby", "cut"),
+    [({}, False), (SELDOM, True)],
+    indirect=["standby"],
+    ids=["all stay open", "the threads' stay open"],
 )
-def test_a_connection_to_a_standby_that_stays_open_is_left_when_the_address_is_the_primarys_again(standby, tmp_path, cut):
+def test_a_connection_to_a_standby_that_stays_open_is_left_when_the_address_is_the_primarys_again(
+    standby, tmp_path, cut
+):
     """The standby stands still: by what it has, there is nothing to do."""
     path, go = tmp_path / "lines", tmp_path / "go"
     count = [tasks.count_until.enqueue(str(path), str(go)).id for _ in range(8)]

@@ -21,7 +21,7 @@ from django_dbqueue.models.enums import UNFINISHED, Lane
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.connections import discard, look_after_connections, prepare
 
-from .. import engine, tasks
+from .. import direct, tasks
 from ..chaos.load import Load
 from ..chaos.operators import Operators
 from ..chaos.report import report
@@ -33,7 +33,9 @@ from ..tasks import add, occupy
 from .conftest import Elsewhere
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(180)]
-OPTIONS = json.dumps({"beat_interval": 1, "dead_after": 9, "timeout_grace": 1, "task_modules": ["tests.chaos.tasks"]})
+OPTIONS = json.dumps(
+    {"beat_interval": 1, "dead_after": 9, "timeout_grace": 1, "task_modules": ["tests.chaos.tasks"]}
+)
 LANE = Lane("default", 0)
 
 
@@ -55,12 +57,20 @@ def nodes(servers, transactional_db):
     """Three, of which this thread, and each new one, uses the first."""
     own, first = connections["default"], servers.nodes[0]
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"HOST": "127.0.0.1", "USER": "root", "PASSWORD": "", "PORT": first.port}.items():
+        for name, value in {
+            "HOST": "127.0.0.1",
+            "USER": "root",
+            "PASSWORD": "",
+            "PORT": first.port,
+        }.items():
             patch.setitem(connections.settings["default"], name, value)
         del connections["default"]
         if servers.create(own.settings_dict["NAME"]):
             call_command("migrate", run_syncdb=True, verbosity=0)
-        for model in [*apps.get_app_config("dbqueue").get_models(), *apps.get_app_config("tests").get_models()]:
+        for model in [
+            *apps.get_app_config("dbqueue").get_models(),
+            *apps.get_app_config("tests").get_models(),
+        ]:
             model._base_manager.all()._raw_delete("default")
         yield servers.nodes
         connections["default"].close()
@@ -109,19 +119,24 @@ class TestTwoNodes:
 
         return do
 
-    def test_a_job_that_both_claim_is_claimed_once_and_the_other_claims_the_next(self, processes, first):
+    def test_a_job_that_both_claim_is_claimed_once_and_the_other_claims_the_next(
+        self, processes, first
+    ):
         add.enqueue_many([(1,), (2,)])
 
         class Staged(Budget):
             def take(self, *args):
                 found = super().take(*args)
-                first(lambda: engine.claim(LANE, processes[0], 1))
+                first(lambda: direct.claim(LANE, processes[0], 1))
                 return found
 
-        (job,) = engine.claim(LANE, processes[1], 1, budget=Staged(10**6))
+        (job,) = direct.claim(LANE, processes[1], 1, budget=Staged(10**6))
 
         assert job.args == [2]
-        assert list(Job.objects.order_by("pk").values_list("process", "attempt")) == [(processes[0].pk, 1), (processes[1].pk, 1)]
+        assert list(Job.objects.order_by("pk").values_list("process", "attempt")) == [
+            (processes[0].pk, 1),
+            (processes[1].pk, 1),
+        ]
 
     def test_the_only_slot_of_a_limit_is_taken_once(self, processes, first):
         one, other = (occupy.enqueue("a", 0) for _ in range(2))
@@ -129,30 +144,58 @@ class TestTwoNodes:
         Semaphore.objects.create(pk=limit["key"], most=1)
 
         def claim_elsewhere(job):
-            first(lambda: engine.claim(LANE, processes[0], 1, jobs=ClaimedJob.objects.filter(pk=one.id)))
+            first(
+                lambda: direct.claim(
+                    LANE, processes[0], 1, jobs=ClaimedJob.objects.filter(pk=one.id)
+                )
+            )
             return 1
 
-        assert engine.claim(LANE, processes[1], 1, group_size=claim_elsewhere, jobs=ClaimedJob.objects.filter(pk=other.id)) == []
-        assert list(Job.objects.order_by("pk").values_list("state", flat=True)) == ["running", "blocked"]
+        assert (
+            direct.claim(
+                LANE,
+                processes[1],
+                1,
+                group_size=claim_elsewhere,
+                jobs=ClaimedJob.objects.filter(pk=other.id),
+            )
+            == []
+        )
+        assert list(Job.objects.order_by("pk").values_list("state", flat=True)) == [
+            "running",
+            "blocked",
+        ]
 
     def test_the_only_place_of_a_queue_is_taken_once(self, processes, first):
         one, other = (add.enqueue(n) for n in range(2))
         Queue.objects.create(name="default")
 
         def room():
-            found = engine.queue_room("default", 1)
+            found = direct.queue_room("default", 1)
             first(
-                lambda: engine.claim(
-                    LANE, processes[0], 1, room=lambda: engine.queue_room("default", 1, jobs=ClaimedJob.objects.filter(pk=one.id))
+                lambda: direct.claim(
+                    LANE,
+                    processes[0],
+                    1,
+                    room=lambda: direct.queue_room(
+                        "default", 1, jobs=ClaimedJob.objects.filter(pk=one.id)
+                    ),
                 )
             )
             return found
 
-        assert engine.claim(LANE, processes[1], 1, room=room, jobs=ClaimedJob.objects.filter(pk=other.id)) == []
+        assert (
+            direct.claim(
+                LANE, processes[1], 1, room=room, jobs=ClaimedJob.objects.filter(pk=other.id)
+            )
+            == []
+        )
         assert Job.objects.running().count() == 1
         assert Queue.objects.get().limit is None
 
-    def test_a_batch_that_gets_a_job_from_one_is_not_finished_by_the_other(self, first, monkeypatch):
+    def test_a_batch_that_gets_a_job_from_one_is_not_finished_by_the_other(
+        self, first, monkeypatch
+    ):
         with batch() as opened:
             pass
         Batch.objects.update(finished_at=None)
@@ -163,7 +206,7 @@ class TestTwoNodes:
 
         monkeypatch.setattr(Batch, "callbacks", lambda *args, **kwargs: first(add_elsewhere) or [])
         with pytest.raises(OperationalError, match="Deadlock"):
-            engine.finish_batches([opened.id])
+            direct.finish_batches([opened.id])
 
         assert Job.objects.get().batch == Batch.objects.get(finished_at=None)
 
@@ -180,14 +223,18 @@ class TestTwoNodes:
     def test_an_outcome_is_written_where_the_claim_is_not_known_yet(self, nodes, processes):
         add.enqueue(1)
         applied = connections["default"]
-        applied.cursor().execute("FLUSH TABLES WITH READ LOCK")  # Nothing of the other nodes is written here any more.
+        applied.cursor().execute(
+            "FLUSH TABLES WITH READ LOCK"
+        )  # Nothing of the other nodes is written here any more.
         with at(nodes[0].port):
-            (job,) = engine.claim(LANE, processes[0], 1)
+            (job,) = direct.claim(LANE, processes[0], 1)
 
         def settle():
             prepare("default", 30)
             with at(nodes[1].port):
-                return engine.settle([AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
+                return direct.settle(
+                    [AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)]
+                )
 
         other = Elsewhere(settle)
         busy = "SELECT 1 FROM information_schema.processlist WHERE info LIKE '%dbqueue_%' AND info NOT LIKE '%processlist%'"
@@ -204,7 +251,10 @@ class TestTwoNodes:
                 return cursor.fetchone()
 
         with closing(Balancer(nodes[:2])) as balancer, pytest.MonkeyPatch.context() as patch:
-            for name, value in {"PORT": balancer.port, "CONN_MAX_AGE": None}.items():  # As a worker keeps its connections.
+            for name, value in {
+                "PORT": balancer.port,
+                "CONN_MAX_AGE": None,
+            }.items():  # As a worker keeps its connections.
                 patch.setitem(connections.settings["default"], name, value)
             discard("default")
             met = ask()
@@ -216,23 +266,35 @@ class TestTwoNodes:
 
 
 def test_workers_at_two_nodes_exceed_no_limit_and_run_no_job_twice(nodes, runqueue):
-    with transaction.atomic():  # Nobody sees a line: all are ready, and all workers claim them at once.
+    with (
+        transaction.atomic()
+    ):  # Nobody sees a line: all are ready, and all workers claim them at once.
         for number in range(150):
             occupy.enqueue(str(number % 3), random.uniform(0.005, 0.05))
     add.enqueue_many([(number,) for number in range(1000)])
     for _ in range(20):
         tasks.fail.enqueue()
     hosts = [
-        runqueue("--processes", "1", "--threads", "6", DATABASE_URL=url(node.port), DBQUEUE_OPTIONS=OPTIONS) for node in nodes[:2]
+        runqueue(
+            "--processes",
+            "1",
+            "--threads",
+            "6",
+            DATABASE_URL=url(node.port),
+            DBQUEUE_OPTIONS=OPTIONS,
+        )
+        for node in nodes[:2]
     ]
 
     until(lambda: not Job.objects.filter(state__in=UNFINISHED).exists(), 120)
 
     assert max(most_at_a_time(Interval.objects.filter(key=key)) for key in "012") <= 2
     assert Interval.objects.count() == 150
-    assert set(Execution.objects.exclude(job__task=tasks.fail.module_path).values_list("outcome", "message")) == {
-        ("successful", "")
-    }
+    assert set(
+        Execution.objects.exclude(job__task=tasks.fail.module_path).values_list(
+            "outcome", "message"
+        )
+    ) == {("successful", "")}
     assert Execution.objects.count() == Job.objects.count() == 1170
     assert len(set(Execution.objects.values_list("process", flat=True))) == 2
     for host in hosts:
@@ -244,7 +306,14 @@ def test_a_node_cut_off_and_a_node_killed_lose_nothing(nodes, servers, runqueue)
     """The host at the node that is killed, and who enqueues there, are led to another node after that."""
     with closing(Balancer([nodes[2], nodes[0]])) as balancer:
         hosts = [
-            runqueue("--processes", "1", "--threads", "4", DATABASE_URL=url(port), DBQUEUE_OPTIONS=OPTIONS)
+            runqueue(
+                "--processes",
+                "1",
+                "--threads",
+                "4",
+                DATABASE_URL=url(port),
+                DBQUEUE_OPTIONS=OPTIONS,
+            )
             for port in (nodes[0].port, nodes[1].port, balancer.port)
         ]
         until(lambda: Process.objects.filter(kind="worker").count() == 3)
@@ -253,7 +322,9 @@ def test_a_node_cut_off_and_a_node_killed_lose_nothing(nodes, servers, runqueue)
 
         nodes[1].isolate(yes=True)
         until(lambda: "could not beat" in log_of(hosts[1]))
-        hosts.append(runqueue("--only", "workers", DATABASE_URL=url(nodes[1].port), DBQUEUE_OPTIONS=OPTIONS))
+        hosts.append(
+            runqueue("--only", "workers", DATABASE_URL=url(nodes[1].port), DBQUEUE_OPTIONS=OPTIONS)
+        )
         until(lambda: "runqueue: database unavailable, retrying" in log_of(hosts[-1]))
         load.goes_on()
         nodes[1].isolate(yes=False)

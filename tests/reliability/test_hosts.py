@@ -21,7 +21,9 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.timeout(180),
     pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="SQLite is on one host."),
-    pytest.mark.skipif(not shutil.which("ip") or os.getuid() != 0, reason="Needs root, and iproute2."),
+    pytest.mark.skipif(
+        not shutil.which("ip") or os.getuid() != 0, reason="Needs root, and iproute2."
+    ),
 ]
 
 
@@ -30,7 +32,11 @@ class Network:
 
     def __init__(self) -> None:
         number = os.getpid() % 200
-        self.name, self._wire, self._address = f"dbq{os.getpid()}", f"dbq{os.getpid()}", f"10.213.{number}.1"
+        self.name, self._wire, self._address = (
+            f"dbq{os.getpid()}",
+            f"dbq{os.getpid()}",
+            f"10.213.{number}.1",
+        )
         _ip("netns", "add", self.name)
         _ip("link", "add", self._wire, "type", "veth", "peer", "name", "eth0", "netns", self.name)
         _ip("addr", "add", f"{self._address}/24", "dev", self._wire)
@@ -42,7 +48,19 @@ class Network:
     def host(self, name: str) -> list[str]:
         """What a command begins with that runs there."""
         inside = 'hostname "$1"; shift; exec "$@"'
-        return ["ip", "netns", "exec", self.name, "unshare", "--uts", "sh", "-c", inside, "sh", name]
+        return [
+            "ip",
+            "netns",
+            "exec",
+            self.name,
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            inside,
+            "sh",
+            name,
+        ]
 
     def pull_the_wire(self) -> None:
         _ip("link", "set", self._wire, "down")
@@ -91,6 +109,9 @@ def test_jobs_of_a_host_whose_wire_is_pulled_run_on_the_other_within_35_seconds(
     assert "worker@near" in Execution.objects.get(outcome="successful").process
     network.plug_it_in()
     until(lambda: "declared dead by others" in log_of(far))
-    assert list(Execution.objects.order_by("attempt").values_list("outcome", flat=True)) == ["lost", "successful"]
+    assert list(Execution.objects.order_by("attempt").values_list("outcome", flat=True)) == [
+        "lost",
+        "successful",
+    ]
     until(lambda: Process.objects.filter(hostname="far", kind="worker").exists())
     print(f"recovered after {recovered:.1f} s")

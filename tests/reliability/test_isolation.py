@@ -32,7 +32,9 @@ LEVELS = {
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_atomic_tasks_on_one_row_and_calls_of_one_key_need_no_attempt_more(level, runqueue, tmp_path):
+def test_atomic_tasks_on_one_row_and_calls_of_one_key_need_no_attempt_more(
+    level, runqueue, tmp_path
+):
     """The database undoes some of these transactions, so that each is as if it had been alone."""
     (tmp_path / "isolated_settings.py").write_text(SETTINGS.format(level=LEVELS[level]))
     Run.objects.create(job="0")
@@ -40,7 +42,13 @@ def test_atomic_tasks_on_one_row_and_calls_of_one_key_need_no_attempt_more(level
         tasks.count_up.enqueue()
         tasks.ask_for_one_key.enqueue(number)
 
-    child = runqueue("--embedded", "--threads", "4", PYTHONPATH=str(tmp_path), DJANGO_SETTINGS_MODULE="isolated_settings")
+    child = runqueue(
+        "--embedded",
+        "--threads",
+        "4",
+        PYTHONPATH=str(tmp_path),
+        DJANGO_SETTINGS_MODULE="isolated_settings",
+    )
 
     until(lambda: not Job.objects.exclude(state__in=["failed", "successful"]).exists())
     assert Counter(Job.objects.values_list("state", flat=True)) == {"successful": 41}, log_of(child)

@@ -35,7 +35,10 @@ class Producers:
         self.calls = 0
 
     def run(self, number: int) -> None:
-        threads = [threading.Thread(target=self._produce, args=(time.monotonic() + SECONDS,)) for _ in range(number)]
+        threads = [
+            threading.Thread(target=self._produce, args=(time.monotonic() + SECONDS,))
+            for _ in range(number)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -47,7 +50,9 @@ class Producers:
                 for key in random.sample(range(KEYS), random.randint(1, KEYS)):
                     self._enqueue(str(key))
                 # In any order: those of one call are written in the order of their keys.
-                leave_version.enqueue_many([(str(key), 0) for key in random.sample(range(KEYS), KEYS)])
+                leave_version.enqueue_many(
+                    [(str(key), 0) for key in random.sample(range(KEYS), KEYS)]
+                )
         except Exception as error:
             self.errors.append(error)
         finally:

@@ -34,7 +34,9 @@ ONE = ["--embedded"] if connections["default"].vendor == "sqlite" else []
 def test_a_busy_interpreter_does_not_look_dead(runqueue):
     """Its threads compute without a pause, and take turns at the interpreter with the one that beats."""
     tasks.compute.enqueue_many([(6,)] * 8)
-    runqueue("--threads", "8", *ONE, DBQUEUE_OPTIONS=json.dumps({"beat_interval": 0.5, "dead_after": 3}))
+    runqueue(
+        "--threads", "8", *ONE, DBQUEUE_OPTIONS=json.dumps({"beat_interval": 0.5, "dead_after": 3})
+    )
 
     until(lambda: Job.objects.filter(state="successful").count() == 8)
 
@@ -42,7 +44,10 @@ def test_a_busy_interpreter_does_not_look_dead(runqueue):
 
 
 @pytest.mark.skipif(bool(ONE), reason="On SQLite it runs as one process.")
-@pytest.mark.parametrize("phase", ["before it has begun", "while jobs are claimed", "while they run", "while they are settled"])
+@pytest.mark.parametrize(
+    "phase",
+    ["before it has begun", "while jobs are claimed", "while they run", "while they are settled"],
+)
 def test_sigterm_in_each_phase_fails_nothing(runqueue, phase):
     tasks.sleep.enqueue_many([(0.02,)] * 400)
     child = runqueue("--shutdown-timeout", "1")
@@ -120,7 +125,13 @@ def test_an_exception_that_cannot_be_pickled_is_an_outcome():
 
 
 def test_a_subclass_of_the_backend_works(settings):
-    settings.TASKS = {"default": {"BACKEND": f"{__name__}.Louder", "QUEUES": [], "OPTIONS": {"database": "default"}}}
+    settings.TASKS = {
+        "default": {
+            "BACKEND": f"{__name__}.Louder",
+            "QUEUES": [],
+            "OPTIONS": {"database": "default"},
+        }
+    }
     result = tasks.add.enqueue(1)
     testing.drain()
 
@@ -131,7 +142,9 @@ class Louder(DatabaseBackend):
     """A project's own."""
 
 
-@pytest.mark.parametrize("bad", ["", "1", "x" * 1000, None, 17, "'; DROP TABLE", "00000000-0000-0000-0000-000000000000"])
+@pytest.mark.parametrize(
+    "bad", ["", "1", "x" * 1000, None, 17, "'; DROP TABLE", "00000000-0000-0000-0000-000000000000"]
+)
 def test_an_id_that_is_none_is_said_to_be_none(bad, backend):
     with pytest.raises(TaskResultDoesNotExist):
         backend.get_result(bad)
@@ -157,7 +170,9 @@ def test_migrations_only_add():
     """So that workers of the release before run on."""
     folder = Path(django_dbqueue.__file__).parent / "migrations"
     for path in sorted(folder.glob("0*.py"))[1:]:
-        for operation in import_module(f"django_dbqueue.migrations.{path.stem}").Migration.operations:
+        for operation in import_module(
+            f"django_dbqueue.migrations.{path.stem}"
+        ).Migration.operations:
             assert isinstance(
                 operation,
                 (

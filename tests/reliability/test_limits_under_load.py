@@ -32,14 +32,20 @@ def all_have_ended() -> bool:
     return not Job.objects.filter(state__in=UNFINISHED).exists()
 
 
-@pytest.mark.parametrize(("number", "longest"), [(300, 0.1), (2000, 0.002)], ids=["one by one", "in a row"])
+@pytest.mark.parametrize(
+    ("number", "longest"), [(300, 0.1), (2000, 0.002)], ids=["one by one", "in a row"]
+)
 def test_a_limit_is_never_exceeded_though_workers_are_killed(runqueue, number, longest):
-    occupy.enqueue_many([(str(n % KEYS), random.uniform(longest / 10, longest)) for n in range(number)])
+    occupy.enqueue_many(
+        [(str(n % KEYS), random.uniform(longest / 10, longest)) for n in range(number)]
+    )
     hosts = [runqueue("--processes", "2", "--threads", "6") for _ in range(2)]
     kills = 0
     while kills < KILLS and not all_have_ended():
         # Of those that run jobs: on a full machine, the others may have begun just now.
-        pids = list(Job.objects.running().exclude(process=None).values_list("process__pid", flat=True))
+        pids = list(
+            Job.objects.running().exclude(process=None).values_list("process__pid", flat=True)
+        )
         with contextlib.suppress(IndexError, ProcessLookupError):
             os.kill(random.choice(pids), signal.SIGKILL)
             kills += 1
@@ -49,9 +55,16 @@ def test_a_limit_is_never_exceeded_though_workers_are_killed(runqueue, number, l
     assert all(host.poll() is None for host in hosts)
     assert Execution.objects.filter(outcome=Execution.Outcome.LOST).exists()
     # One that dies with its worker three times is given up.
-    lost = Execution.objects.filter(outcome=Execution.Outcome.LOST).values_list("job").annotate(times=Count("pk"))
+    lost = (
+        Execution.objects.filter(outcome=Execution.Outcome.LOST)
+        .values_list("job")
+        .annotate(times=Count("pk"))
+    )
     given_up = {job for job, times in lost if times == 3}
-    assert set(Job.objects.exclude(state=Job.State.SUCCESSFUL).values_list("pk", flat=True)) == given_up
+    assert (
+        set(Job.objects.exclude(state=Job.State.SUCCESSFUL).values_list("pk", flat=True))
+        == given_up
+    )
     for key in range(KEYS):
         ended = Interval.objects.filter(key=str(key), ended_at__isnull=False)
         assert most_at_a_time(ended) <= LIMIT
@@ -84,7 +97,9 @@ def test_a_saturated_key_costs_other_jobs_nothing(runqueue):
     add.enqueue_many([(n,) for n in range(500)])
     runqueue("--processes", "1")
 
-    until(lambda: Job.objects.filter(task=add.module_path, state=Job.State.SUCCESSFUL).count() == 500)
+    until(
+        lambda: Job.objects.filter(task=add.module_path, state=Job.State.SUCCESSFUL).count() == 500
+    )
 
     first = Execution.objects.order_by("started_at").values_list("started_at", flat=True)[0]
     last = Execution.objects.filter(job__task=add.module_path).latest("finished_at").finished_at

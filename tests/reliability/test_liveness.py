@@ -20,7 +20,9 @@ from ..models import Run
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.timeout(120),
-    pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="On SQLite it runs as one process."),
+    pytest.mark.skipif(
+        connections["default"].vendor == "sqlite", reason="On SQLite it runs as one process."
+    ),
 ]
 QUICK = json.dumps({"beat_interval": 0.5, "dead_after": 3, "shutdown_timeout": 2})
 
@@ -34,7 +36,11 @@ def the_worker():
 
 
 def outcomes(result):
-    return list(Execution.objects.filter(job=result.id).order_by("attempt").values_list("outcome", flat=True))
+    return list(
+        Execution.objects.filter(job=result.id)
+        .order_by("attempt")
+        .values_list("outcome", flat=True)
+    )
 
 
 def test_jobs_of_a_killed_worker_run_again_at_once(runqueue):
@@ -170,7 +176,9 @@ def test_a_worker_whose_claim_loop_hangs_is_replaced_and_its_jobs_end(runqueue):
 
 def test_a_process_that_looks_seldom_is_not_taken_for_one_that_hangs(runqueue):
     runqueue("--poll-interval", "8", DBQUEUE_OPTIONS=QUICK)
-    before = until(lambda: pids("worker") and pids("dispatcher") and pids("worker") | pids("dispatcher"))
+    before = until(
+        lambda: pids("worker") and pids("dispatcher") and pids("worker") | pids("dispatcher")
+    )
 
     time.sleep(7)  # More than twice what a process may be without progress.
 

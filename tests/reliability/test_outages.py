@@ -27,7 +27,9 @@ QUICK = json.dumps({"beat_interval": 1, "dead_after": 6})
 def test_outcomes_of_an_outage_are_settled_after_it(runqueue, proxy, tmp_path, how, embedded):
     begun, ended, go = (tmp_path / name for name in ("begun", "ended", "go"))
     results = tasks.leave_line.enqueue_many([(str(begun), str(go), 0.0, str(ended))] * 6)
-    child = runqueue(*(["--embedded"] if embedded else []), DATABASE_URL=proxy.url, DBQUEUE_OPTIONS=QUICK)
+    child = runqueue(
+        *(["--embedded"] if embedded else []), DATABASE_URL=proxy.url, DBQUEUE_OPTIONS=QUICK
+    )
     until(lambda: runs(begun).total() == 6)
 
     getattr(proxy, how)()
@@ -101,7 +103,9 @@ def test_it_gives_up_a_database_that_does_not_come_back(runqueue, proxy, embedde
     child = runqueue(
         *(["--embedded"] if embedded else []),
         DATABASE_URL=proxy.url,
-        DBQUEUE_OPTIONS=json.dumps({**json.loads(QUICK), "give_up_after": 3, "shutdown_timeout": 1}),
+        DBQUEUE_OPTIONS=json.dumps(
+            {**json.loads(QUICK), "give_up_after": 3, "shutdown_timeout": 1}
+        ),
     )
     assert tasks.add.enqueue(1).wait(LONG).return_value == 1
 
@@ -153,7 +157,9 @@ class TestConnections:
             return found[0]
 
         for key in ("OPTIONS", "CONN_MAX_AGE"):
-            monkeypatch.setitem(connections.settings["default"], key, connections.settings["default"].get(key))
+            monkeypatch.setitem(
+                connections.settings["default"], key, connections.settings["default"].get(key)
+            )
         return asked
 
     def test_no_statement_is_without_end(self, asked):

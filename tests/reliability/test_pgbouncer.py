@@ -29,12 +29,16 @@ class Pool:
     def __init__(self, home, migrated, mode: str, **settings) -> None:
         self._home, self.mode = home, mode
         self.server = home.start(migrated.copy(home.folder / "server"))
-        self.bouncer = servers.PgBouncer(home.folder / "bouncer", self.server, pool_mode=mode, **settings)
+        self.bouncer = servers.PgBouncer(
+            home.folder / "bouncer", self.server, pool_mode=mode, **settings
+        )
         home.start(self.bouncer)
 
     @property
     def url(self) -> str:
-        return self.bouncer.url() + ("?DISABLE_SERVER_SIDE_CURSORS=True" if self.mode == "transaction" else "")
+        return self.bouncer.url() + (
+            "?DISABLE_SERVER_SIDE_CURSORS=True" if self.mode == "transaction" else ""
+        )
 
     def restart(self) -> None:
         self.bouncer.kill()
@@ -58,7 +62,9 @@ def run_behind(runqueue, url: str, *arguments: str, **options):
 
 
 @pytest.mark.parametrize("mode", ["transaction", "session"])
-def test_behind_a_pool_all_kinds_of_jobs_end_and_its_restart_loses_none(pool, runqueue, tmp_path, mode):
+def test_behind_a_pool_all_kinds_of_jobs_end_and_its_restart_loses_none(
+    pool, runqueue, tmp_path, mode
+):
     behind, path = pool(mode, default_pool_size=40), tmp_path / "lines"
     child = run_behind(runqueue, behind.url, "--processes", "2")
     tasks.record.enqueue_many([()] * 200)
@@ -70,7 +76,10 @@ def test_behind_a_pool_all_kinds_of_jobs_end_and_its_restart_loses_none(pool, ru
         tasks.leave_version.enqueue(f"name {version % 5}", version)
 
     until(lambda: not Job.objects.exclude(state__in=["successful", "failed"]).exists())
-    assert Counter(Job.objects.values_list("state", flat=True)) == {"successful": 200 + 50 + 50 + 20 + 5, "failed": 20}
+    assert Counter(Job.objects.values_list("state", flat=True)) == {
+        "successful": 200 + 50 + 50 + 20 + 5,
+        "failed": 20,
+    }
     assert Run.objects.count() == 300
     assert most_at_a_time(list(Interval.objects.all())) <= 2
 
@@ -97,7 +106,9 @@ def test_behind_a_pool_all_kinds_of_jobs_end_and_its_restart_loses_none(pool, ru
     assert child.poll() is None
 
 
-def test_workers_behind_a_pool_by_transactions_say_that_they_poll_and_find_jobs_in_time(pool, runqueue):
+def test_workers_behind_a_pool_by_transactions_say_that_they_poll_and_find_jobs_in_time(
+    pool, runqueue
+):
     child = run_behind(runqueue, pool("transaction").url)
     until(lambda: "LISTEN" in log_of(child))
     assert is_found_within(tasks.nothing, 5)

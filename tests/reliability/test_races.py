@@ -15,12 +15,14 @@ from django_dbqueue.exceptions import JobLost
 from django_dbqueue.models import Execution, Job, Process, Slot
 from django_dbqueue.runtime import announcer, process_identity, recovery
 
-from .. import engine, tasks
+from .. import direct, tasks
 from ..conftest import a_process, until_somebody_waits_for_a_lock
 from .conftest import Elsewhere, held_open
 
 pytestmark = pytest.mark.django_db(transaction=True)
-locks_rows = pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="SQLite locks as a whole.")
+locks_rows = pytest.mark.skipif(
+    connections["default"].vendor == "sqlite", reason="SQLite locks as a whole."
+)
 
 
 def succeed(job, result=None):
@@ -29,7 +31,9 @@ def succeed(job, result=None):
 
 def recover(dead, how="was killed by signal 9", **values):
     backend = task_backends["default"]
-    return recovery.recover(backend, dead, recovery.ExitReason(how=how, **values), partial(announcer.announce, backend))
+    return recovery.recover(
+        backend, dead, recovery.ExitReason(how=how, **values), partial(announcer.announce, backend)
+    )
 
 
 @locks_rows
@@ -37,7 +41,7 @@ def test_who_recovers_does_not_overwrite_an_outcome_that_is_being_written(claim,
     tasks.add.enqueue(1)
     (job,) = claim()
 
-    with held_open(lambda: engine.settle([succeed(job, "right")])):
+    with held_open(lambda: direct.settle([succeed(job, "right")])):
         assert recover(Process.objects.filter(pk=process.pk)) == 0
 
     assert recover(Process.objects.none()) == 0
@@ -46,14 +50,20 @@ def test_who_recovers_does_not_overwrite_an_outcome_that_is_being_written(claim,
 
 
 @locks_rows
-def test_a_lost_job_that_somebody_held_for_a_moment_still_says_how_its_process_died(claim, process, monkeypatch, caplog):
+def test_a_lost_job_that_somebody_held_for_a_moment_still_says_how_its_process_died(
+    claim, process, monkeypatch, caplog
+):
     tasks.add.enqueue(1)
     (job,) = claim()
     settle, times = recovery.settle, []
 
     def settle_while_it_is_held(database, outcomes):
         times.append(outcomes)
-        with held_open(lambda: Job.objects.select_for_update().get()) if len(times) == 1 else nullcontext():
+        with (
+            held_open(lambda: Job.objects.select_for_update().get())
+            if len(times) == 1
+            else nullcontext()
+        ):
             return settle(database, outcomes)
 
     monkeypatch.setattr(recovery, "settle", settle_while_it_is_held)
@@ -61,22 +71,27 @@ def test_a_lost_job_that_somebody_held_for_a_moment_still_says_how_its_process_d
     assert recover(Process.objects.filter(pk=process.pk)) == 1
 
     assert len(times) == 2
-    assert Execution.objects.get().message == "It was lost: its process, worker@here:1:abc, was killed by signal 9."
+    assert (
+        Execution.objects.get().message
+        == "It was lost: its process, worker@here:1:abc, was killed by signal 9."
+    )
     assert [record.message for record in caplog.records if "It is now" in record.message] == [
         f"recovery: job {job.pk} of tests.tasks.add: {Execution.objects.get().message} It is now scheduled."
     ]
 
 
 @locks_rows
-def test_an_outcome_that_comes_while_its_job_is_recovered_is_kept_until_that_is_over_and_dropped(claim, process):
+def test_an_outcome_that_comes_while_its_job_is_recovered_is_kept_until_that_is_over_and_dropped(
+    claim, process
+):
     tasks.add.enqueue(1)
     (job,) = claim()
 
     with held_open(lambda: recover(Process.objects.filter(pk=process.pk))):
-        held = engine.settle([succeed(job)]).held
+        held = direct.settle([succeed(job)]).held
         assert [o.fence for o in held] == [job.fence]
 
-    assert engine.settle(held).lost
+    assert direct.settle(held).lost
     assert Execution.objects.get().outcome == "lost"
 
 
@@ -125,11 +140,11 @@ def test_a_beat_that_comes_late_is_told_so(process):
 def test_a_job_that_is_retried_while_it_is_pruned_is_kept(claim):
     tasks.add.enqueue(1)
     (job,) = claim()
-    engine.settle([AttemptResult.of(job, Execution.Outcome.FAILED, Job.State.FAILED)])
+    direct.settle([AttemptResult.of(job, Execution.Outcome.FAILED, Job.State.FAILED)])
     Job.objects.update(finished_at="2020-01-01T00:00:00Z")
 
     with held_open(lambda: Job.objects.all().retry()):
-        assert engine.prune_jobs(["failed"], 3600, 10) == 0
+        assert direct.prune_jobs(["failed"], 3600, 10) == 0
 
     assert Job.objects.get().state == "ready"
 
@@ -137,11 +152,11 @@ def test_a_job_that_is_retried_while_it_is_pruned_is_kept(claim):
 @locks_rows
 def test_a_slot_that_is_taken_while_old_ones_are_pruned_counts(claim):
     tasks.one_at_a_time.enqueue()
-    engine.release(claim())
+    direct.release(claim())
     tasks.one_at_a_time.enqueue()
 
     with held_open(lambda: claim(limit=1)):
-        pruning = Elsewhere(lambda: engine.prune_semaphores(100))
+        pruning = Elsewhere(lambda: direct.prune_semaphores(100))
         pruning.wait(1.0)
     pruning.result()
 
@@ -152,7 +167,7 @@ def test_a_slot_that_is_taken_while_old_ones_are_pruned_counts(claim):
 def test_what_a_lost_attempt_notes_is_refused(claim, backend):
     tasks.add.enqueue(1)
     (late,) = claim()
-    engine.release([late])
+    direct.release([late])
     claim(a_process("another"))
     late.metadata = {"done": 17}
     context = JobContext(task_result=backend.get_result(str(late.pk)), job=late, call=None)
@@ -166,16 +181,18 @@ def test_what_a_lost_attempt_notes_is_refused(claim, backend):
 def test_what_must_not_run_twice_is_not_begun_by_who_has_lost_it(claim):
     tasks.transfer.enqueue("x")
     (late,) = claim()
-    engine.release([late])
+    direct.release([late])
     (owner,) = claim(a_process("another"))
 
-    assert not engine.mark_started(late)
+    assert not direct.mark_started(late)
     assert not Job.objects.get().has_begun
-    assert engine.mark_started(owner)
+    assert direct.mark_started(owner)
 
 
 @pytest.mark.parametrize("is_asked_again", [False, True])
-def test_who_listens_hears_of_a_job_that_died_with_its_process_and_ends_with_it(claim, process, is_asked_again):
+def test_who_listens_hears_of_a_job_that_died_with_its_process_and_ends_with_it(
+    claim, process, is_asked_again
+):
     heard = []
 
     def listen(task_result, **kwargs):
@@ -183,7 +200,7 @@ def test_who_listens_hears_of_a_job_that_died_with_its_process_and_ends_with_it(
 
     result = tasks.transfer.using(key="x").enqueue("x")
     (job,) = claim()
-    engine.mark_started(job)
+    direct.mark_started(job)
     if is_asked_again:
         tasks.transfer.using(key="x").enqueue("x")
     signals.task_finished.connect(listen)
@@ -202,7 +219,7 @@ def test_recovery_imports_nothing(claim, process):
     tasks.transfer.enqueue("x")
     Job.objects.update(task="tests.explosive.task")
     (job,) = claim()
-    engine.mark_started(job)
+    direct.mark_started(job)
 
     recover(Process.objects.filter(pk=process.pk))
 
@@ -217,7 +234,9 @@ class TestOfThisHost:
         import os
 
         assert not process_identity.is_gone(os.getpid(), process_identity.identity())
-        assert not process_identity.is_gone(1, {**process_identity.identity(), "born": process_identity._born(1)})
+        assert not process_identity.is_gone(
+            1, {**process_identity.identity(), "born": process_identity._born(1)}
+        )
 
     def test_one_that_ended_is_gone_and_so_is_one_whose_id_another_has(self):
         import os

@@ -30,7 +30,9 @@ def test_fifty_running_jobs_are_given_back_in_time(runqueue):
     child.send_signal(signal.SIGTERM)
 
     assert child.wait(LONG) == 0
-    assert time.monotonic() - began < 40, log_of(child)  # The five seconds that were given, and a full machine.
+    assert time.monotonic() - began < 40, log_of(
+        child
+    )  # The five seconds that were given, and a full machine.
     assert set(Job.objects.values_list("state", flat=True)) == {"successful", "ready"}
     assert Job.objects.get(pk=plain[0].id).state == "successful"
     assert not Job.objects.exclude(failures=0).exists()
@@ -86,7 +88,9 @@ def test_what_must_not_run_twice_is_not_given_back_half_done(runqueue, task):
 @pytest.mark.parametrize("embedded", [True, False])
 def test_the_end_is_bounded_though_the_database_is_away(runqueue, proxy, how, embedded):
     tasks.sleep.enqueue_many([(1.0,), (3600.0,)])
-    child = runqueue("--shutdown-timeout", "2", *(["--embedded"] if embedded else []), DATABASE_URL=proxy.url)
+    child = runqueue(
+        "--shutdown-timeout", "2", *(["--embedded"] if embedded else []), DATABASE_URL=proxy.url
+    )
     until(lambda: Job.objects.running().count() == 2)
 
     getattr(proxy, how)()
@@ -116,13 +120,19 @@ def claimed_ahead(runqueue):
 
 @pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="SQLite locks as a whole.")
 @pytest.mark.parametrize("for_long", [False, True])
-def test_what_was_only_claimed_spends_no_attempt_though_somebody_has_its_row_locked(claimed_ahead, for_long):
+def test_what_was_only_claimed_spends_no_attempt_though_somebody_has_its_row_locked(
+    claimed_ahead, for_long
+):
     child = claimed_ahead()
     last = Job.objects.running().order_by("run_after", "pk").last()
 
     with held_open(lambda: Job.objects.select_for_update().get(pk=last.pk)):
         child.send_signal(signal.SIGTERM)
-        until(lambda: "has ended" in log_of(child) if for_long else "jobs still running:" in log_of(child))
+        until(
+            lambda: (
+                "has ended" in log_of(child) if for_long else "jobs still running:" in log_of(child)
+            )
+        )
     assert child.wait(LONG) == 0
 
     assert not Job.objects.running().exists()
@@ -130,7 +140,9 @@ def test_what_was_only_claimed_spends_no_attempt_though_somebody_has_its_row_loc
     assert Job.objects.get(pk=last.pk).state == "ready"
 
 
-def test_a_shutdown_while_the_database_is_away_spends_no_attempt_of_what_was_only_claimed(claimed_ahead, runqueue, proxy):
+def test_a_shutdown_while_the_database_is_away_spends_no_attempt_of_what_was_only_claimed(
+    claimed_ahead, runqueue, proxy
+):
     child = claimed_ahead(DATABASE_URL=proxy.url)
 
     proxy.cut()

@@ -71,7 +71,9 @@ def test_one_whose_process_dies_is_not_tried_again(runqueue):
 
 def test_what_has_ended_meanwhile_has_ended(runqueue):
     result = tasks.add.enqueue(1)
-    Job.objects.update(state="successful", finished_at="2026-01-01T00:00:00Z", stop_asked_at="2026-01-01T00:00:00Z")
+    Job.objects.update(
+        state="successful", finished_at="2026-01-01T00:00:00Z", stop_asked_at="2026-01-01T00:00:00Z"
+    )
     Job.objects.update(state="failed")
     Job.objects.all().retry()
 

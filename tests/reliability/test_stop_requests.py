@@ -9,13 +9,13 @@ from django_dbqueue.engine.attempt_result import AttemptResult
 from django_dbqueue.models import Execution, Job
 from django_dbqueue.models.enums import Outcome, State
 
-from .. import engine, tasks
+from .. import direct, tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def settle(job, outcome, state, **rest):
-    return engine.settle([AttemptResult.of(job, outcome, state, **rest)])
+    return direct.settle([AttemptResult.of(job, outcome, state, **rest)])
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,9 @@ def settle(job, outcome, state, **rest):
         (Outcome.LOST, State.SCHEDULED, 1.0),
     ],
 )
-def test_a_stopped_job_whose_attempt_would_be_followed_by_another_is_discarded(claim, outcome, state, wait):
+def test_a_stopped_job_whose_attempt_would_be_followed_by_another_is_discarded(
+    claim, outcome, state, wait
+):
     tasks.nothing.enqueue()
     (job,) = claim()
     assert Job.objects.stop() == 1
@@ -36,7 +38,11 @@ def test_a_stopped_job_whose_attempt_would_be_followed_by_another_is_discarded(c
     settle(job, outcome, state, wait=wait)
 
     found = Job.objects.get()
-    assert (found.state, found.process_id, found.finished_at is not None) == (State.DISCARDED, None, True)
+    assert (found.state, found.process_id, found.finished_at is not None) == (
+        State.DISCARDED,
+        None,
+        True,
+    )
     assert Execution.objects.get().outcome == outcome
 
 
@@ -55,7 +61,7 @@ def test_a_stopped_job_that_is_given_back_is_discarded(claim):
     stopped, other = claim()
     Job.objects.filter(pk=stopped.pk).stop()
 
-    assert engine.release([stopped, other]) == {stopped.pk, other.pk}
+    assert direct.release([stopped, other]) == {stopped.pk, other.pk}
 
     stopped.refresh_from_db(), other.refresh_from_db()
     assert (stopped.state, stopped.finished_at is not None) == (State.DISCARDED, True)
@@ -79,7 +85,7 @@ def test_a_stopped_job_that_an_operator_retries_runs(claim):
     tasks.nothing.enqueue()
     (job,) = claim()
     Job.objects.stop()
-    engine.release([job])
+    direct.release([job])
 
     assert Job.objects.retry() == 1
     (job,) = claim()
@@ -114,8 +120,13 @@ def test_a_call_after_a_stop_runs_though_the_attempt_is_given_back(claim):
     Job.objects.stop()
     tasks.index_document.using(key="a").enqueue(2)
 
-    assert engine.release([job]) == {job.pk}
+    assert direct.release([job]) == {job.pk}
 
     found = Job.objects.get()
-    assert (found.state, found.args, found.stop_asked_at, found.finished_at) == (State.READY, [2], None, None)
+    assert (found.state, found.args, found.stop_asked_at, found.finished_at) == (
+        State.READY,
+        [2],
+        None,
+        None,
+    )
     assert claim()[0].args == [2]

@@ -115,7 +115,9 @@ def test_runqueue_gives_up_on_a_database_that_does_not_come(runqueue, proxy):
 
 
 @pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="SQLite has no users.")
-@pytest.mark.parametrize("changes", [{"user": "nobody_of_that_name"}, {"path": "/no_such_database"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"user": "nobody_of_that_name"}, {"path": "/no_such_database"}], ids=str
+)
 def test_runqueue_ends_at_once_if_the_server_refuses_its_user_or_database(runqueue, changes):
     url = urlsplit(os.environ["DATABASE_URL"])
     user = changes.get("user", url.username)
@@ -127,7 +129,9 @@ def test_runqueue_ends_at_once_if_the_server_refuses_its_user_or_database(runque
 
     assert child.wait(LONG) == 1
     assert "The server refuses the connection to 'default'" in log_of(child)
-    assert "Traceback" not in log_of(child) and "runqueue: database unavailable, retrying" not in log_of(child)
+    assert "Traceback" not in log_of(
+        child
+    ) and "runqueue: database unavailable, retrying" not in log_of(child)
 
 
 LOG_THAT_HANGS = """
@@ -152,7 +156,9 @@ LOGGING = {
 def test_supervisor_that_hangs_says_where_and_ends(runqueue, tmp_path):
     (tmp_path / "hanging_log.py").write_text(LOG_THAT_HANGS)
     options = json.dumps({"beat_interval": 1, "dead_after": 3, "shutdown_timeout": 1})
-    child = runqueue(PYTHONPATH=str(tmp_path), DJANGO_SETTINGS_MODULE="hanging_log", DBQUEUE_OPTIONS=options)
+    child = runqueue(
+        PYTHONPATH=str(tmp_path), DJANGO_SETTINGS_MODULE="hanging_log", DBQUEUE_OPTIONS=options
+    )
     worker = until(lambda: Process.objects.filter(kind="worker").first())
 
     os.kill(worker.pid, signal.SIGKILL)

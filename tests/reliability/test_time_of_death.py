@@ -15,14 +15,19 @@ from django_dbqueue.models import Execution, Job, Process
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.supervisor.supervisor import Supervisor
 
-from .. import engine, tasks
+from .. import direct, tasks
 from ..conftest import a_process
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def recover(**death):
-    recovery.recover(task_backends["default"], Process.objects.all(), recovery.ExitReason(how="died", **death), list)
+    recovery.recover(
+        task_backends["default"],
+        Process.objects.all(),
+        recovery.ExitReason(how="died", **death),
+        list,
+    )
     return Execution.objects.get().outcome, Job.objects.get().state
 
 
@@ -72,7 +77,9 @@ def test_a_job_whose_process_was_ended_for_it_has_timed_out(started):
     assert recover(blameless=True) == ("timed_out", "failed")
 
 
-def test_a_job_that_a_supervisor_recovers_later_has_not_run_longer_than_its_timeout_meanwhile(started, backend, monkeypatch):
+def test_a_job_that_a_supervisor_recovers_later_has_not_run_longer_than_its_timeout_meanwhile(
+    started, backend, monkeypatch
+):
     def database_is_away(*args):
         raise OperationalError("the server is away")
 
@@ -115,14 +122,36 @@ def test_a_claim_that_a_failover_has_lost_does_not_let_two_settle_one_attempt(cl
     (second,) = claim(a_process("another"))
     assert (second.attempt, second.process_id) != (first.attempt, first.process_id)
 
-    early = engine.settle([AttemptResult.of(first, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="first")])
-    assert [outcome.fence for outcome in early.lost] == [first.fence] == [outcome.fence for outcome in early.twice]
+    early = direct.settle(
+        [
+            AttemptResult.of(
+                first, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="first"
+            )
+        ]
+    )
+    assert (
+        [outcome.fence for outcome in early.lost]
+        == [first.fence]
+        == [outcome.fence for outcome in early.twice]
+    )
     assert not Job.objects.owned(first).exists()
-    settled = engine.settle([AttemptResult.of(second, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="second")])
+    settled = direct.settle(
+        [
+            AttemptResult.of(
+                second, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="second"
+            )
+        ]
+    )
 
     assert [outcome.fence for outcome in settled.written] == [second.fence]
     assert Job.objects.get().result == "second"
-    late = engine.settle([AttemptResult.of(first, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="first")])
+    late = direct.settle(
+        [
+            AttemptResult.of(
+                first, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="first"
+            )
+        ]
+    )
     assert [outcome.fence for outcome in late.twice] == [first.fence]
     assert Execution.objects.get().process == "another"
 
@@ -133,10 +162,22 @@ def test_an_attempt_whose_claim_a_failover_has_lost_leaves_its_number_to_the_nex
     (first,) = claim()
     Job.objects.update(state="ready", process=None, attempt=0, started_at=None)
 
-    early = engine.settle([AttemptResult.of(first, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="first")])
+    early = direct.settle(
+        [
+            AttemptResult.of(
+                first, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="first"
+            )
+        ]
+    )
     assert [outcome.fence for outcome in early.twice] == [first.fence]
     (second,) = claim(a_process("another"))
-    engine.settle([AttemptResult.of(second, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="second")])
+    direct.settle(
+        [
+            AttemptResult.of(
+                second, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL, result="second"
+            )
+        ]
+    )
 
     assert Job.objects.get().result == "second"
     assert Execution.objects.get().process == "another"

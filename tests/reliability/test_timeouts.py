@@ -12,11 +12,17 @@ from ..conftest import LONG, log_of, until
 from ..models import Run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
-only_with_processes = pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="On SQLite it runs as one process.")
+only_with_processes = pytest.mark.skipif(
+    connections["default"].vendor == "sqlite", reason="On SQLite it runs as one process."
+)
 
 
 def outcomes(result):
-    return list(Execution.objects.filter(job=result.id).order_by("attempt").values_list("outcome", flat=True))
+    return list(
+        Execution.objects.filter(job=result.id)
+        .order_by("attempt")
+        .values_list("outcome", flat=True)
+    )
 
 
 def test_a_loop_is_interrupted_and_clears_up(runqueue):
@@ -46,7 +52,10 @@ def test_a_coroutine_is_cancelled_and_clears_up(runqueue):
     assert neighbour.wait(LONG).return_value == "x"
 
 
-@pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="SQLite has no line on which an answer can be under way.")
+@pytest.mark.skipif(
+    connections["default"].vendor == "sqlite",
+    reason="SQLite has no line on which an answer can be under way.",
+)
 def test_connection_of_a_task_that_was_interrupted_in_a_query_is_not_used_again(worker):
     """Of twelve that are interrupted so, half are on MariaDB between the query and its answer."""
     interrupted = [tasks.query_too_long.enqueue(0.02) for _ in range(12)]
@@ -69,7 +78,9 @@ def test_connection_of_a_task_that_was_interrupted_in_a_query_is_not_used_again(
     ],
     ids=["sleeps in C", "blocks the event loop", "does not let go of the interpreter"],
 )
-def test_what_cannot_be_interrupted_is_ended_with_its_process_and_its_neighbours_finish(runqueue, stuck, place):
+def test_what_cannot_be_interrupted_is_ended_with_its_process_and_its_neighbours_finish(
+    runqueue, stuck, place
+):
     neighbours = tasks.sleep.enqueue_many([(4,)] * 7)
     result = stuck()
     child = runqueue(DBQUEUE_OPTIONS='{"timeout_grace": 1}')
@@ -88,7 +99,9 @@ def test_what_cannot_be_interrupted_is_ended_with_its_process_and_its_neighbours
     assert tasks.add.enqueue(1).wait(LONG).return_value == 1
 
 
-def test_time_in_which_a_neighbour_holds_the_interpreter_does_not_count_but_no_more_than_the_timeout(worker):
+def test_time_in_which_a_neighbour_holds_the_interpreter_does_not_count_but_no_more_than_the_timeout(
+    worker,
+):
     """Three seconds are more than the timeout of two. It is not the neighbours' fault, as far as anybody can tell."""
     neighbours = [tasks.loop_for.enqueue(0.5), tasks.loop_for.enqueue(60)]
     worker(threads=3)
@@ -97,7 +110,11 @@ def test_time_in_which_a_neighbour_holds_the_interpreter_does_not_count_but_no_m
 
     until(lambda: not Job.objects.exclude(state__in=["failed", "successful"]).exists())
 
-    assert [outcomes(each) for each in (holder, *neighbours)] == [["successful"], ["successful"], ["timed_out"]]
+    assert [outcomes(each) for each in (holder, *neighbours)] == [
+        ["successful"],
+        ["successful"],
+        ["timed_out"],
+    ]
 
 
 @only_with_processes
@@ -111,7 +128,10 @@ def test_while_a_worker_with_a_stuck_job_ends_another_one_works(runqueue, tmp_pa
 
     assert result.wait(LONG).return_value == 1
     assert outcomes(neighbour) == outcomes(stuck) == []
-    assert Execution.objects.get(job=result.id).process != Job.objects.get(pk=neighbour.id).process.name
+    assert (
+        Execution.objects.get(job=result.id).process
+        != Job.objects.get(pk=neighbour.id).process.name
+    )
     (tmp_path / "go").touch()
     until(lambda: outcomes(neighbour) == ["successful"] and outcomes(stuck) == ["timed_out"])
 

@@ -38,7 +38,9 @@ AT_FIRST = ("plain", "once", "keyed", "limited", "stage", "member", "another")
 
 def git(*arguments):
     # A checkout may belong to somebody else than who runs the tests.
-    return subprocess.run(["git", "-c", "safe.directory=*", *arguments], cwd=settings.BASE_DIR, capture_output=True)
+    return subprocess.run(
+        ["git", "-c", "safe.directory=*", *arguments], cwd=settings.BASE_DIR, capture_output=True
+    )
 
 
 def last_release():
@@ -57,7 +59,9 @@ OLD = last_release()
 def old_root(tmp_path_factory):
     archive = git("archive", "--format=zip", OLD, "django_dbqueue") if OLD else None
     if archive is None or archive.returncode:
-        why = "The code of a release comes from git's history: " + (archive.stderr.decode() if archive else "there is no git.")
+        why = "The code of a release comes from git's history: " + (
+            archive.stderr.decode() if archive else "there is no git."
+        )
         pytest.fail(why) if "UPGRADE_FROM" in os.environ else pytest.skip(why)
     folder = tmp_path_factory.mktemp("old")
     with zipfile.ZipFile(io.BytesIO(archive.stdout)) as code:
@@ -107,8 +111,14 @@ def folder(tmp_path_factory):
 def new_database(folder, django_db_setup, django_db_blocker):
     """Without tables, beside that of the tests. Its rows can be read in a test with ``using(ALIAS)``."""
     mine = connection.settings_dict
-    name = str(folder / "queue.sqlite3") if connection.vendor == "sqlite" else f"{mine['NAME']}_{ALIAS}"
-    config = {key: mine[key] for key in ("ENGINE", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")} | {"NAME": name}
+    name = (
+        str(folder / "queue.sqlite3")
+        if connection.vendor == "sqlite"
+        else f"{mine['NAME']}_{ALIAS}"
+    )
+    config = {
+        key: mine[key] for key in ("ENGINE", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")
+    } | {"NAME": name}
 
     def execute(*statements):
         if connection.vendor != "sqlite":
@@ -126,7 +136,10 @@ def new_database(folder, django_db_setup, django_db_blocker):
 
 @pytest.fixture(scope="module")
 def versions(old_root, folder, new_database):
-    codes = Code("old", old_root, folder, new_database), Code("new", settings.BASE_DIR, folder, new_database)
+    codes = (
+        Code("old", old_root, folder, new_database),
+        Code("new", settings.BASE_DIR, folder, new_database),
+    )
     yield codes
     for code in codes:
         code.end()
@@ -174,7 +187,9 @@ def is_over():
 
 
 @pytest.mark.parametrize("release", [pytest.param(OLD, id=f"from {OLD}")])
-def test_two_versions_of_the_code_work_off_one_queue_during_a_rolling_deploy(versions, start, marks, tmp_path, release):
+def test_two_versions_of_the_code_work_off_one_queue_during_a_rolling_deploy(
+    versions, start, marks, tmp_path, release
+):
     old, new = versions
     at_once = connection.vendor != "sqlite"
     old.migrate()
@@ -188,7 +203,12 @@ def test_two_versions_of_the_code_work_off_one_queue_during_a_rolling_deploy(ver
         old.call("fill('after the migration', 40)")
         new.call("fill('new, as the old one still runs', 40)")
         new_one = start(new)
-        until(lambda: Process.objects.using(ALIAS).alive().filter(kind=Process.Kind.WORKER).count() == 2, 120)
+        until(
+            lambda: (
+                Process.objects.using(ALIAS).alive().filter(kind=Process.Kind.WORKER).count() == 2
+            ),
+            120,
+        )
         (tmp_path / "go").touch()
         ran = beside_each_other(old, new, marks)
         # What the old one has claimed and not begun, it gives back.
@@ -216,14 +236,22 @@ def test_two_versions_of_the_code_work_off_one_queue_during_a_rolling_deploy(ver
     everything_ended_once(marks)
     for child in (old_one, new_one):
         lines = log_of(child).splitlines()
-        assert [line for line in lines if " INFO " not in line and not line.endswith("ZeroDivisionError: This is meant.")] == []
+        assert [
+            line
+            for line in lines
+            if " INFO " not in line and not line.endswith("ZeroDivisionError: This is meant.")
+        ] == []
 
 
 def beside_each_other(old, new, marks):
     """More work of both, until each has run jobs of each. Returns who has run whose."""
 
     def ran():
-        return {(mark["code"], mark["name"].partition(" ")[0]) for mark in marks("plain") if " and " in mark["name"]}
+        return {
+            (mark["code"], mark["name"].partition(" ")[0])
+            for mark in marks("plain")
+            if " and " in mark["name"]
+        }
 
     for number in range(20):
         for code in (old, new):
@@ -237,23 +265,49 @@ def beside_each_other(old, new, marks):
 def everything_ended_once(marks):
     ended = Counter((job.task.rpartition(".")[2], job.state) for job in jobs().all())
     assert {(task, state) for task, state in ended if task != "tick"} == {
-        *((task, "successful") for task in ("plain", "coroutine", "atomic", "keyed", "limited", "second", "held", "finished")),
+        *(
+            (task, "successful")
+            for task in (
+                "plain",
+                "coroutine",
+                "atomic",
+                "keyed",
+                "limited",
+                "second",
+                "held",
+                "finished",
+            )
+        ),
         ("fails", "failed"),
     }
     runs = Counter((mark["what"], mark["name"]) for mark in marks() if mark["what"] != "tick")
-    assert {run: number for run, number in runs.items() if number > 1 and run != ("keyed", "everybody")} == {}
+    assert {
+        run: number for run, number in runs.items() if number > 1 and run != ("keyed", "everybody")
+    } == {}
     for what in ("plain", "coroutine", "atomic", "limited", "second", "held", "finished", "fails"):
-        assert len(marks(what)) == sum(number for (task, _state), number in ended.items() if task == what), what
-    assert Job.objects.using(ALIAS).filter(task="upgrade.tasks.tick").exclude(state__in=["successful", "ready"]).count() == 0
+        assert len(marks(what)) == sum(
+            number for (task, _state), number in ended.items() if task == what
+        ), what
+    assert (
+        Job.objects.using(ALIAS)
+        .filter(task="upgrade.tasks.tick")
+        .exclude(state__in=["successful", "ready"])
+        .count()
+        == 0
+    )
     assert not Batch.objects.using(ALIAS).filter(finished_at=None).exists()
-    assert set(Execution.objects.using(ALIAS).exclude(job__task="upgrade.tasks.fails").values_list("outcome", flat=True)) == {
-        Execution.Outcome.SUCCESSFUL
-    }
+    assert set(
+        Execution.objects.using(ALIAS)
+        .exclude(job__task="upgrade.tasks.fails")
+        .values_list("outcome", flat=True)
+    ) == {Execution.Outcome.SUCCESSFUL}
     assert most_at_a_time([Interval(mark) for mark in marks("limited")]) <= 2
 
 
 @pytest.mark.parametrize("release", [pytest.param(OLD, id=f"from {OLD}")])
-def test_what_one_version_ran_when_it_was_killed_the_other_recovers(versions, start, marks, tmp_path, release):
+def test_what_one_version_ran_when_it_was_killed_the_other_recovers(
+    versions, start, marks, tmp_path, release
+):
     old, new = versions
     new.migrate()
     at_once = connection.vendor != "sqlite"
@@ -265,7 +319,12 @@ def test_what_one_version_ran_when_it_was_killed_the_other_recovers(versions, st
     until(lambda: len(began(marks, BY_OLD)) == len(AT_FIRST))
     if at_once:
         new_one = start(new, *arguments)
-        until(lambda: Process.objects.using(ALIAS).alive().filter(kind=Process.Kind.DISPATCHER).count() == 2)
+        until(
+            lambda: (
+                Process.objects.using(ALIAS).alive().filter(kind=Process.Kind.DISPATCHER).count()
+                == 2
+            )
+        )
         running = lasting().filter(state="running")
         worker, other = Process.objects.using(ALIAS).filter(pk__in=running.values("process"))
         os.kill(other.pid, signal.SIGSTOP)  # It begins nothing of what is recovered of the first.
@@ -292,15 +351,25 @@ def test_what_one_version_ran_when_it_was_killed_the_other_recovers(versions, st
         runs = began(marks, group)
         assert {code for _name, code in runs[: len(AT_FIRST)]} == {killed}
         assert {code for _name, code in runs[len(AT_FIRST) :]} == {other}
-        assert Counter(name for name, _code in runs) == {**dict.fromkeys(AT_FIRST, 2), "once": 1, "waiting": 1}
-        assert {job.args[0]: outcomes_of(job) for job in lasting() if job.args[0].startswith(group)} == {
+        assert Counter(name for name, _code in runs) == {
+            **dict.fromkeys(AT_FIRST, 2),
+            "once": 1,
+            "waiting": 1,
+        }
+        assert {
+            job.args[0]: outcomes_of(job) for job in lasting() if job.args[0].startswith(group)
+        } == {
             **{f"{group}.{name}": ["lost", "successful"] for name in AT_FIRST},
             f"{group}.stage": ["successful", "lost", "successful"],
             f"{group}.once": ["lost"],
             f"{group}.waiting": ["successful"],
         }
         assert lasting().get(task__endswith="once", args=[f"{group}.once"]).state == "failed"
-        (batch,) = {job.batch_id for job in lasting() if job.args[0] in (f"{group}.member", f"{group}.another")}
+        (batch,) = {
+            job.batch_id
+            for job in lasting()
+            if job.args[0] in (f"{group}.member", f"{group}.another")
+        }
         assert [mark["name"] for mark in marks("finished")].count(str(batch)) == 1
 
 
@@ -309,7 +378,12 @@ def lasting():
 
 
 def outcomes_of(job):
-    return list(Execution.objects.using(ALIAS).filter(job=job.pk).order_by("attempt").values_list("outcome", flat=True))
+    return list(
+        Execution.objects.using(ALIAS)
+        .filter(job=job.pk)
+        .order_by("attempt")
+        .values_list("outcome", flat=True)
+    )
 
 
 def began(marks, group):

@@ -21,9 +21,7 @@ Found = list[tuple[str, Finding | NotChecked]]
 
 
 class Command(BaseCommand):
-    help = (
-        "Look at the queue's databases, and say what to change there and why. Ends with 1 if there is something, with 0 if not."
-    )
+    help = "Look at the queue's databases, and say what to change there and why. Ends with 1 if there is something, with 0 if not."
     # No system checks: the command reports on the database even if other parts of the project are
     # wrong.
     requires_system_checks = ()
@@ -31,13 +29,24 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--database", help="Only this one: an alias in DATABASES.")
         parser.add_argument("--backend", help="Only the database of this one: an alias in TASKS.")
-        parser.add_argument("--ignore", action="append", default=[], metavar="NAME", help=f"Leave out {', '.join(names())}.")
+        parser.add_argument(
+            "--ignore",
+            action="append",
+            default=[],
+            metavar="NAME",
+            help=f"Leave out {', '.join(names())}.",
+        )
         parser.add_argument("--json", action="store_true", help="For machines.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if unknown := set(options["ignore"]) - set(names()):
-            raise CommandError(f"There is no {', '.join(sorted(unknown))} to ignore; there are {', '.join(names())}.")
-        found = [(each, list(examine(each, options["ignore"]))) for each in _databases(options["database"], options["backend"])]
+            raise CommandError(
+                f"There is no {', '.join(sorted(unknown))} to ignore; there are {', '.join(names())}."
+            )
+        found = [
+            (each, list(examine(each, options["ignore"])))
+            for each in _databases(options["database"], options["backend"])
+        ]
         if options["json"]:
             self.stdout.write(json.dumps([_as_json(*each) for each in found], indent=1))
         else:
@@ -49,11 +58,16 @@ class Command(BaseCommand):
     def _print(self, database: QueueDatabase, found: Found) -> None:
         findings = [(name, one) for name, one in found if isinstance(one, Finding)]
         where = f"{database.alias} ({database.product})"
-        self.stdout.write(f"{where}: {_count(len(findings))}", self.style.WARNING if findings else self.style.SUCCESS)
+        self.stdout.write(
+            f"{where}: {_count(len(findings))}",
+            self.style.WARNING if findings else self.style.SUCCESS,
+        )
         for number, (name, one) in enumerate(findings, 1):
             self.stdout.write(f"\n{_filled(f'{number}. ', one.what)} [{name}]")
             self.stdout.write(_filled("   Why: ", one.why))
-            self.stdout.write("   Do:  " + one.remedy.replace("\n", "\n        "), self.style.MIGRATE_LABEL)
+            self.stdout.write(
+                "   Do:  " + one.remedy.replace("\n", "\n        "), self.style.MIGRATE_LABEL
+            )
         for name, unseen in [(name, one) for name, one in found if isinstance(one, NotChecked)]:
             self.stdout.write(f"\n{_filled('-  ', unseen.what)} [{name}]")
             if unseen.remedy:
@@ -62,16 +76,24 @@ class Command(BaseCommand):
 
 
 def _databases(database: str | None, backend: str | None) -> list[QueueDatabase]:
-    backends = [each for each in map(task_backends.__getitem__, task_backends) if isinstance(each, DatabaseBackend)]
+    backends = [
+        each
+        for each in map(task_backends.__getitem__, task_backends)
+        if isinstance(each, DatabaseBackend)
+    ]
     found = [
         each
-        for each in queue_databases(backend_of for backend_of in backends if backend in (None, backend_of.alias))
+        for each in queue_databases(
+            backend_of for backend_of in backends if backend in (None, backend_of.alias)
+        )
         if database in (None, each.alias)
     ]
     if not found:
         known = ", ".join(f"{each.alias} (in the database {each.database})" for each in backends)
         raise CommandError(
-            f"There is no such queue. There are the backends {known}." if backends else "TASKS has no DatabaseBackend."
+            f"There is no such queue. There are the backends {known}."
+            if backends
+            else "TASKS has no DatabaseBackend."
         )
     return found
 
@@ -81,13 +103,19 @@ def _count(number: int) -> str:
 
 
 def _filled(first: str, text: str) -> str:
-    return textwrap.fill(text, 110, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False)
+    return textwrap.fill(
+        text, 110, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False
+    )
 
 
 def _as_json(database: QueueDatabase, found: Found) -> dict[str, Any]:
     return {
         "database": database.alias,
         "vendor": database.connection.vendor,
-        "findings": [{"check": name, **asdict(one)} for name, one in found if isinstance(one, Finding)],
-        "unseen": [{"check": name, **asdict(one)} for name, one in found if isinstance(one, NotChecked)],
+        "findings": [
+            {"check": name, **asdict(one)} for name, one in found if isinstance(one, Finding)
+        ],
+        "unseen": [
+            {"check": name, **asdict(one)} for name, one in found if isinstance(one, NotChecked)
+        ],
     }

@@ -50,20 +50,51 @@ class Command(BaseCommand):
     requires_system_checks = ["dbqueue"]
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--backend", default=DEFAULT_TASK_BACKEND_ALIAS, help="The alias in TASKS (default: %(default)s).")
-        parser.add_argument("--queues", help="What to serve, in order: names, prefix*, * and -name, with commas between.")
+        parser.add_argument(
+            "--backend",
+            default=DEFAULT_TASK_BACKEND_ALIAS,
+            help="The alias in TASKS (default: %(default)s).",
+        )
+        parser.add_argument(
+            "--queues",
+            help="What to serve, in order: names, prefix*, * and -name, with commas between.",
+        )
         parser.add_argument("--processes", type=int, help="Worker processes.")
         parser.add_argument("--threads", type=int, help="Threads in each worker process.")
         parser.add_argument("--only", choices=["workers", "dispatcher"], help="Run these alone.")
-        parser.add_argument("--embedded", action="store_true", default=None, help="Everything in one process, as threads.")
-        parser.add_argument("--drain", action="store_true", help="End when nothing is due: with 0, or 1 if a job failed.")
-        parser.add_argument("--reload", action="store_true", help="Start again when the code changes; implies --embedded.")
         parser.add_argument(
-            "--allow-import-errors", action="store_true", default=None, help="Serve although some tasks cannot be imported."
+            "--embedded",
+            action="store_true",
+            default=None,
+            help="Everything in one process, as threads.",
         )
-        parser.add_argument("--max-jobs", type=int, help="Replace a worker process after so many jobs.")
-        parser.add_argument("--poll-interval", type=float, help="The longest pause between two looks, in seconds.")
-        parser.add_argument("--shutdown-timeout", type=float, help="How long running jobs may go on after SIGTERM, in seconds.")
+        parser.add_argument(
+            "--drain",
+            action="store_true",
+            help="End when nothing is due: with 0, or 1 if a job failed.",
+        )
+        parser.add_argument(
+            "--reload",
+            action="store_true",
+            help="Start again when the code changes; implies --embedded.",
+        )
+        parser.add_argument(
+            "--allow-import-errors",
+            action="store_true",
+            default=None,
+            help="Serve although some tasks cannot be imported.",
+        )
+        parser.add_argument(
+            "--max-jobs", type=int, help="Replace a worker process after so many jobs."
+        )
+        parser.add_argument(
+            "--poll-interval", type=float, help="The longest pause between two looks, in seconds."
+        )
+        parser.add_argument(
+            "--shutdown-timeout",
+            type=float,
+            help="How long running jobs may go on after SIGTERM, in seconds.",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         log_to_console(LEVELS.get(options["verbosity"], logging.DEBUG))
@@ -109,7 +140,9 @@ def _have_broken_modules_watched(alias: str) -> None:
     The reloader watches imported modules, and files whose import error it has seen.
     """
     backend = task_backends[alias]
-    for name in modules_with_tasks(backend.config.task_modules if isinstance(backend, DatabaseBackend) else ()):
+    for name in modules_with_tasks(
+        backend.config.task_modules if isinstance(backend, DatabaseBackend) else ()
+    ):
         with suppress(Exception):
             autoreload.check_errors(import_module)(name)
 
@@ -169,7 +202,9 @@ def _is_refused(error: Error) -> bool:
     another language than English is not recognised.
     """
     cause = error.__cause__
-    return bool(cause and cause.args and cause.args[0] in REFUSED) or bool(REFUSED_TEXT.search(str(error)))
+    return bool(cause and cause.args and cause.args[0] in REFUSED) or bool(
+        REFUSED_TEXT.search(str(error))
+    )
 
 
 def _look_at(database: str) -> None:
@@ -179,8 +214,12 @@ def _look_at(database: str) -> None:
     except Error as error:
         said = str(error).partition("\n")[0]
         if _is_refused(error):
-            raise CommandError(f"The server refuses the connection to {database!r}: {said}\nSee DATABASES.") from None
-        migrate = "migrate" if database == DEFAULT_DB_ALIAS else f"migrate dbqueue --database {database}"
+            raise CommandError(
+                f"The server refuses the connection to {database!r}: {said}\nSee DATABASES."
+            ) from None
+        migrate = (
+            "migrate" if database == DEFAULT_DB_ALIAS else f"migrate dbqueue --database {database}"
+        )
         raise CommandError(
             f"The queue's tables in the database {database!r} cannot be read: {said}\n"
             f"See that its server runs, and that `manage.py {migrate}` has been run."
@@ -189,13 +228,28 @@ def _look_at(database: str) -> None:
 
 def _supervisor(given: dict[str, Any], stop: Shutdown) -> Supervisor:
     if given["backend"] not in task_backends.settings:
-        raise CommandError(f"There is no backend {given['backend']!r} in TASKS; there are {', '.join(task_backends.settings)}.")
+        raise CommandError(
+            f"There is no backend {given['backend']!r} in TASKS; there are {', '.join(task_backends.settings)}."
+        )
     backend = task_backends[given["backend"]]
     if not isinstance(backend, DatabaseBackend):
-        raise CommandError(f"TASKS[{given['backend']!r}] is of {type(backend).__qualname__}; runqueue needs a DatabaseBackend.")
+        raise CommandError(
+            f"TASKS[{given['backend']!r}] is of {type(backend).__qualname__}; runqueue needs a DatabaseBackend."
+        )
     if given["drain"] and given["only"]:
-        raise CommandError(f"--drain needs workers and a dispatcher; --only {given['only']} would never end. Leave one out.")
-    names = ("queues", "processes", "threads", "embedded", "allow_import_errors", "max_jobs", "poll_interval", "shutdown_timeout")
+        raise CommandError(
+            f"--drain needs workers and a dispatcher; --only {given['only']} would never end. Leave one out."
+        )
+    names = (
+        "queues",
+        "processes",
+        "threads",
+        "embedded",
+        "allow_import_errors",
+        "max_jobs",
+        "poll_interval",
+        "shutdown_timeout",
+    )
     changes = {name: given[name] for name in names if given[name] is not None}
     try:
         config = backend.config.changed(**changes)
@@ -205,7 +259,10 @@ def _supervisor(given: dict[str, Any], stop: Shutdown) -> Supervisor:
         if not stop.asked:
             _look_at(backend.database)
         workers = 1 if config.embedded else config.processes
-        roles = [*["worker"] * workers * (given["only"] != "dispatcher"), *["dispatcher"] * (given["only"] != "workers")]
+        roles = [
+            *["worker"] * workers * (given["only"] != "dispatcher"),
+            *["dispatcher"] * (given["only"] != "workers"),
+        ]
         return Supervisor(backend, roles, changes, drain=given["drain"])
     except InvalidOption as error:
         raise CommandError(str(error)) from None

@@ -59,9 +59,13 @@ def main(
     gc.freeze()
     code = 0
     try:
-        code = run_beside_signals(lambda: run_role(role, alias, changes, board, stop, supervisor, finished), board.pulse)
+        code = run_beside_signals(
+            lambda: run_role(role, alias, changes, board, stop, supervisor, finished), board.pulse
+        )
     except (DatabaseError, InterfaceError) as error:
-        logging.getLogger("django_dbqueue").error("%s: crashed with a database error: %s", role, error)
+        logging.getLogger("django_dbqueue").error(
+            "%s: crashed with a database error: %s", role, error
+        )
         code = 1
     except Exception:
         logging.getLogger("django_dbqueue").exception("%s: crashed.", role)

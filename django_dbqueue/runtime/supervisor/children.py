@@ -66,7 +66,9 @@ class ChildThread:
         self.board = SharedStatus.create(options.threads + options.prefetch)
         self.board.turn(ahead=START)
         self._stop = Shutdown()
-        self._thread = threading.Thread(target=self._run, args=(alias, changes, supervisor, finished), name=role, daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(alias, changes, supervisor, finished), name=role, daemon=True
+        )
         self._thread.start()
 
     def stop(self, *, now: bool = False) -> None:
@@ -84,9 +86,13 @@ class ChildThread:
     def close(self) -> None:
         """Do nothing: there is nothing to clean up."""
 
-    def _run(self, alias: str, changes: dict[str, Any], supervisor: int, finished: Connection) -> None:
+    def _run(
+        self, alias: str, changes: dict[str, Any], supervisor: int, finished: Connection
+    ) -> None:
         try:
-            self.exitcode = run_role(self.role, alias, changes, self.board, self._stop, supervisor, finished)
+            self.exitcode = run_role(
+                self.role, alias, changes, self.board, self._stop, supervisor, finished
+            )
         except BaseException:
             logger.exception("%s: crashed.", self.role)
             self.exitcode = 1
@@ -117,7 +123,16 @@ class ChildProcess:
         self.board = SharedStatus.create(options.threads + options.prefetch)
         self.board.turn(ahead=START)
         self._stacks = tempfile.NamedTemporaryFile("r", prefix="dbqueue-")  # noqa: SIM115
-        arguments = (role, alias, changes, supervisor, self.board.name, self._stacks.name, finished, logger.level)
+        arguments = (
+            role,
+            alias,
+            changes,
+            supervisor,
+            self.board.name,
+            self._stacks.name,
+            finished,
+            logger.level,
+        )
         self._process = context.Process(target=child_main.main, args=arguments, name=role)
         with _no_main_module():
             self._process.start()

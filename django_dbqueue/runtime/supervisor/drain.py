@@ -25,7 +25,9 @@ class Drain:
     The supervisor is registered before the first check.
     """
 
-    def __init__(self, database: str, selector: QueueSelector, options: Options, supervisor: Process) -> None:
+    def __init__(
+        self, database: str, selector: QueueSelector, options: Options, supervisor: Process
+    ) -> None:
         self._jobs = Job.objects.using(database)
         self._selector, self._options, self._supervisor = selector, options, supervisor
 
@@ -50,8 +52,13 @@ class Drain:
 
     def any_failed(self) -> bool:
         """Return whether a job of the served queues has become FAILED meanwhile."""
-        failed = self._jobs.filter(state=State.FAILED, finished_at__gte=self._supervisor.started_at, finished_at__lte=Now())
-        return any(self._selector.rank(queue) is not None for queue in failed.values_list("queue", flat=True).distinct())
+        failed = self._jobs.filter(
+            state=State.FAILED, finished_at__gte=self._supervisor.started_at, finished_at__lte=Now()
+        )
+        return any(
+            self._selector.rank(queue) is not None
+            for queue in failed.values_list("queue", flat=True).distinct()
+        )
 
     def _any_left(self, jobs: JobQuerySet) -> bool:
         paused = set(Queue.objects.using(jobs.db).paused().values_list("name", flat=True))
@@ -61,7 +68,10 @@ class Drain:
         due.update(wanted.due().values_list("queue", flat=True).distinct())
         if any(self._selector.rank(queue) is not None for queue in due - paused):
             return True
-        if any(self._selector.rank(queue) is not None for queue in self._about_to_be_due(wanted) - paused):
+        if any(
+            self._selector.rank(queue) is not None
+            for queue in self._about_to_be_due(wanted) - paused
+        ):
             return True
         others = Process.objects.using(jobs.db).alive().exclude(supervisor=self._supervisor.pk)
         return jobs.running().exclude(process__in=others).exists()  # Own jobs, or lost ones.

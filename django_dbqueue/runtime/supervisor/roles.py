@@ -27,7 +27,13 @@ CANNOT_IMPORT = 78
 
 
 def run_role(
-    role: str, alias: str, changes: dict[str, Any], board: SharedStatus, stop: Shutdown, supervisor: int, finished: Connection
+    role: str,
+    alias: str,
+    changes: dict[str, Any],
+    board: SharedStatus,
+    stop: Shutdown,
+    supervisor: int,
+    finished: Connection,
 ) -> int:
     """Run a worker or a dispatcher until ``stop`` is requested. Returns the exit code.
 

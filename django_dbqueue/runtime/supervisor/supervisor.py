@@ -49,20 +49,37 @@ class Supervisor:
     # loop.
     CRASH_LOOP = 5
 
-    def __init__(self, backend: DatabaseBackend, roles: list[str], changes: dict[str, Any], *, drain: bool = False) -> None:
+    def __init__(
+        self,
+        backend: DatabaseBackend,
+        roles: list[str],
+        changes: dict[str, Any],
+        *,
+        drain: bool = False,
+    ) -> None:
         self._backend, self._changes = backend, changes
-        self._roles = [f"draining {role}" if drain and role == "dispatcher" else role for role in roles]
+        self._roles = [
+            f"draining {role}" if drain and role == "dispatcher" else role for role in roles
+        ]
         self.options = backend.config.changed(**changes)
         self._selector = QueueSelector(self.options.queues, frozenset(backend.queues))
         self._board = SharedStatus.private()
-        self._heartbeat = Heartbeat(Process.Kind.SUPERVISOR, backend.database, self.options, self._board, {"roles": roles})
-        self._drain = Drain(backend.database, self._selector, self.options, self._heartbeat.process) if drain else None
+        self._heartbeat = Heartbeat(
+            Process.Kind.SUPERVISOR, backend.database, self.options, self._board, {"roles": roles}
+        )
+        self._drain = (
+            Drain(backend.database, self._selector, self.options, self._heartbeat.process)
+            if drain
+            else None
+        )
         self._announcements = Announcements()
         self._members: list[Child] = []
         self._first_members: list[Child] = []
         # Dead processes whose jobs could not be recovered yet.
         self._unrecovered: list[tuple[ProcessQuerySet, ExitReason]] = []
-        self._trouble = Trouble("supervisor: jobs of dead processes could not be recovered, retrying")
+        self._trouble = Trouble(
+            "supervisor: jobs of dead processes could not be recovered, retrying"
+        )
         # Children that are already replaced, and when they are killed.
         self._leaving: dict[Child, float] = {}
         self._crashes, self._start_at = 0, 0.0
@@ -110,7 +127,10 @@ class Supervisor:
         log handler that hangs may be the cause.
         """
         if self._board.since_loop_tick() > self.options.patience + self.options.longest_shutdown:
-            os.write(2, b"CRITICAL The supervisor makes no progress: this process ends. Where its threads are:\n")
+            os.write(
+                2,
+                b"CRITICAL The supervisor makes no progress: this process ends. Where its threads are:\n",
+            )
             faulthandler.dump_traceback(file=2, all_threads=True)
             os._exit(EXIT_JOBS_RUNNING)
 
@@ -123,14 +143,25 @@ class Supervisor:
         return stop.asked
 
     def _say_who_runs(self) -> None:
-        what = ", ".join(f"{number} {role}{'s' * (number > 1)}" for role, number in Counter(self._roles).items())
+        what = ", ".join(
+            f"{number} {role}{'s' * (number > 1)}" for role, number in Counter(self._roles).items()
+        )
         how = "in this process" if self.options.embedded else "each in a process of its own"
         fields = self._process.log_fields
-        logger.info("%s runs %s, %s, for the queues %s.", self._process, what, how, self._selector, extra=fields)
+        logger.info(
+            "%s runs %s, %s, for the queues %s.",
+            self._process,
+            what,
+            how,
+            self._selector,
+            extra=fields,
+        )
 
     def _give_up_at_last(self) -> None:
         if self._heartbeat.silent_for > self.options.give_up_after:
-            logger.critical("supervisor: database unavailable for %d s; giving up.", self._heartbeat.silent_for)
+            logger.critical(
+                "supervisor: database unavailable for %d s; giving up.", self._heartbeat.silent_for
+            )
             self._code = 1
 
     def _start_missing(self) -> None:
@@ -138,11 +169,26 @@ class Supervisor:
         kind = ChildThread if self.options.embedded else ChildProcess
         if time.monotonic() < self._start_at:
             return
-        for role in (Counter(self._roles) - Counter(member.role for member in self._members)).elements():
+        for role in (
+            Counter(self._roles) - Counter(member.role for member in self._members)
+        ).elements():
             try:
-                member = kind(role, self._backend.alias, self.options, self._changes, self._process.pk, finished, self._wake.set)
+                member = kind(
+                    role,
+                    self._backend.alias,
+                    self.options,
+                    self._changes,
+                    self._process.pk,
+                    finished,
+                    self._wake.set,
+                )
             except OSError as error:
-                logger.error("supervisor: %s could not be started; retrying: %s", role, error, extra=self._process.log_fields)
+                logger.error(
+                    "supervisor: %s could not be started; retrying: %s",
+                    role,
+                    error,
+                    extra=self._process.log_fields,
+                )
                 return
             self._members.append(member)
 
@@ -165,7 +211,9 @@ class Supervisor:
 
     def _deregister_dead(self, member: Child) -> None:
         if member.exitcode == EXIT_JOBS_RUNNING and isinstance(member, ChildThread):
-            logger.error("supervisor: a job does not stop; exiting with code 75 so that the service manager restarts us.")
+            logger.error(
+                "supervisor: a job does not stop; exiting with code 75 so that the service manager restarts us."
+            )
             self._code = EXIT_JOBS_RUNNING
             return
         self._forget(member)
@@ -178,7 +226,9 @@ class Supervisor:
             return
         if member.exitcode:
             level = logging.INFO if member.exitcode == EXIT_JOBS_RUNNING else logging.ERROR
-            logger.log(level, "supervisor: %s (pid %s) %s.", member.role, member.pid, _death(member).how)
+            logger.log(
+                level, "supervisor: %s (pid %s) %s.", member.role, member.pid, _death(member).how
+            )
             self._recover(self._of(member), _death(member))
         if member.exitcode not in (0, EXIT_JOBS_RUNNING):
             # Crash loop: back off before restarting a child that died within 10 s.
@@ -231,7 +281,11 @@ class Supervisor:
             for job in overdue:
                 StackTrace.objects.using(self._backend.database).record(job, stacks)
         except (DatabaseError, InterfaceError) as error:
-            logger.warning("supervisor: could not store the stack traces of overdue jobs: %s\n%s", error, stacks)
+            logger.warning(
+                "supervisor: could not store the stack traces of overdue jobs: %s\n%s",
+                error,
+                stacks,
+            )
             discard(self._backend.database)
         self._kill(member, "did not let go of its interpreter", blameless=bool(overdue))
 
@@ -241,17 +295,24 @@ class Supervisor:
         member.join(1.0)
         self._forget(member)
         not_started = frozenset(member.board.not_started())
-        self._recover(self._of(member), ExitReason(how=f"{why} and was killed", blameless=blameless, not_started=not_started))
+        self._recover(
+            self._of(member),
+            ExitReason(how=f"{why} and was killed", blameless=blameless, not_started=not_started),
+        )
 
     def _of(self, member: Child) -> ProcessQuerySet:
-        rows = Process.objects.using(self._backend.database).filter(supervisor=self._process.pk, pid=member.pid or 0)
+        rows = Process.objects.using(self._backend.database).filter(
+            supervisor=self._process.pk, pid=member.pid or 0
+        )
         return rows.filter(kind=member.role)
 
     def _gone(self) -> ProcessQuerySet:
         """Return the processes that were killed together with their supervisor, on this host."""
         rows = Process.objects.using(self._backend.database)
         here = rows.filter(hostname=self._process.hostname).exclude(pk=self._process.pk)
-        return rows.filter(pk__in=[each.pk for each in here if process_identity.is_gone(each.pid, each.details)])
+        return rows.filter(
+            pk__in=[each.pk for each in here if process_identity.is_gone(each.pid, each.details)]
+        )
 
     def _recover(self, dead: ProcessQuerySet, death: ExitReason) -> None:
         self._unrecovered.append((dead, death))
@@ -279,7 +340,9 @@ class Supervisor:
         return True
 
     def _stop_members(self, stop: Shutdown) -> None:
-        logger.info("%s is shutting down its children.", self._process, extra=self._process.log_fields)
+        logger.info(
+            "%s is shutting down its children.", self._process, extra=self._process.log_fields
+        )
         members = [*self._members, *self._leaving]
         for member in members:
             member.stop()

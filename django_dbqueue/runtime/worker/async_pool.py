@@ -26,7 +26,13 @@ Run = Callable[[CoroutineCall], Awaitable[AttemptResult]]
 class AsyncPool:
     """The counterpart of ThreadPool for coroutines. The loop's thread starts with the first job."""
 
-    def __init__(self, options: Options, run: Run, settle: Callable[[AttemptResult], None], wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        options: Options,
+        run: Run,
+        settle: Callable[[AttemptResult], None],
+        wake: Callable[[], None],
+    ) -> None:
         self._options, self._run, self._settle, self._wake = options, run, settle, wake
         self._running: dict[tuple[UUID, int], CoroutineCall] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -34,7 +40,9 @@ class AsyncPool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_watched = self._all_mine = self._closed = False
 
-    def take(self, jobs: Sequence[ClaimedJob], leave: Callable[[str], None]) -> tuple[Sequence[ClaimedJob], Sequence[ClaimedJob]]:
+    def take(
+        self, jobs: Sequence[ClaimedJob], leave: Callable[[str], None]
+    ) -> tuple[Sequence[ClaimedJob], Sequence[ClaimedJob]]:
         """Start the jobs of ``async def`` tasks. Return the other jobs, and those that do not fit.
 
         The other jobs include jobs of unknown tasks: a thread releases them, and ``leave`` is
@@ -52,7 +60,9 @@ class AsyncPool:
             return others, too_many
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._run_loop, args=(self._loop,), name="coroutines", daemon=True).start()
+            threading.Thread(
+                target=self._run_loop, args=(self._loop,), name="coroutines", daemon=True
+            ).start()
         calls = [CoroutineCall(job) for job in mine]
         self._running.update({(call.job.pk, call.job.attempt): call for call in calls})
         asyncio.run_coroutine_threadsafe(self._begin(calls), self._loop)
@@ -65,7 +75,11 @@ class AsyncPool:
         """Number of further jobs to claim: 0 unless all jobs of the last claim were coroutines."""
         # Each job starts immediately: without a prefetch, jobs are claimed one by one.
         most = max(1, self._options.prefetch)
-        return max(0, min(self._options.coroutines - len(self._running), most)) if self._all_mine else 0
+        return (
+            max(0, min(self._options.coroutines - len(self._running), most))
+            if self._all_mine
+            else 0
+        )
 
     def running(self) -> list[CoroutineCall]:
         return list(self._running.values())

@@ -49,7 +49,12 @@ class Claimer:
         self._jobs = ClaimedJob.objects.using(database)
         self._queues = Queue.objects.using(database)
         self._tasks = TaskState.objects.using(database)
-        self._process, self._selector, self._options, self._group_size = process, queues, options, group_size
+        self._process, self._selector, self._options, self._group_size = (
+            process,
+            queues,
+            options,
+            group_size,
+        )
         self._lanes: list[Lane] = []
         self._seen: set[Lane] = set()
         # Seconds that the oldest job of each lane has waited. Read only with ``ageing``.
@@ -113,7 +118,9 @@ class Claimer:
             done = to_the_end if self._read_lanes() else set(known)
             yield from self._claim([lane for lane in self._lanes if lane not in done], room, budget)
         # Round-robin among lanes of the same rank: a full lane must not starve the others.
-        following = [lane for lane in [*self._lanes[1:], *self._lanes[:1]] if lane not in self._empty]
+        following = [
+            lane for lane in [*self._lanes[1:], *self._lanes[:1]] if lane not in self._empty
+        ]
         self._lanes = sorted(following, key=self._order.__getitem__)
 
     def _claim_told(self, lanes: Iterable[Lane], limit: int) -> list[ClaimedJob]:
@@ -122,7 +129,9 @@ class Claimer:
         The fast path: the last scan found all lanes empty.
         """
         jobs: list[ClaimedJob] = []
-        for lane in sorted(lanes, key=lambda lane: (self._selector.rank(lane.queue), -lane.priority)):
+        for lane in sorted(
+            lanes, key=lambda lane: (self._selector.rank(lane.queue), -lane.priority)
+        ):
             if len(jobs) < limit and not self._options.of(lane.queue).limit:
                 jobs += self._at_once(lane)(limit - len(jobs))
         return jobs
@@ -130,7 +139,9 @@ class Claimer:
     def _claim_at_once(self, lane: Lane) -> SingleStatementClaim:
         held_back = self._queues.filter(PAUSED | Q(limit__isnull=False), name=lane.queue)
         wanted = self._jobs.filter(~Exists(held_back), queue=lane.queue, priority=lane.priority)
-        return SingleStatementClaim(wanted.exclude(task__in=self._tasks.paused().values("name")), self._process)
+        return SingleStatementClaim(
+            wanted.exclude(task__in=self._tasks.paused().values("name")), self._process
+        )
 
     def leave(self, task: str) -> None:
         """Leave the jobs of a task to other workers for ``LEFT`` seconds."""
@@ -152,7 +163,16 @@ class Claimer:
                 return
             limit = self.limits.get(lane.queue)
             queue_has = partial(queue_room, self._jobs.db, lane.queue, limit) if limit else None
-            jobs = claim(wanted, lane, self._process, room, self._group_size, self._marks.of(lane), budget, queue_has)
+            jobs = claim(
+                wanted,
+                lane,
+                self._process,
+                room,
+                self._group_size,
+                self._marks.of(lane),
+                budget,
+                queue_has,
+            )
             is_full = len(jobs) == room or budget.is_spent
             self._marks.move(lane, jobs, full=is_full)
             if not is_full:

@@ -47,7 +47,12 @@ from ...models.job import JobQuerySet
 from ...registry import load, task_of
 from ...results import JobResult, result_of
 from ...tasks import is_coroutine
-from ..connections import close_interrupted, look_after_connections, of_coroutines, ready_connections
+from ..connections import (
+    close_interrupted,
+    look_after_connections,
+    of_coroutines,
+    ready_connections,
+)
 from . import task_call
 from .log_capture import LogCapture
 from .pipeline_step import after_stage
@@ -70,9 +75,16 @@ def run(call: ThreadCall, backend: DatabaseBackend) -> AttemptResult | Settled:
         function = attempt.begin()
         if attempt.is_atomic:
             return attempt.settle_in_transaction(function)
-        return attempt.announce(attempt.succeed(call.run(async_to_sync(function) if is_coroutine(function.func) else function)))
+        return attempt.announce(
+            attempt.succeed(
+                call.run(async_to_sync(function) if is_coroutine(function.func) else function)
+            )
+        )
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+        if (
+            isinstance(error, KeyboardInterrupt)
+            and threading.current_thread() is threading.main_thread()
+        ):
             raise  # Workers run tasks on other threads: on the main thread this is Ctrl-C.
         if call.reason:
             close_interrupted()
@@ -165,8 +177,17 @@ class Attempt:
         steps together.
         """
         job = self._job
-        is_plain = job.attempt == job.attempts_before + 1 and job.on_lost != OnLost.FAIL and not job.pipeline
-        return is_plain and job.max_attempts > 0 and not is_heard(signals.task_started) and not is_heard(signals.task_finished)
+        is_plain = (
+            job.attempt == job.attempts_before + 1
+            and job.on_lost != OnLost.FAIL
+            and not job.pipeline
+        )
+        return (
+            is_plain
+            and job.max_attempts > 0
+            and not is_heard(signals.task_started)
+            and not is_heard(signals.task_finished)
+        )
 
     def begin(self) -> partial[Any]:
         """Prepare the attempt and send ``task_started``.
@@ -191,9 +212,19 @@ class Attempt:
         if self._options.keep_log:
             self._call.log = LogCapture(job, self._options.keep_log)
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("executor: job %s of %s starts (attempt %d)", job.pk, job.task, job.attempt, extra=job.log_fields)
+            logger.debug(
+                "executor: job %s of %s starts (attempt %d)",
+                job.pk,
+                job.task,
+                job.attempt,
+                extra=job.log_fields,
+            )
         self._tell(signals.task_started, TaskResultStatus.RUNNING)
-        leading = (JobContext(task_result=self._result, job=job, call=self._call),) if task.takes_context else ()
+        leading = (
+            (JobContext(task_result=self._result, job=job, call=self._call),)
+            if task.takes_context
+            else ()
+        )
         return partial(task.func, *leading, *job.args, **job.kwargs)
 
     @property
@@ -210,7 +241,9 @@ class Attempt:
 
         Created on demand: most attempts need none.
         """
-        return result_of(self._job, self._backend.alias, task_of(self._job, self._backend.alias), self._earlier)
+        return result_of(
+            self._job, self._backend.alias, task_of(self._job, self._backend.alias), self._earlier
+        )
 
     def succeed(self, value: Any) -> AttemptResult:
         """Return the result of a successful attempt.
@@ -255,13 +288,20 @@ class Attempt:
         report = error_reports.report(error, _frames_of_the_task(error))
         self._warn("succeeded, but an on_commit hook failed after the commit: %s", report.headline)
         message = error_reports.clip(
-            f"An on_commit hook raised after the commit: {report.message}", error_reports.LONGEST_MESSAGE
+            f"An on_commit hook raised after the commit: {report.message}",
+            error_reports.LONGEST_MESSAGE,
         )
         try:
             attempt = self._executions.filter(job=self._job, attempt=self._job.attempt)
-            attempt.update(error_type=report.type[:255], message=message, traceback=report.traceback)
+            attempt.update(
+                error_type=report.type[:255], message=message, traceback=report.traceback
+            )
         except (DatabaseError, InterfaceError) as another:
-            self._warn("succeeded; the error of an on_commit hook could not be stored: %s\n%s", another, report.traceback)
+            self._warn(
+                "succeeded; the error of an on_commit hook could not be stored: %s\n%s",
+                another,
+                report.traceback,
+            )
 
     def fail(self, error: BaseException) -> AttemptResult:
         """Return the attempt result for an error.
@@ -281,14 +321,22 @@ class Attempt:
             return self._interrupt(report)
         if isinstance(error, Snoozed):
             return self._snooze(error)
-        if self._is_unserialized and self._conflicts(report.type) < self.MOST_CONFLICTS and self._job.on_lost == OnLost.RETRY:
+        if (
+            self._is_unserialized
+            and self._conflicts(report.type) < self.MOST_CONFLICTS
+            and self._job.on_lost == OnLost.RETRY
+        ):
             self._warn("released, retrying: its transaction could not be serialized: %s", error)
-            return self._settle(Outcome.INTERRUPTED, State.SCHEDULED, wait=random.uniform(0.5, 1.5), error=report)
+            return self._settle(
+                Outcome.INTERRUPTED, State.SCHEDULED, wait=random.uniform(0.5, 1.5), error=report
+            )
         if self._task is None:
             return self._decide_not_started(error, report)
         if isinstance(error, Retried):
             report = report.caused_by(error.__cause__, error.reason)
-        self._result.errors.append(TaskError(exception_class_path=report.type, traceback=report.traceback))
+        self._result.errors.append(
+            TaskError(exception_class_path=report.type, traceback=report.traceback)
+        )
         if isinstance(error, (Stopped, *self._task.discard_on)) and not isinstance(error, Retried):
             return self._give_up(Outcome.DISCARDED, State.DISCARDED, report)
         outcome = Outcome.TIMED_OUT if isinstance(error, TimedOut) else Outcome.FAILED
@@ -296,12 +344,15 @@ class Attempt:
         if wait is None:
             return self._give_up(outcome, State.FAILED, report)
         self._warn("retrying in %.3g s: %s", wait, report.headline)
-        return self._settle(outcome, State.SCHEDULED if wait else State.READY, wait=wait, error=report)
+        return self._settle(
+            outcome, State.SCHEDULED if wait else State.READY, wait=wait, error=report
+        )
 
     def _conflicts(self, error_type: str) -> int:
         """Number of attempts in a row, up to the previous one, that the same error interrupted."""
         alike = takewhile(
-            lambda each: (each.outcome, each.error_type) == (Outcome.INTERRUPTED, error_type), reversed(self._earlier)
+            lambda each: (each.outcome, each.error_type) == (Outcome.INTERRUPTED, error_type),
+            reversed(self._earlier),
         )
         return sum(1 for _ in alike)
 
@@ -317,10 +368,19 @@ class Attempt:
         return self._settle(Outcome.INTERRUPTED, State.READY)
 
     def _snooze(self, asked: Snoozed) -> AttemptResult:
-        logger.info("executor: job %s of %s snoozed", self._job.pk, self._job.task, extra=self._job.log_fields)
-        return self._settle(Outcome.SNOOZED, State.SCHEDULED if asked.until else State.READY, wait=asked.until)
+        logger.info(
+            "executor: job %s of %s snoozed",
+            self._job.pk,
+            self._job.task,
+            extra=self._job.log_fields,
+        )
+        return self._settle(
+            Outcome.SNOOZED, State.SCHEDULED if asked.until else State.READY, wait=asked.until
+        )
 
-    def _decide_not_started(self, error: BaseException, report: error_reports.ErrorReport) -> AttemptResult:
+    def _decide_not_started(
+        self, error: BaseException, report: error_reports.ErrorReport
+    ) -> AttemptResult:
         """Return the result of an attempt that did not start.
 
         The job was discarded or has expired, its task could not be found, or its earlier attempts
@@ -328,7 +388,9 @@ class Attempt:
         """
         if isinstance(error, Discarded):
             self._warn("discarded: %s", error)
-            return self._settle(Outcome.DISCARDED, State.DISCARDED, error=replace(report, traceback=""))
+            return self._settle(
+                Outcome.DISCARDED, State.DISCARDED, error=replace(report, traceback="")
+            )
         if isinstance(error, (DatabaseError, InterfaceError)):
             self._warn("released: its earlier attempts could not be read: %s", error)
             return self._settle(Outcome.INTERRUPTED, State.SCHEDULED, wait=1.0)
@@ -345,38 +407,62 @@ class Attempt:
         None if the last execution has another outcome. Later releases in a row are not recorded.
         """
         attempts = self._executions.filter(job=self._job, attempt__gt=self._job.attempts_before)
-        last = attempts.order_by("-attempt").values_list("outcome", "error_type", "finished_at").first()
+        last = (
+            attempts.order_by("-attempt")
+            .values_list("outcome", "error_type", "finished_at")
+            .first()
+        )
         if last and last[:2] == (Outcome.INTERRUPTED, error_type):
             return float((self._job.now() - last[2]).total_seconds())
         return None
 
-    def _wait_for_the_task(self, waited: float | None, report: error_reports.ErrorReport) -> AttemptResult:
+    def _wait_for_the_task(
+        self, waited: float | None, report: error_reports.ErrorReport
+    ) -> AttemptResult:
         """Release the job: other workers may know its task, or a deployment may be in progress."""
         _unknown_tasks.report(self._job, report.message)
-        wait = min(max((waited or 0.0) / 10, self.SHORTEST_WAIT), self.LONGEST_WAIT) * random.uniform(0.8, 1.0)
-        return self._settle(Outcome.INTERRUPTED, State.SCHEDULED, wait=wait, error=report, recorded=waited is None)
+        wait = min(
+            max((waited or 0.0) / 10, self.SHORTEST_WAIT), self.LONGEST_WAIT
+        ) * random.uniform(0.8, 1.0)
+        return self._settle(
+            Outcome.INTERRUPTED, State.SCHEDULED, wait=wait, error=report, recorded=waited is None
+        )
 
-    def _give_up(self, outcome: Outcome, state: State, report: error_reports.ErrorReport) -> AttemptResult:
+    def _give_up(
+        self, outcome: Outcome, state: State, report: error_reports.ErrorReport
+    ) -> AttemptResult:
         self._warn("%s: %s", outcome.value.replace("_", " "), report.headline)
         return self.announce(self._settle(outcome, state, error=report))
 
     def _warn(self, what: str, *args: Any) -> None:
-        logger.warning(f"executor: job %s of %s {what}", self._job.pk, self._job.task, *args, extra=self._job.log_fields)
+        logger.warning(
+            f"executor: job %s of %s {what}",
+            self._job.pk,
+            self._job.task,
+            *args,
+            extra=self._job.log_fields,
+        )
 
     def _settle(self, outcome: Outcome, state: State, **rest: Any) -> AttemptResult:
         times = {"started_at": self._started_at, "finished_at": self._job.now()}
         log = self._call.log.text if self._call.log else ""
-        return AttemptResult.of(self._job, outcome, state, progress=self._job.progress_value, log=log, **times, **rest)
+        return AttemptResult.of(
+            self._job, outcome, state, progress=self._job.progress_value, log=log, **times, **rest
+        )
 
     def announce(self, end: AttemptResult) -> AttemptResult:
         """Send ``task_finished`` unless a next pipeline stage follows. Return ``end``."""
         if not end.then:
             status = TaskResultStatus.FAILED if end.error else TaskResultStatus.SUCCESSFUL
-            self._tell(signals.task_finished, status, finished_at=end.finished_at, _return_value=end.result)
+            self._tell(
+                signals.task_finished, status, finished_at=end.finished_at, _return_value=end.result
+            )
         return end
 
     def _tell(self, signal: Any, status: TaskResultStatus, **changes: Any) -> None:
-        if not is_heard(signal, logging.ERROR if status == TaskResultStatus.FAILED else logging.INFO):
+        if not is_heard(
+            signal, logging.ERROR if status == TaskResultStatus.FAILED else logging.INFO
+        ):
             return
         for name, value in {"status": status, **changes}.items():
             object.__setattr__(self._result, name, value)
@@ -398,7 +484,11 @@ class _UnknownTasks:
         if time.monotonic() - self._said.get(job.task, float("-inf")) > self.AGAIN:
             self._said[job.task] = time.monotonic()
             logger.warning(
-                "executor: unknown task: job %s and others of %s wait: %s", job.pk, job.task, why, extra=job.log_fields
+                "executor: unknown task: job %s and others of %s wait: %s",
+                job.pk,
+                job.task,
+                why,
+                extra=job.log_fields,
             )
 
 
@@ -407,6 +497,10 @@ _unknown_tasks = _UnknownTasks()
 
 def _frames_of_the_task(error: BaseException) -> TracebackType | None:
     frames = error.__traceback__
-    while frames and frames.tb_next and frames.tb_frame.f_code.co_filename in (__file__, task_call.__file__):
+    while (
+        frames
+        and frames.tb_next
+        and frames.tb_frame.f_code.co_filename in (__file__, task_call.__file__)
+    ):
         frames = frames.tb_next
     return frames

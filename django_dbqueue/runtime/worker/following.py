@@ -17,7 +17,11 @@ def wake_dependents(settled: Settled, backend: DatabaseBackend, limited: Contain
     """
     jobs = [outcome.job for outcome in settled.written]
     queues = {*settled.unblocked, *(job.queue for job in jobs if job.queue in limited)}
-    queues.update(outcome.job.queue for outcome in settled.written if outcome.state == State.READY and not outcome.then)
+    queues.update(
+        outcome.job.queue
+        for outcome in settled.written
+        if outcome.state == State.READY and not outcome.then
+    )
     queues.update(new.queue for outcome in settled.written for new in outcome.new)
     return _wake(queues, backend)
 

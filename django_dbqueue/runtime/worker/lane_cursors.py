@@ -52,8 +52,12 @@ class LaneCursors:
         found = set(lanes())
         took = time.monotonic() - began
         self.slow = self._is_of_use and took > self.LONG
-        self._rests_until = began + took + min(took * self.REST, self.LONGEST_REST) if self.slow else float("-inf")
-        self._places = {lane: place for lane, place in self._places.items() if self.slow and lane not in found}
+        self._rests_until = (
+            began + took + min(took * self.REST, self.LONGEST_REST) if self.slow else float("-inf")
+        )
+        self._places = {
+            lane: place for lane, place in self._places.items() if self.slow and lane not in found
+        }
         return found | self._places.keys()
 
     def move(self, lane: Lane, jobs: Sequence[ClaimedJob], full: bool) -> None:

@@ -46,7 +46,9 @@ class LogCapture:
         time = self._job.now().isoformat(" ", "milliseconds").replace("+00:00", "Z")
         line = clean(f"{time} {said}")
         with self._lock:
-            self._kept.append(line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 3] + "[…]")
+            self._kept.append(
+                line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 3] + "[…]"
+            )
 
     @property
     def text(self) -> str:
@@ -73,7 +75,11 @@ class _Listener(logging.Handler):
         last = logging.lastResort
         # Python writes records without a handler to stderr. This handler on the root logger would
         # suppress that.
-        if last and record.levelno >= last.level and not _is_handled(logging.getLogger(record.name)):
+        if (
+            last
+            and record.levelno >= last.level
+            and not _is_handled(logging.getLogger(record.name))
+        ):
             last.handle(record)
         return True
 

@@ -26,7 +26,10 @@ TOLD = 10
 
 def can_listen(database: str) -> bool:
     connection: Any = connections[database]
-    return connection.vendor == "postgresql" and getattr(connection.Database, "__name__", "") == "psycopg"
+    return (
+        connection.vendor == "postgresql"
+        and getattr(connection.Database, "__name__", "") == "psycopg"
+    )
 
 
 class NotifyListener:
@@ -40,7 +43,9 @@ class NotifyListener:
     start.
     """
 
-    def __init__(self, database: str, heard: Callable[[str], bool], began: Callable[[], None]) -> None:
+    def __init__(
+        self, database: str, heard: Callable[[str], bool], began: Callable[[], None]
+    ) -> None:
         self._database, self._heard, self._began = database, heard, began
         # Factor for the poll interval: polls are this many times less frequent.
         self.patience = 1

@@ -25,14 +25,20 @@ def after_stage(job: Any, value: Any, backend: DatabaseBackend) -> dict[str, Any
             children = [_at(job, following, each, backend) for each in value.values]
             return {"children": children, **_end(job, [str(child.pk) for child in children])}
         case GoTo():
-            return {"then": _at(job, _place_of(job, value), value.value, backend), "state": State.READY}
+            return {
+                "then": _at(job, _place_of(job, value), value.value, backend),
+                "state": State.READY,
+            }
     if following == len(job.pipeline):
         return _end(job, value)
     return {"then": _at(job, following, value, backend), "state": State.READY}
 
 
 def _end(job: Any, value: Any) -> dict[str, Any]:
-    return {"state": State.SUCCESSFUL, "result": serialization.to_json(value, of=f"What {job.task} returned")}
+    return {
+        "state": State.SUCCESSFUL,
+        "result": serialization.to_json(value, of=f"What {job.task} returned"),
+    }
 
 
 def _at(job: Any, place: int, value: Any, backend: DatabaseBackend) -> Job:
@@ -49,10 +55,14 @@ def _place_of(job: Any, wanted: GoTo) -> int:
     places = [place for place, stage in enumerate(job.pipeline) if stage["task"] == path]
     if not places:
         there = ", ".join(stage["task"] for stage in job.pipeline)
-        raise ValueError(f"{job.task} returned GoTo({path!r}), which is no stage of its pipeline: {there}.")
+        raise ValueError(
+            f"{job.task} returned GoTo({path!r}), which is no stage of its pipeline: {there}."
+        )
     return next((place for place in places if place > job.stage), places[0])
 
 
 def _must_be(job: Any, place: int) -> None:
     if place >= len(job.pipeline):
-        raise ValueError(f"{job.task} returned FanOut(...), and is the last stage of its pipeline: there is no way on.")
+        raise ValueError(
+            f"{job.task} returned FanOut(...), and is the last stage of its pipeline: there is no way on."
+        )

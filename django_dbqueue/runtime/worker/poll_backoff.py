@@ -44,7 +44,11 @@ class PollBackoff:
         every ``longest`` seconds.
         """
         lingers = began - self._found_at < self.LINGER
-        pause = longest if would_be_told else min(longest, self.FIRST if lingers else self._pause * 1.5 or self.FIRST)
+        pause = (
+            longest
+            if would_be_told
+            else min(longest, self.FIRST if lingers else self._pause * 1.5 or self.FIRST)
+        )
         since = began - self._told_at
         self._pause = min(pause, QUIET * 1.3 - since) if since < QUIET else pause
         return self._pause

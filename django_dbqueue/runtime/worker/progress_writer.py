@@ -41,9 +41,13 @@ class ProgressWriter:
         if now - self._looked_at < self.EVERY:
             return
         self._looked_at = now
-        noted = {call: call.job.progress_value for call in self._running() if call.job.progress_value}
+        noted = {
+            call: call.job.progress_value for call in self._running() if call.job.progress_value
+        }
         self._written = {call: note for call, note in self._written.items() if call in noted}
-        if new := {call: note for call, note in noted.items() if self._written.get(call) is not note}:
+        if new := {
+            call: note for call, note in noted.items() if self._written.get(call) is not note
+        }:
             self._write(new)
 
     def _write(self, new: dict[Call, ProgressValue]) -> None:

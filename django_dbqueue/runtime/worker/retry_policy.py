@@ -15,7 +15,9 @@ from ...results import JobResult
 logger = logging.getLogger("django_dbqueue")
 
 
-def wait_before_retry(job: ClaimedJob, task: Any, error: BaseException, result: JobResult, options: Options) -> float | None:
+def wait_before_retry(
+    job: ClaimedJob, task: Any, error: BaseException, result: JobResult, options: Options
+) -> float | None:
     """Return the seconds until the next attempt, or None for no retry.
 
     ``job.failures`` counts the failures since the job was enqueued or retried by an operator,
@@ -39,5 +41,9 @@ def _wait(task: Any, error: BaseException, result: JobResult, options: Options) 
         wait = (task.backoff or options.backoff)(error, result)
         return None if wait is None else min(max(0.0, float(wait)), LONGEST_WAIT.total_seconds())
     except Exception:
-        logger.exception("retry policy: backoff of %s failed; job %s uses the default backoff", task.module_path, result.id)
+        logger.exception(
+            "retry policy: backoff of %s failed; job %s uses the default backoff",
+            task.module_path,
+            result.id,
+        )
         return Exponential()(error, result)

@@ -60,7 +60,13 @@ class Settler:
         told: Callable[[Settled], None] = lambda settled: None,
         limited: Callable[[], Container[str]] = tuple,
     ) -> None:
-        self._database, self._options, self._owns, self._told, self._limited = database, options, owns, told, limited
+        self._database, self._options, self._owns, self._told, self._limited = (
+            database,
+            options,
+            owns,
+            told,
+            limited,
+        )
         self._waiting: list[AttemptResult] = []
         self._writing: list[AttemptResult] = []
         # A heap of outcomes whose rows are locked elsewhere: the time of the next retry, a sequence
@@ -115,7 +121,9 @@ class Settler:
             pause = min(self.OUTAGE, pause * 2 or 0.02) * random.uniform(0.5, 1.0) if left else 0.0
             # No pause after a single outcome, nor after a full group: another full one may wait.
             is_part = 1 < len(group) < self.LARGEST_GROUP
-            rest = min(self.LONGEST_REST, (time.monotonic() - began) * self.REST) if is_part else 0.0
+            rest = (
+                min(self.LONGEST_REST, (time.monotonic() - began) * self.REST) if is_part else 0.0
+            )
             self._put_back(left)
         close_connections()
 
@@ -125,9 +133,15 @@ class Settler:
         with self._changed:
             self._resting = bool(rest)
             if rest:
-                self._changed.wait_for(lambda: self._closed or any(map(self._is_awaited, self._waiting)), rest)
+                self._changed.wait_for(
+                    lambda: self._closed or any(map(self._is_awaited, self._waiting)), rest
+                )
             self._resting, self._idle = False, True
-            while not self._waiting and (self._held or not self._closed) and (left := self._until_held()) != 0.0:
+            while (
+                not self._waiting
+                and (self._held or not self._closed)
+                and (left := self._until_held()) != 0.0
+            ):
                 self._changed.wait(left)
             self._idle = False
             again = self._due_of_held()
@@ -152,8 +166,12 @@ class Settler:
     def _hold(self, outcomes: Iterable[AttemptResult]) -> None:
         with self._changed:
             for outcome in outcomes:
-                pause = min(self.HELD_LONGEST, 2 * self._pauses.get(outcome.fence, self.HELD_FIRST / 2))
-                heapq.heappush(self._held, (time.monotonic() + pause, next(self._numbers), pause, outcome))
+                pause = min(
+                    self.HELD_LONGEST, 2 * self._pauses.get(outcome.fence, self.HELD_FIRST / 2)
+                )
+                heapq.heappush(
+                    self._held, (time.monotonic() + pause, next(self._numbers), pause, outcome)
+                )
 
     def _is_awaited(self, outcome: AttemptResult) -> bool:
         """Return whether other jobs may wait until the outcome is written.
@@ -177,7 +195,11 @@ class Settler:
             return self._after_error(group, error)
         self._hold(settled.held)
         for outcome in settled.lost:
-            line = (TWICE, *outcome.fence[:2], "its claim") if outcome in settled.twice else (_LOST, *outcome.fence[:2])
+            line = (
+                (TWICE, *outcome.fence[:2], "its claim")
+                if outcome in settled.twice
+                else (_LOST, *outcome.fence[:2])
+            )
             logger.error(*line, extra=outcome.job.log_fields)
         return []
 
@@ -188,13 +210,19 @@ class Settler:
         the group: the group is bisected, so that the other outcomes are written.
         """
         if not self._owns():
-            logger.error("settler: process was declared dead, outcomes dropped (%d): %s", len(group), error)
+            logger.error(
+                "settler: process was declared dead, outcomes dropped (%d): %s", len(group), error
+            )
             return []
         if is_conflict(error):
-            logger.debug("settler: transaction conflict, retrying outcomes (%d): %s", len(group), error)
+            logger.debug(
+                "settler: transaction conflict, retrying outcomes (%d): %s", len(group), error
+            )
             return group
         if not self._would_take(_plain(group[0], error)):
-            logger.warning("settler: outcomes could not be written, retrying (%d): %s", len(group), error)
+            logger.warning(
+                "settler: outcomes could not be written, retrying (%d): %s", len(group), error
+            )
             return group
         if len(group) > 1:
             half = len(group) // 2
@@ -229,7 +257,12 @@ class Settler:
                 discard(self._database)
                 error = refusal
         job = outcome.job
-        logger.error("settler: database refused the outcome of job %s: %s", job.pk, error, extra=job.log_fields)
+        logger.error(
+            "settler: database refused the outcome of job %s: %s",
+            job.pk,
+            error,
+            extra=job.log_fields,
+        )
         return self._write([_plain(outcome, error)])
 
 
@@ -254,5 +287,10 @@ def _plain(outcome: AttemptResult, error: Exception) -> AttemptResult:
         refused = next_stage or "what the task returned"
         report = replace(report, message=f"The database refused {refused}: {report.message}")
     return AttemptResult.of(
-        outcome.job, kind, state, started_at=outcome.started_at, wait=outcome.wait, error=report and report.in_ascii()
+        outcome.job,
+        kind,
+        state,
+        started_at=outcome.started_at,
+        wait=outcome.wait,
+        error=report and report.in_ascii(),
     )

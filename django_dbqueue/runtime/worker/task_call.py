@@ -123,7 +123,11 @@ class CoroutineCall(Call):
         while frame := getattr(coroutine, "cr_frame", None):
             if coroutine.cr_running:
                 return _formatted(sys._current_frames()[self._thread])
-            frames.append(traceback.FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            frames.append(
+                traceback.FrameSummary(
+                    frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+                )
+            )
             coroutine = coroutine.cr_await
         return "".join(traceback.format_list(frames))
 
@@ -144,10 +148,14 @@ def ask_each(calls: Iterable[Call], reason: type[Interruption]) -> None:
 def _formatted(frame: FrameType) -> str:
     """Format the stack, starting at the task's function."""
     frames = list(traceback.extract_stack(frame))
-    ours = max((place for place, each in enumerate(frames) if each.filename == __file__), default=-1)
+    ours = max(
+        (place for place, each in enumerate(frames) if each.filename == __file__), default=-1
+    )
     return "".join(traceback.format_list(frames[ours + 1 :]))
 
 
 def _raise_in(thread: int, reason: type[Interruption] | None) -> None:
     """Raise an exception in another thread; None cancels an exception that is still pending."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(reason) if reason else None)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread), ctypes.py_object(reason) if reason else None
+    )

@@ -13,7 +13,12 @@ from uuid import UUID
 from ...core.options import Options
 from ...engine.attempt_result import AttemptResult
 from ...models import ClaimedJob
-from ..connections import close_connections, close_interrupted, look_after_connections, ready_connections
+from ..connections import (
+    close_connections,
+    close_interrupted,
+    look_after_connections,
+    ready_connections,
+)
 from ..shared_status import SharedStatus
 from .durations import RunTimes
 from .task_call import ThreadCall
@@ -127,7 +132,9 @@ class ThreadPool:
         """Seconds until the first waiting job has waited for too long."""
         with self._changed:
             late = [job.clock + self.LATE for job in list(self._waiting.values())]
-            late += [behind[0].clock + self._late(behind) for behind in self._behind.values() if behind]
+            late += [
+                behind[0].clock + self._late(behind) for behind in self._behind.values() if behind
+            ]
             return min(late, default=float("inf")) - time.monotonic()
 
     def take_back(self, late: bool = False) -> list[ClaimedJob]:
@@ -142,8 +149,15 @@ class ThreadPool:
             stale = [job for job in old if self._waiting.pop(_fence(job), None)]
             for behind in self._behind.values():
                 stale += _take_old(behind, now - self._late(behind))
-            here = {job.slot_group for job in [*self._waiting.values(), *(call.job for call in self.running())]}
-            self._behind = {slot_group: behind for slot_group, behind in self._behind.items() if slot_group in here}
+            here = {
+                job.slot_group
+                for job in [*self._waiting.values(), *(call.job for call in self.running())]
+            }
+            self._behind = {
+                slot_group: behind
+                for slot_group, behind in self._behind.items()
+                if slot_group in here
+            }
             return stale
 
     def close(self) -> None:
@@ -172,7 +186,11 @@ class ThreadPool:
                     close_interrupted()
                 look_after_connections()
             except BaseException:
-                logger.exception("thread pool: error after job %s; the thread continues", call.job.pk, extra=call.job.log_fields)
+                logger.exception(
+                    "thread pool: error after job %s; the thread continues",
+                    call.job.pk,
+                    extra=call.job.log_fields,
+                )
             finally:
                 self._done(call)
         close_connections()

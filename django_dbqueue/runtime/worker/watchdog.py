@@ -85,10 +85,18 @@ class Watchdog:
         if job.timeout and self._ran(call, now) > job.timeout.total_seconds():
             call.ask(TimedOut)
         if now - call.asked_at > self._grace and call not in self.stuck:
-            logger.error("watchdog: job %s of %s does not stop; replacing its worker", job.pk, job.task, extra=job.log_fields)
+            logger.error(
+                "watchdog: job %s of %s does not stop; replacing its worker",
+                job.pk,
+                job.task,
+                extra=job.log_fields,
+            )
             self._take_stack(call, now)
             self.stuck.add(call)
-        elif now - call.began > self._longest(job) and now - self._looked.get(call, float("-inf")) > self.AGAIN:
+        elif (
+            now - call.began > self._longest(job)
+            and now - self._looked.get(call, float("-inf")) > self.AGAIN
+        ):
             logger.warning("watchdog: job %s of %s hangs", job.pk, job.task, extra=job.log_fields)
             self._take_stack(call, now)
 

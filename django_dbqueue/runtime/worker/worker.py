@@ -72,13 +72,21 @@ class Worker:
         self._trouble = Trouble("worker: jobs could not be claimed")
         self._trouble_at_end = Trouble("worker: database unavailable during shutdown")
         details = {"queues": str(self._selector), "threads": options.threads}
-        self._heartbeat = Heartbeat(Process.Kind.WORKER, backend.database, options, board, details, self._listener.wake)
+        self._heartbeat = Heartbeat(
+            Process.Kind.WORKER, backend.database, options, board, details, self._listener.wake
+        )
         self._settler = Settler(backend.database, options, self._owns, self._settled, self._limited)
         self._durations = RunTimes()
-        self._watch = Watchdog(backend, options.timeout_grace, self._durations, self._running, self._listener.wake)
+        self._watch = Watchdog(
+            backend, options.timeout_grace, self._durations, self._running, self._listener.wake
+        )
         self._notes = ProgressWriter(backend.database, self._running)
-        self._pool = ThreadPool(options, board, self._durations, self._run_call, self._settler.put, self._listener.wake)
-        self._coroutines = AsyncPool(options, self._await_call, self._settler.put, self._listener.wake)
+        self._pool = ThreadPool(
+            options, board, self._durations, self._run_call, self._settler.put, self._listener.wake
+        )
+        self._coroutines = AsyncPool(
+            options, self._await_call, self._settler.put, self._listener.wake
+        )
 
     def run(self, stop: Shutdown, supervisor: int | None = None) -> bool:
         """Work until ``stop`` is requested, then shut down: release, wait, settle, deregister.
@@ -93,7 +101,11 @@ class Worker:
             began = time.monotonic()
             with answered_within(self._options.answer_limit):
                 found, full = self._work()
-            if pause := self._pace.after_jobs(full) if found else self._pace.after_none(began, *self._longest_pause()):
+            if (
+                pause := self._pace.after_jobs(full)
+                if found
+                else self._pace.after_none(began, *self._longest_pause())
+            ):
                 self._board.turn(ahead=pause)
                 self._listener.wait(pause * random.uniform(0.8, 1.0))
         return self._end(stop)
@@ -111,7 +123,9 @@ class Worker:
     def _start(self, stop: Shutdown, supervisor: int | None) -> None:
         prepare(self._backend.database, self._options.statement_limit)
         process = self._heartbeat.start(supervisor)
-        self._claimer = Claimer(self._backend.database, process, self._selector, self._options, self._pool.group_size)
+        self._claimer = Claimer(
+            self._backend.database, process, self._selector, self._options, self._pool.group_size
+        )
         if can_listen(self._backend.database):
             self._claimer.warm_up()
         self._ended = Shutdown()
@@ -120,7 +134,13 @@ class Worker:
         self._settler.start()
         self._watch.start(self._ended)
         self._pool.start()
-        logger.info("%s serves %s with %d threads.", process, self._selector, self._options.threads, extra=process.log_fields)
+        logger.info(
+            "%s serves %s with %d threads.",
+            process,
+            self._selector,
+            self._options.threads,
+            extra=process.log_fields,
+        )
 
     def _heard(self, payload: str) -> bool:
         if is_ours := self._claimer.on_notify(payload):
@@ -154,7 +174,9 @@ class Worker:
         room = (self._coroutines.room() or self._pool.room()) if fit else 0
         before = self._claimed
         for jobs in self._claimer.claim(room, self._pool.held_bytes()) if room > 0 else ():
-            others, too_many = self._coroutines.take(self._not_held(jobs) if self._before else jobs, self._claimer.leave)
+            others, too_many = self._coroutines.take(
+                self._not_held(jobs) if self._before else jobs, self._claimer.leave
+            )
             self._pool.put(others)
             self._release(too_many)
             self._claimed += len(jobs)
@@ -198,7 +220,9 @@ class Worker:
             self._before.discard(job.fence)
             if job.fence in here:
                 logger.warning(
-                    "worker: job %s (attempt %s) goes on: its claim was lost and made again", *job.fence[:2], extra=job.log_fields
+                    "worker: job %s (attempt %s) goes on: its claim was lost and made again",
+                    *job.fence[:2],
+                    extra=job.log_fields,
                 )
             else:
                 logger.error(TWICE, job.pk, job.attempt, "its claim", extra=job.log_fields)
@@ -208,7 +232,9 @@ class Worker:
     def _held_fences(self) -> set[Fence]:
         """Fencing tokens of jobs that are claimed and not settled, from this process's memory."""
         # Read in the order in which a job passes through them, so that no job is missed.
-        here = {job.fence for job in [*self._pool.waiting(), *(call.job for call in self._running())]}
+        here = {
+            job.fence for job in [*self._pool.waiting(), *(call.job for call in self._running())]
+        }
         here.update(outcome.fence for outcome in self._settler.unsettled())
         return here
 
@@ -274,7 +300,12 @@ class Worker:
         end = time.monotonic() + self._options.shutdown_timeout
         self._listener.close()
         process = self._heartbeat.process
-        logger.info("%s is shutting down; jobs still running: %d", process, len(self._running()), extra=process.log_fields)
+        logger.info(
+            "%s is shutting down; jobs still running: %d",
+            process,
+            len(self._running()),
+            extra=process.log_fields,
+        )
         self._try_to(lambda: self._release(self._pool.take_back()))
         self._wait_for_running(stop)
         ask_each(self._running(), JobLost if self._heartbeat.declared_dead else Interrupted)
@@ -282,7 +313,12 @@ class Worker:
         self._try_to(self._store_stacks)
         left = self._running()
         for call in left:
-            logger.warning("worker: job %s of %s ends with its process", call.job.pk, call.job.task, extra=call.job.log_fields)
+            logger.warning(
+                "worker: job %s of %s ends with its process",
+                call.job.pk,
+                call.job.task,
+                extra=call.job.log_fields,
+            )
         self._pool.close()
         self._coroutines.close()
         self._settler.close()
@@ -325,7 +361,9 @@ class Worker:
         run.
         """
         longest, least = end + self.LAST_OUTCOMES, time.monotonic() + self.LAST_OUTCOMES
-        while not self._holds_nothing() and time.monotonic() < (least if stop.now or not self._owns() else max(longest, least)):
+        while not self._holds_nothing() and time.monotonic() < (
+            least if stop.now or not self._owns() else max(longest, least)
+        ):
             self._board.turn()
             if self._in_doubt:
                 self._try_to(self._release_unknown)
@@ -337,6 +375,10 @@ class Worker:
 
     def _wait(self, end: float, stop: Shutdown | None = None) -> None:
         """Wait until ``end`` for running jobs, except those that are stuck."""
-        while time.monotonic() < end and not (stop and stop.now) and not self._watch.stuck.issuperset(self._running()):
+        while (
+            time.monotonic() < end
+            and not (stop and stop.now)
+            and not self._watch.stuck.issuperset(self._running())
+        ):
             self._board.turn()
             time.sleep(0.02)

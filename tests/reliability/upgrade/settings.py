@@ -7,11 +7,19 @@ import django
 
 SECRET_KEY = "only for tests"
 DATABASES = json.loads(os.environ["UPGRADE_DATABASES"])
-INSTALLED_APPS = ["django_dbqueue", "upgrade", *(["django_tasks"] if django.VERSION < (6, 0) else [])]
+INSTALLED_APPS = [
+    "django_dbqueue",
+    "upgrade",
+    *(["django_tasks"] if django.VERSION < (6, 0) else []),
+]
 TASKS = {
     "default": {
         "BACKEND": "django_dbqueue.backend.DatabaseBackend",
-        "OPTIONS": {"threads": 4, "poll_interval": 0.2, **json.loads(os.environ["UPGRADE_OPTIONS"])},
+        "OPTIONS": {
+            "threads": 4,
+            "poll_interval": 0.2,
+            **json.loads(os.environ["UPGRADE_OPTIONS"]),
+        },
     },
 }
 # What is meant to fail is not to be in the log: on Django 5.2 no handler of Django's own takes these lines.

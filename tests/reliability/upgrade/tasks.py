@@ -11,11 +11,15 @@ from django_dbqueue import batch, limit, pipeline, recurring, task
 
 CODE = os.environ["UPGRADE_CODE"]
 FOLDER = Path(os.environ["UPGRADE_FOLDER"])
-assert Path(django_dbqueue.__file__).is_relative_to(os.environ["UPGRADE_ROOT"]), django_dbqueue.__file__
+assert Path(django_dbqueue.__file__).is_relative_to(os.environ["UPGRADE_ROOT"]), (
+    django_dbqueue.__file__
+)
 
 
 def mark(what, name, began=None):
-    line = json.dumps({"code": CODE, "what": what, "name": name, "began": began, "ended": time.monotonic()})
+    line = json.dumps(
+        {"code": CODE, "what": what, "name": name, "began": began, "ended": time.monotonic()}
+    )
     with open(FOLDER / "marks", "a") as file:  # A short line is appended whole.
         file.write(f"{line}\n")
 

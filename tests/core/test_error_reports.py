@@ -1,0 +1,131 @@
+"""Fingerprints: what fails alike is one group."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from django_dbqueue.core.error_reports import report
+
+
+def raised(call):
+    try:
+        call()
+    except Exception as error:
+        return report(error, error.__traceback__.tb_next)
+
+
+def fail(message):
+    raise ValueError(message)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("order 17 is gone", "order 99812 is gone"),
+        ("no such file: '/tmp/a'", "no such file: '/srv/x/y'"),
+        ("at 12:30:01.5", "at 9:05:59.125"),
+        ("job 01a1fde5-c590-7c51-99fc-5d61776db55a", "job 7f571f61-17f0-4a3b-8c9d-000000000001"),
+        ("<object at 0x7f571f6117f0>", "<object at 0x10>"),
+        ("token deadbeefcafe1234 expired", "token 0123456789abcdef expired"),
+    ],
+)
+def test_numbers_ids_and_quoted_text_do_not_tell_failures_apart(one, other):
+    assert raised(lambda: fail(one)).fingerprint == raised(lambda: fail(other)).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda: fail("connection refused"), lambda: fail("connection reset")),
+        (lambda: fail("x"), lambda: [].pop()),
+        (lambda: json.loads("{"), lambda: fail("x")),
+    ],
+)
+def test_different_failures_are_told_apart(one, other):
+    assert raised(one).fingerprint != raised(other).fingerprint
+
+
+def test_the_place_is_the_top_frame_of_the_projects_own_code():
+    def parse():
+        json.loads("{")
+
+    assert raised(parse).location == "tests/core/test_error_reports.py:parse"
+
+
+# What a message says of its error is in the code: the words around what was put in.
+
+
+def by_name(name):
+    raise ValueError(f"customer {name} has no address")
+
+
+def by_percent(name):
+    raise ValueError("customer %s has no address" % name)  # noqa: UP031
+
+
+def by_format(name):
+    raise ValueError("customer {} has no address".format(name))  # noqa: UP032
+
+
+def by_word(word):
+    raise LookupError(f"no such thing: {word}")
+
+
+@pytest.mark.parametrize(
+    ("raising", "one", "other"),
+    [
+        (by_name, "Ada Lovelace", "Bob"),
+        (by_percent, "ada", "bob marley"),
+        (by_format, "ada", "bob marley"),
+        (by_word, "abc123def", "teapot"),
+        (by_word, "ada@example.com", "bob.b+x@mail.example.org"),
+        (by_word, "/srv/data/a b.csv", "/tmp/x.txt"),
+        (by_word, "https://example.com/a?b=c", "http://localhost/"),
+    ],
+)
+def test_values_in_a_message_that_code_has_built_do_not_tell_failures_apart(raising, one, other):
+    assert raised(lambda: raising(one)).fingerprint == raised(lambda: raising(other)).fingerprint
+
+
+class FromElsewhere(Exception):
+    """Whose words are in no code that was run, such as a server's."""
+
+
+def from_elsewhere(*words):
+    raise FromElsewhere(" ".join(words))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("customer abc123def is gone", "customer x9 is gone"),
+        ("no mailbox ada@example.com here", "no mailbox bob.b+x@mail.example.org here"),
+        ("cannot open /srv/data/a.csv now", "cannot open /tmp/x.txt now"),
+        ("cannot open C:\\data\\a.csv now", "cannot open D:\\x.txt now"),
+        ("404 for https://example.com/a?b=c", "404 for http://localhost/"),
+    ],
+)
+def test_addresses_paths_and_ids_do_not_tell_failures_apart(one, other):
+    assert (
+        raised(lambda: from_elsewhere(*one.split())).fingerprint
+        == raised(lambda: from_elsewhere(*other.split())).fingerprint
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (
+            lambda: from_elsewhere("connection", "refused"),
+            lambda: from_elsewhere("connection", "reset"),
+        ),
+        (lambda: from_elsewhere("and/or"), lambda: from_elsewhere("read/write")),
+        (lambda: by_name("a"), lambda: by_percent("a")),
+        (lambda: fail("customer a has no address"), lambda: fail("customer a has no mail")),
+        (lambda: fail(f"customer {1} has no address"), lambda: fail(f"customer {1} has no mail")),
+    ],
+)
+def test_other_words_or_another_place_tell_failures_apart(one, other):
+    assert raised(one).fingerprint != raised(other).fingerprint

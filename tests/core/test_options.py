@@ -1,0 +1,241 @@
+"""OPTIONS, queue names and system checks: bad input is named, with its remedy."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.checks import run_checks
+from django.db import connections
+from django.test import override_settings
+
+from django_dbqueue import Exponential
+from django_dbqueue.compat import task_backends
+from django_dbqueue.core.options import Options
+from django_dbqueue.core.queue_selector import QueueSelector
+from django_dbqueue.exceptions import InvalidOption
+from django_dbqueue.models import Job
+
+from .. import tasks
+
+OURS = "django_dbqueue.backend.DatabaseBackend"
+
+# Some of Django's own checks ask the database what it can do.
+pytestmark = pytest.mark.django_db(databases=["default", "other"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"thread": 4}, r"'thread' is not an option. Did you mean 'threads'\?"),
+        ({"MAX_ATTEMPTS": 4}, r"'MAX_ATTEMPTS' is not an option. Did you mean 'max_attempts'\?"),
+        ({"zzz": 1}, r"'zzz' is not an option. There are database, max_attempts"),
+        ({"threads": 0}, r"threads=0 is not a whole number of at least 1"),
+        ({"threads": "8"}, r"threads='8' is not a whole number"),
+        ({"threads": True}, r"threads=True is not a whole number"),
+        ({"prefetch": -1}, r"prefetch=-1 is not a whole number of at least 0"),
+        ({"poll_interval": 0}, r"poll_interval=0 is not a number of seconds above 0"),
+        ({"shutdown_timeout": "10"}, r"shutdown_timeout='10' is not a number of seconds"),
+        (None, r"None is not a dict"),
+        ({"embedded": "no"}, r"embedded='no' is not True or False"),
+        ({"max_attempts": 10**6}, r"max_attempts=1000000 is over 32767"),
+        ({"queues": " , "}, r"queues names none"),
+        ({"queues": 5}, r"queues=5 is not a list of names"),
+        ({"queues": [1]}, r"queues=\(1,\) is not a list of names"),
+        ({"backoff": 3}, r"backoff=3 cannot be called"),
+        ({"timeout": 0}, r"timeout=0 is not a number of seconds above 0"),
+        ({"timeout": True}, r"timeout=True is not a number of seconds"),
+        ({"keep_failed": "90 days"}, r"keep_failed='90 days' is not a number of seconds"),
+        ({"delete_on_success": 1}, r"delete_on_success=1 is not True or False"),
+        ({"hidden": 5}, r"hidden=5 is not a list of names"),
+        ({"per_queue": ["mail"]}, r"per_queue=\['mail'\] is not a dict"),
+        ({"per_queue": {"mail": 30}}, r"per_queue\['mail'\]: 30 is not a dict"),
+        (
+            {"per_queue": {"mail": {"timeouts": 3}}},
+            r"per_queue\['mail'\]: 'timeouts' is not an option. Did you mean 'timeout'\?",
+        ),
+        (
+            {"per_queue": {"mail": {"timeout": -3}}},
+            r"per_queue\['mail'\]: timeout=-3 is not a number of seconds above 0",
+        ),
+        (
+            {"per_queue": {"mail": {"threads": 3}}},
+            r"per_queue\['mail'\]: 'threads' is not an option. There are max_attempts",
+        ),
+        ({"beat_interval": 20}, r"dead_after=30.0 is under three times beat_interval=20"),
+    ],
+)
+def test_an_option_that_cannot_be_is_named_with_its_remedy(given, message):
+    with pytest.raises(InvalidOption, match=message):
+        Options.from_settings(given)
+
+
+def test_a_queue_has_options_of_its_own():
+    options = Options.from_settings(
+        {"timeout": 600, "max_attempts": 3, "per_queue": {"mail": {"timeout": 30}}}
+    )
+
+    assert (options.of("mail").timeout, options.of("mail").max_attempts) == (30, 3)
+    assert options.of("default").timeout == 600
+
+
+def test_what_a_task_says_goes_before_its_queue_and_that_before_the_backend():
+    own = {
+        "database": "default",
+        "timeout": 600,
+        "per_queue": {"mail": {"timeout": 30, "max_attempts": 5}},
+    }
+    with override_settings(TASKS={"default": {"BACKEND": OURS, "QUEUES": [], "OPTIONS": own}}):
+        for task in (
+            tasks.add,
+            tasks.add.using(queue_name="mail"),
+            tasks.loop_too_long.using(queue_name="mail"),
+        ):
+            task.enqueue(*[1] if task.func is tasks.add.func else [])
+
+    stored = [(job.timeout.total_seconds(), job.max_attempts) for job in Job.objects.order_by("pk")]
+    assert stored == [(600, 1), (30, 5), (2, 5)]
+
+
+def test_a_bad_option_is_a_system_check_error():
+    with override_settings(TASKS={"default": {"BACKEND": OURS, "OPTIONS": {"thread": 4}}}):
+        found = [message for message in run_checks() if message.id == "dbqueue.E001"]
+
+    assert (
+        "TASKS['default']['OPTIONS']: 'thread' is not an option. Did you mean 'threads'?"
+        in found[0].msg
+    )
+
+
+@pytest.mark.parametrize("queues", ["default", [1], ["a b", "x*"], ["-a"], ["x" * 101]])
+def test_queues_that_are_no_names_are_a_system_check_error(queues):
+    with override_settings(TASKS={"default": {"BACKEND": OURS, "QUEUES": queues}}):
+        found = [message.msg for message in run_checks() if message.id == "dbqueue.E005"]
+
+    assert found == [f"TASKS['default']['QUEUES']: {queues!r} is not a list of names of queues."]
+
+
+def test_an_option_in_the_wrong_place_is_a_system_check_warning():
+    with override_settings(TASKS={"default": {"BACKEND": OURS, "threads": 3}}):
+        found = [message.msg for message in run_checks() if message.id == "dbqueue.W003"]
+
+    assert found == ["TASKS['default']: nothing reads 'threads'. Does it belong in 'OPTIONS'?"]
+
+
+def test_workers_of_a_queue_that_the_backend_does_not_have_are_a_system_check_error():
+    with override_settings(TASKS={"default": {"BACKEND": OURS, "OPTIONS": {"queues": ["mail"]}}}):
+        found = [message.msg for message in run_checks() if message.id == "dbqueue.E001"]
+
+    assert "No queue is called 'mail'. The backend's QUEUES are default." in found[0]
+
+
+def test_options_of_a_queue_that_the_backend_does_not_have_are_a_system_check_error():
+    given = {
+        "BACKEND": OURS,
+        "QUEUES": ["default", "mail"],
+        "OPTIONS": {"per_queue": {"mial": {"timeout": 3}}},
+    }
+    with override_settings(TASKS={"default": given}):
+        found = [message.msg for message in run_checks() if message.id == "dbqueue.E001"]
+
+    assert found == [
+        "TASKS['default']['OPTIONS']: per_queue: 'mial' is not in QUEUES. Did you mean 'mail'?"
+    ]
+
+
+@pytest.mark.parametrize(
+    "given", [{"first": -1}, {"first": "5"}, {"cap": None}, {"jitter": 7}, {"factor": float("inf")}]
+)
+def test_a_backoff_that_cannot_be_is_refused_where_it_is_made(given):
+    with pytest.raises(ValueError, match=rf"Exponential\({next(iter(given))}="):
+        Exponential(**given)
+
+
+def test_a_database_that_there_is_not_is_a_system_check_error():
+    with override_settings(
+        TASKS={"default": {"BACKEND": OURS, "OPTIONS": {"database": "nowhere"}}}
+    ):
+        found = [message.msg for message in run_checks() if message.id == "dbqueue.E002"]
+
+    assert found == ["TASKS['default'] names the database 'nowhere'; there are default, other."]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "warned"),
+    [(["a"], ["b"], False), (["a", "b"], ["b"], True), ([], ["b"], True), (None, None, True)],
+)
+def test_backends_that_share_a_queue_are_a_system_check_warning(first, second, warned):
+    backends = {
+        "one": {"BACKEND": OURS, "QUEUES": first},
+        "two": {"BACKEND": OURS, "QUEUES": second},
+    }
+    given = {
+        alias: {k: v for k, v in backend.items() if v is not None}
+        for alias, backend in backends.items()
+    }
+    with override_settings(TASKS=given):
+        found = [message.msg for message in run_checks() if message.id == "dbqueue.W002"]
+
+    assert bool(found) == warned
+    assert all("TASKS['one'] and TASKS['two']" in message for message in found)
+
+
+def test_a_database_with_a_time_zone_of_its_own_is_a_system_check_error(monkeypatch):
+    monkeypatch.setattr(type(connections["default"]), "timezone_name", "Europe/Paris")
+
+    found = [message for message in run_checks() if message.id == "dbqueue.E004"]
+
+    assert bool(found) == (connections["default"].vendor != "postgresql")
+
+
+def test_settings_can_be_overridden():
+    with override_settings(
+        TASKS={"default": {"BACKEND": OURS, "OPTIONS": {"threads": 3, "queues": "mail, bulk*"}}}
+    ):
+        config = task_backends["default"].config
+        assert (config.threads, config.queues) == (3, ("mail", "bulk*"))
+    assert task_backends["default"].config.threads == Options().threads
+
+
+def test_the_command_line_beats_the_settings():
+    assert Options.from_settings({"threads": 3}).changed(threads=5).threads == 5
+
+
+@pytest.mark.parametrize(
+    ("patterns", "allowed", "ranks"),
+    [
+        (["*"], [], {"a": 0, "b": 0}),
+        (["b", "a"], [], {"a": 1, "b": 0, "c": None}),
+        (["mail*", "*"], [], {"mail": 0, "mail-bulk": 0, "a": 1}),
+        (["-a"], [], {"a": None, "b": 0}),
+        (["*", "-tmp-*"], [], {"tmp-1": None, "tmp": 0}),
+        (["a", "-a"], [], {"a": None}),
+        (["*"], ["a", "b"], {"a": 0, "c": None}),
+    ],
+)
+def test_a_selector_ranks_queues(patterns, allowed, ranks):
+    selector = QueueSelector(tuple(patterns), frozenset(allowed))
+
+    assert {queue: selector.rank(queue) for queue in ranks} == ranks
+
+
+@pytest.mark.parametrize("pattern", ["a*b", "**", "-", "", "-a*b"])
+def test_what_is_no_pattern_is_refused(pattern):
+    with pytest.raises(InvalidOption, match="is not a queue"):
+        QueueSelector((pattern,))
+
+
+def test_a_queue_that_the_backend_does_not_have_is_refused():
+    with pytest.raises(InvalidOption, match=r"No queue is called .mial."):
+        QueueSelector(("mial",), frozenset({"mail", "default"}))
+
+
+def test_check_names_an_allowed_command_that_does_not_exist(settings):
+    settings.TASKS = {
+        "default": {
+            "BACKEND": "django_dbqueue.backend.DatabaseBackend",
+            "OPTIONS": {"allow_commands": ["clearsesions", "clearsessions"]},
+        }
+    }
+
+    (found,) = [message.msg for message in run_checks() if message.id == "dbqueue.E007"]
+
+    assert "'clearsesions' is not a management command" in found

@@ -1,0 +1,908 @@
+"""``manage.py checkqueue``: each thing to change is really made, and found."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import socket
+import sqlite3
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection, connections, transaction
+from django.utils import timezone
+
+from django_dbqueue.compat import task_backends
+from django_dbqueue.doctor import (
+    bloat,
+    database,
+    innodb,
+    mysql,
+    postgresql,
+    runner,
+    snapshots,
+    sqlite,
+    vacuum,
+)
+from django_dbqueue.doctor.database import QueueDatabase
+from django_dbqueue.models import Job, Queue, TaskState
+from django_dbqueue.models.expressions import after
+
+from ..conftest import a_process, until
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+# Others set these for the server that the tests run on, or use it beside them.
+OF_THE_SERVER = [
+    "autovacuum",
+    "durability",
+    "transactions",
+    "connections",
+    "checkpoints",
+    "hidden-sessions",
+    "history",
+]
+
+
+def on(*vendors: str) -> Any:
+    return pytest.mark.skipif(
+        connection.vendor not in vendors, reason=f"Of {' and '.join(vendors)}"
+    )
+
+
+def look(*arguments: str) -> dict[str, Any]:
+    """What is said of the default database, with the exit code."""
+    out = io.StringIO()
+    code = 0
+    try:
+        call_command("checkqueue", "--database", "default", "--json", *arguments, stdout=out)
+    except SystemExit as end:
+        code = end.code
+    (said,) = json.loads(out.getvalue())
+    return {**said, "code": code}
+
+
+def findings(check: str) -> list[dict[str, str]]:
+    return [each for each in look()["findings"] if each["check"] == check]
+
+
+def unseen(check: str) -> list[dict[str, str]]:
+    return [each for each in look()["unseen"] if each["check"] == check]
+
+
+def execute(*statements: str) -> None:
+    with connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def value(query: str) -> Any:
+    with connection.cursor() as cursor:
+        cursor.execute(query)
+        return cursor.fetchone()[0]
+
+
+def do(finding: dict[str, str]) -> None:
+    """As whoever copies the first line of its remedy."""
+    execute(finding["remedy"].partition("\n")[0].partition(";")[0])
+
+
+@pytest.fixture
+def alive(transactional_db: Any) -> None:
+    for kind in ("supervisor", "worker", "dispatcher"):
+        a_process(
+            f"{kind}@here:1:abc",
+            kind=kind,
+            details={"queues": "*", "threads": 8} if kind == "worker" else {},
+        )
+
+
+@pytest.fixture
+def stranger(transactional_db: Any):
+    """A second connection to the same database."""
+    other = connection.copy("stranger")
+    yield other
+    other.close()
+
+
+@pytest.fixture
+def probe(transactional_db: Any, monkeypatch: pytest.MonkeyPatch):
+    """A table like that of jobs, of which nothing is known yet, and which nobody else uses."""
+    like = (
+        "(LIKE dbqueue_job INCLUDING ALL)"
+        if connection.vendor == "postgresql"
+        else "LIKE dbqueue_job"
+    )
+    execute("DROP TABLE IF EXISTS dbqueue_probe", f"CREATE TABLE dbqueue_probe {like}")
+    monkeypatch.setattr(QueueDatabase, "tables", ["dbqueue_probe"])
+    yield "dbqueue_probe"
+    execute("DROP TABLE dbqueue_probe")
+
+
+def fill(table: str, jobs: int, **values: Any) -> None:
+    Job.objects.bulk_create(
+        [Job(task="t", queue="default", priority=n % 20, **values) for n in range(jobs)],
+        batch_size=2000,
+    )
+    execute(f"INSERT INTO {table} SELECT * FROM dbqueue_job")
+    Job.objects.all().delete()
+
+
+# The command
+
+
+def test_a_healthy_database_has_nothing_to_change(alive):
+    said = look(*(f"--ignore={name}" for name in OF_THE_SERVER if name in runner.names()))
+
+    assert (said["findings"], said["unseen"], said["code"]) == ([], [], 0)
+
+
+def test_it_says_what_why_and_what_to_do_and_ends_with_1(transactional_db):
+    out = io.StringIO()
+
+    with pytest.raises(SystemExit) as end:
+        call_command("checkqueue", "--database=default", stdout=out)
+
+    assert end.value.code == 1
+    assert "default (" in out.getvalue()
+    assert (
+        "No runqueue is alive. [processes]\n   Why: Nothing runs: jobs only gather.\n   Do:  python manage.py"
+        in out.getvalue()
+    )
+
+
+def test_what_is_known_is_ignored(transactional_db):
+    assert "processes" in {each["check"] for each in look()["findings"]}
+    assert "processes" not in {each["check"] for each in look("--ignore=processes")["findings"]}
+    with pytest.raises(CommandError, match="There is no rubbish to ignore"):
+        look("--ignore=rubbish")
+
+
+def test_all_databases_are_looked_at_each_once(alive, settings, monkeypatch):
+    third = {**settings.TASKS["other"], "QUEUES": ["third"]}
+    twin = {**settings.TASKS["default"], "QUEUES": ["twin"], "OPTIONS": {"database": "twin"}}
+    settings.TASKS = {**settings.TASKS, "third": third, "twin": twin}
+    monkeypatch.setattr(connections._connections, "twin", connection.copy("twin"), raising=False)
+    out = io.StringIO()
+
+    with pytest.raises(SystemExit):
+        call_command("checkqueue", "--json", stdout=out)
+
+    assert [each["database"] for each in json.loads(out.getvalue())] == ["default", "other"]
+
+
+def test_one_backend_or_one_database_is_chosen(alive):
+    for chosen in ("--backend=other", "--database=other"):
+        out = io.StringIO()
+        with pytest.raises(SystemExit):
+            call_command("checkqueue", chosen, "--json", stdout=out)
+        assert [each["database"] for each in json.loads(out.getvalue())] == ["other"]
+    with pytest.raises(
+        CommandError, match=r"There are the backends default \(in the database default\), other"
+    ):
+        call_command("checkqueue", "--backend=rubbish")
+
+
+def test_a_database_without_the_tables_is_told_to_migrate(transactional_db):
+    execute("ALTER TABLE dbqueue_job RENAME TO dbqueue_job_away")
+    try:
+        said = look()
+    finally:
+        execute("ALTER TABLE dbqueue_job_away RENAME TO dbqueue_job")
+
+    (finding,) = said["findings"]
+    assert finding["check"] == "tables" and finding["remedy"].startswith(
+        "python manage.py migrate "
+    )
+    assert "dbqueue_job" in finding["what"]
+
+
+def test_a_database_that_is_away_is_said_to_be(transactional_db, monkeypatch):
+    connection.close()
+    away = (
+        {"HOST": "127.0.0.1", "PORT": 1}
+        if connection.vendor != "sqlite"
+        else {"NAME": "/nowhere/at/all"}
+    )
+    vars(connection).pop("mysql_server_data", None)
+    with monkeypatch.context() as patch:
+        for name, there in away.items():
+            patch.setitem(connection.settings_dict, name, there)
+        out = io.StringIO()
+        with pytest.raises(SystemExit):
+            call_command("checkqueue", "--database=default", stdout=out)
+        connection.close()
+
+    assert "1. The queue's tables cannot be read: " in out.getvalue()
+
+
+def test_a_check_that_fails_says_so_and_the_others_go_on(transactional_db, monkeypatch):
+    def broken(database):
+        database.ask("SELECT * FROM no_such_table")
+
+    monkeypatch.setattr(runner, "OF_THE_QUEUE", (broken, *runner.OF_THE_QUEUE))
+    said = look()
+
+    (line,) = [each for each in said["unseen"] if each["check"] == "broken"]
+    assert "no_such_table" in line["what"]
+    assert "processes" in {each["check"] for each in said["findings"]}
+
+
+@on("postgresql", "mysql")
+def test_a_check_that_takes_too_long_is_cut_off(alive, monkeypatch):
+    sleep = "pg_sleep(30)" if connection.vendor == "postgresql" else "SLEEP(30)"
+
+    def slow(database):
+        database.ask(f"SELECT {sleep} FROM dbqueue_process")
+
+    monkeypatch.setattr(database, "LONGEST", 1)
+    monkeypatch.setattr(runner, "OF_THE_QUEUE", (slow,))
+    before = timezone.now()
+
+    assert [each["check"] for each in look()["unseen"] if each["check"] == "slow"] == ["slow"]
+    assert timezone.now() - before < timedelta(seconds=15)
+    if connection.vendor == "postgresql":
+        limit = value("SHOW statement_timeout")
+    else:
+        limit = value(
+            "SELECT @@max_statement_time"
+            if connection.mysql_is_mariadb
+            else "SELECT @@max_execution_time"
+        )
+    assert float(limit) == 0
+
+
+# The queue
+
+
+@pytest.mark.parametrize("kind", ["worker", "dispatcher"])
+def test_who_is_not_alive_is_missed(kind, transactional_db):
+    a_process(f"{kind}@here:1:abc", kind=kind)
+    a_process("worker@there:1:abc", expires_at=after(-60))
+
+    (finding,) = findings("processes")
+
+    assert finding["what"] == f"No {'dispatcher' if kind == 'worker' else 'worker'} is alive."
+
+
+def test_a_job_that_waits_for_too_long_is_found(alive):
+    Job.objects.create(task="t", queue="slow", run_after=timezone.now() - timedelta(hours=2))
+    Job.objects.create(task="t", queue="quick", run_after=timezone.now() - timedelta(seconds=300))
+
+    (finding,) = findings("lag")
+
+    assert finding["what"].startswith("A job of the queue 'slow' has been ready for 2:00:0")
+    assert finding["what"].endswith("1 workers with 8 threads serve it.")
+
+
+def test_a_queue_that_nobody_serves_is_found_sooner(transactional_db):
+    a_process("worker@here:1:abc", details={"queues": "*, -slow", "threads": 8})
+    Job.objects.create(task="t", queue="slow", run_after=timezone.now() - timedelta(seconds=90))
+
+    (finding,) = findings("lag")
+
+    assert "no worker that is alive serves it" in finding["what"] and '"slow"' in finding["remedy"]
+
+
+def test_what_is_paused_may_wait(alive):
+    long_ago = timezone.now() - timedelta(hours=2)
+    Job.objects.create(task="t", queue="paused", run_after=long_ago)
+    Job.objects.create(task="shop.tasks.paused", queue="default", run_after=long_ago)
+    assert len(findings("lag")) == 2
+
+    Queue.objects.named("paused").pause()
+    TaskState.objects.named("shop.tasks.paused").pause()
+
+    assert findings("lag") == []
+
+
+def test_jobs_that_nobody_recovers_are_found(alive):
+    gone = a_process("worker@gone:1:abc")
+    for minutes in (1, 10):
+        started = timezone.now() - timedelta(minutes=minutes)
+        Job.objects.create(
+            task="t", queue="default", state="running", process=gone, attempt=1, started_at=started
+        )
+    assert findings("orphaned-jobs") == []
+
+    type(gone).objects.filter(pk=gone.pk).delete()
+
+    (finding,) = findings("orphaned-jobs")
+    assert finding["what"].startswith("1 jobs run for processes that are gone")
+
+
+@pytest.mark.parametrize(
+    "state, option, days",
+    [
+        ("successful", "keep_successful", 7),
+        ("failed", "keep_failed", 90),
+        ("discarded", "keep_failed", 90),
+    ],
+)
+def test_jobs_that_are_kept_for_too_long_are_found(alive, monkeypatch, state, option, days):
+    def ended(hours: float, queue: str) -> None:
+        at = timezone.now() - timedelta(days=days, hours=hours)
+        Job.objects.create(
+            task="t", queue=queue, state=state, attempt=1, started_at=at, finished_at=at
+        )
+
+    ended(0.5, "default")
+    ended(2, "audit")
+    assert [each["what"] for each in findings("retention")] == [
+        f"A job of the queue 'audit' ended {days} days, 2:00:00 ago, and {option} is {days} days, 0:00:00."
+    ]
+
+    backend = task_backends["default"]
+    monkeypatch.setitem(
+        vars(backend), "config", backend.config.changed(per_queue={"audit": {option: None}})
+    )
+    monkeypatch.delitem(vars(backend), "options_of", raising=False)
+
+    assert findings("retention") == []
+
+
+# PostgreSQL
+
+
+@on("postgresql")
+@pytest.mark.parametrize("how", ["reads", "writes", "writes in another database"])
+def test_an_old_transaction_is_found_and_who_has_it(alive, stranger, monkeypatch, how):
+    monkeypatch.setattr(snapshots, "OLD", 0.0)
+    if how == "writes in another database":
+        stranger = connections["other"].copy("stranger")
+    stranger.set_autocommit(False)
+    with stranger.cursor() as cursor:
+        if how == "reads":
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        cursor.execute("SELECT 1" if how == "reads" else "SELECT pg_current_xact_id()")
+    pid = stranger.connection.info.backend_pid
+
+    mine = [each for each in findings("transactions") if f"pid {pid} " in each["what"]]
+
+    assert (
+        len(mine) == 1
+        and "idle in transaction" in mine[0]["what"]
+        and stranger.settings_dict["NAME"] in mine[0]["what"]
+    )
+    assert "idle_in_transaction_session_timeout" in mine[0]["remedy"]
+    do(mine[0])
+    until(lambda: not [each for each in findings("transactions") if f"pid {pid} " in each["what"]])
+    stranger.connection.close()
+
+
+@on("postgresql")
+def test_a_transaction_that_holds_nothing_back_is_none(alive, stranger, monkeypatch):
+    monkeypatch.setattr(snapshots, "OLD", 0.0)
+    stranger.set_autocommit(False)
+    with stranger.cursor() as cursor:
+        cursor.execute("SELECT 1")
+    pid = stranger.connection.info.backend_pid
+
+    assert [each for each in findings("transactions") if f"pid {pid} " in each["what"]] == []
+
+
+@on("postgresql")
+def test_a_transaction_is_not_old_at_once(alive, stranger):
+    stranger.set_autocommit(False)
+    with stranger.cursor() as cursor:
+        cursor.execute("SELECT pg_current_xact_id()")
+    pid = stranger.connection.info.backend_pid
+
+    assert [each for each in findings("transactions") if f"pid {pid} " in each["what"]] == []
+
+
+@on("postgresql")
+def test_a_transaction_that_was_prepared_and_forgotten_is_found(alive, monkeypatch):
+    if value("SHOW max_prepared_transactions") == "0":
+        pytest.skip("This server has none")
+    monkeypatch.setattr(snapshots, "OLD", 0.0)
+    execute("BEGIN", "SELECT pg_current_xact_id()", "PREPARE TRANSACTION 'it''s mine'")
+    try:
+        (finding,) = findings("prepared-transactions")
+        assert '"it\'s mine"' in finding["what"]
+        do(finding)
+        assert findings("prepared-transactions") == []
+    finally:
+        if value("SELECT count(*) FROM pg_prepared_xacts WHERE gid = 'it''s mine'"):
+            execute("ROLLBACK PREPARED 'it''s mine'")
+
+
+@on("postgresql")
+@pytest.mark.parametrize("is_active", [True, False])
+def test_a_slot_that_holds_back_is_found(alive, monkeypatch, is_active):
+    # Only a standby makes one.
+    monkeypatch.setattr(
+        snapshots,
+        "SLOTS",
+        f"SELECT 'gone' AS slot_name, {is_active} AS active, 2000000 AS behind WHERE %s < 2000000 LIMIT %s",
+    )
+
+    (finding,) = findings("replication")
+
+    assert "'gone' holds back what is 2,000,000 transactions old" in finding["what"]
+    assert (
+        "hot_standby_feedback" if is_active else "SELECT pg_drop_replication_slot('gone');"
+    ) in finding["remedy"]
+
+
+@on("postgresql")
+def test_a_standby_that_holds_back_is_found(alive, monkeypatch):
+    said = (
+        "SELECT 7 AS pid, 'two' AS application_name, 2000000 AS behind WHERE %s < 2000000 LIMIT %s"
+    )
+    monkeypatch.setattr(snapshots, "STANDBYS", said)
+
+    (finding,) = findings("replication")
+
+    assert finding["what"] == "The standby two holds back what is 2,000,000 transactions old."
+
+
+@on("postgresql")
+def test_sessions_that_may_not_be_seen_are_named(alive, stranger):
+    stranger.ensure_connection()
+    execute(
+        "DROP ROLE IF EXISTS dbqueue_nobody",
+        "CREATE ROLE dbqueue_nobody",
+        "GRANT pg_read_all_data TO dbqueue_nobody",
+    )
+    assert unseen("hidden-sessions") == []
+    try:
+        execute("SET ROLE dbqueue_nobody")
+        (line,) = unseen("hidden-sessions")
+    finally:
+        execute("RESET ROLE", "DROP ROLE dbqueue_nobody")
+
+    assert (
+        "dbqueue_nobody may not see them" in line["what"]
+        and stranger.settings_dict["USER"] in line["what"]
+    )
+    assert line["remedy"] == 'GRANT pg_read_all_stats TO "dbqueue_nobody";'
+
+
+@on("postgresql")
+def test_autovacuum_that_is_off_is_found(alive):
+    whats = [each["what"] for each in findings("autovacuum")]
+
+    assert ("autovacuum is off." in whats) == (value("SHOW autovacuum") == "off")
+
+
+@on("postgresql")
+def test_a_table_without_autovacuum_is_found(alive, probe):
+    execute(f"ALTER TABLE {probe} SET (autovacuum_enabled = false)")
+
+    finding = next(each for each in findings("autovacuum") if probe in each["what"])
+
+    do(finding)
+    assert not [each for each in findings("autovacuum") if probe in each["what"]]
+
+
+@on("postgresql")
+def test_a_busy_table_whose_autovacuum_begins_late_is_found(alive, probe, monkeypatch):
+    monkeypatch.setattr(vacuum, "BUSY", 500)
+    monkeypatch.setattr(vacuum, "LATE", 100)
+    fill(probe, 400)
+    assert findings("late-autovacuum") == []
+
+    execute(f"UPDATE {probe} SET attempt = 1", f"UPDATE {probe} SET attempt = 2")
+
+    (finding,) = until(lambda: findings("late-autovacuum"))
+    assert "begins when dbqueue_probe has 130 dead rows" in finding["what"]
+    monkeypatch.setattr(vacuum, "LATE", 20_000)
+    do(finding)
+    assert findings("late-autovacuum") == []
+
+
+@on("postgresql")
+def test_dead_rows_that_nobody_clears_away_are_found(alive, probe, monkeypatch):
+    monkeypatch.setattr(vacuum, "DEAD", 100)
+    execute(f"ALTER TABLE {probe} SET (autovacuum_enabled = false)")
+    fill(probe, 200)
+    assert findings("dead-rows") == []
+
+    execute(f"UPDATE {probe} SET attempt = 1")
+
+    (finding,) = until(lambda: findings("dead-rows"))
+    assert "200 dead rows beside 200 others; it was vacuumed never" in finding["what"]
+    do(finding)
+    until(lambda: not findings("dead-rows"))
+
+
+@on("postgresql")
+def test_a_table_that_was_never_analysed_is_found(alive, probe, monkeypatch):
+    assert findings("statistics") == []
+    monkeypatch.setattr(vacuum, "LARGE", 8192)
+    fill(probe, 200)
+
+    (finding,) = findings("statistics")
+
+    do(finding)
+    assert findings("statistics") == []
+
+
+@on("postgresql")
+def test_a_table_and_its_indexes_that_are_nearly_empty_are_found(alive, probe, monkeypatch):
+    monkeypatch.setattr(bloat, "LARGE", 10 * 8192)
+    fill(probe, 4000, metadata={"of": "some length" * 5})
+    execute(f"VACUUM ANALYZE {probe}")
+    assert findings("bloat") == []
+
+    execute(f"DELETE FROM {probe} WHERE priority > 0", f"VACUUM ANALYZE {probe}")
+
+    found = findings("bloat")
+    assert any(each["what"].startswith("dbqueue_probe has") for each in found)
+    assert any(each["what"].startswith("dbqueue_probe_pkey has") for each in found)
+    for each in found:
+        do(each)
+    execute(f"ANALYZE {probe}")
+    assert findings("bloat") == []
+
+
+@on("postgresql")
+def test_commits_that_a_crash_may_lose_are_found(alive):
+    name = connection.settings_dict["NAME"]
+    assert not [each for each in findings("durability") if "synchronous_commit" in each["what"]]
+    try:
+        execute("SET synchronous_commit = off")
+        (of_the_session,) = [
+            each for each in findings("durability") if "synchronous_commit" in each["what"]
+        ]
+        execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
+        connection.close()
+        (of_the_database,) = [
+            each for each in findings("durability") if "synchronous_commit" in each["what"]
+        ]
+    finally:
+        execute(f"ALTER DATABASE {name} RESET synchronous_commit")
+        connection.close()
+
+    assert "DATABASES['default']['OPTIONS']" in of_the_session["remedy"]
+    assert of_the_database["remedy"] == f'ALTER DATABASE "{name}" RESET synchronous_commit;'
+
+
+@on("postgresql")
+def test_a_busy_queue_without_a_limit_for_idle_transactions_is_found(alive, probe, monkeypatch):
+    if value("SHOW idle_in_transaction_session_timeout") != "0":
+        pytest.skip("This server has one")
+    assert findings("idle-transactions") == []
+    monkeypatch.setattr(vacuum, "BUSY", 0)
+    monkeypatch.setattr(postgresql, "BUSY", 0)
+
+    (finding,) = findings("idle-transactions")
+
+    try:
+        do(finding)
+        connection.close()
+        assert findings("idle-transactions") == []
+    finally:
+        execute(
+            f"ALTER DATABASE {connection.settings_dict['NAME']} RESET idle_in_transaction_session_timeout"
+        )
+        connection.close()
+
+
+@on("postgresql")
+def test_more_threads_than_connections_are_found(alive):
+    room = value("SHOW max_connections")
+    assert not [each for each in findings("connections") if "may need" in each["what"]]
+
+    a_process("worker@there:1:abc", details={"threads": int(room)})
+
+    (finding,) = findings("connections")
+    # Two each for supervisor and dispatcher, and four for each worker beside its threads.
+    assert finding["what"].startswith(
+        f"The processes that are alive may need {2 + 2 + 4 + 8 + 4 + int(room)} connections"
+    )
+
+
+@on("postgresql")
+def test_connections_that_are_nearly_all_taken_are_found(alive, monkeypatch):
+    monkeypatch.setattr(postgresql, "TAKEN", 0.0)
+
+    (finding,) = findings("connections")
+
+    assert "connections are taken" in finding["what"]
+
+
+@on("postgresql")
+@pytest.mark.parametrize(
+    "requested, written, is_found", [(100, 10**11, True), (100, 10**6, False), (9, 10**11, False)]
+)
+def test_checkpoints_that_come_too_often_are_found(
+    alive, monkeypatch, requested, written, is_found
+):
+    assert unseen("checkpoints") == []
+    monkeypatch.setattr(
+        postgresql,
+        "CHECKPOINTS",
+        f"SELECT 10 AS timed, {requested} AS requested, {2**30} AS most, {written} AS written, 3600.0 AS seconds",
+    )
+
+    assert [each["remedy"] for each in findings("checkpoints")] == [
+        "ALTER SYSTEM SET max_wal_size = '4096MB'; SELECT pg_reload_conf();"
+    ] * is_found
+
+
+@on("postgresql")
+def test_a_pooler_is_found(alive, monkeypatch):
+    assert findings("pooler") == []
+    # A server's socket may be named among the options, which go before the host.
+    options = {
+        name: value
+        for name, value in connection.settings_dict["OPTIONS"].items()
+        if name not in ("host", "port")
+    }
+    pooler = Pooler(connection.connection.info.host, connection.connection.info.port)
+    connection.close()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setitem(connection.settings_dict, "OPTIONS", options)
+            patch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
+            patch.setitem(connection.settings_dict, "PORT", pooler.port)
+            assert len(findings("pooler")) == 1
+            # A thread has one of the pooler's connections, not of the server's.
+            a_process("worker@there:1:abc", details={"threads": 10_000})
+            assert findings("connections") == []
+            patch.setitem(connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
+            assert findings("pooler") == []
+    finally:
+        connection.close()
+        pooler.close()
+
+
+class Pooler:
+    """Tells clients a process id of its own making, as poolers do."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (
+            f"{host}/.s.PGSQL.{port}" if host.startswith("/") else (host or "127.0.0.1", port)
+        )
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.socket(
+                socket.AF_UNIX if isinstance(self._target, str) else socket.AF_INET
+            )
+            server.connect(self._target)
+            for pair in ((client, server, False), (server, client, True)):
+                threading.Thread(target=self._pump, args=pair, daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket, is_told: bool) -> None:
+        # Either end may have gone.
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                # BackendKeyData.
+                if is_told and (place := data.find(b"K\0\0\0\x0c")) >= 0:
+                    data = data[: place + 5] + b"\0\0\0\x01" + data[place + 9 :]
+                target.sendall(data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+# MariaDB and MySQL
+
+
+@on("mysql")
+def test_an_old_transaction_of_innodb_is_found_and_who_has_it(alive, stranger, monkeypatch):
+    monkeypatch.setattr(innodb, "OLD", -1)
+    stranger.set_autocommit(False)
+    with stranger.cursor() as cursor:
+        cursor.execute("SELECT CONNECTION_ID()")
+        (thread,) = cursor.fetchone()
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        cursor.execute("SELECT count(*) FROM dbqueue_job")
+    execute("SET time_zone = '+09:00'")
+
+    def mine():
+        time.sleep(0.12)  # MariaDB does not look again while it is asked more often.
+        return [each for each in findings("transactions") if f"thread {thread} " in each["what"]]
+
+    (finding,) = mine()
+    assert (
+        finding["what"].startswith("A transaction has been open for 0:00:0")
+        and "Sleep" in finding["what"]
+    )
+    monkeypatch.setattr(innodb, "OLD", 300)
+    assert mine() == []
+    monkeypatch.setattr(innodb, "OLD", -1)
+    do(finding)
+    until(lambda: not mine())
+    connection.close()
+
+
+@on("mysql")
+def test_transactions_that_may_not_be_seen_are_said_to_be_unseen(alive, monkeypatch):
+    name = connection.settings_dict["NAME"]
+    execute(
+        "DROP USER IF EXISTS dbqueue_nobody", "CREATE USER dbqueue_nobody IDENTIFIED BY 'n0body'"
+    )
+    execute(f"GRANT SELECT ON `{name}`.* TO dbqueue_nobody")
+    connection.close()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setitem(connection.settings_dict, "USER", "dbqueue_nobody")
+            patch.setitem(connection.settings_dict, "PASSWORD", "n0body")
+            said = look()
+            connection.close()
+    finally:
+        connection.close()
+        execute("DROP USER dbqueue_nobody")
+
+    lines = {each["check"]: each for each in said["unseen"]}
+    assert set(lines) == {"transactions", "history"}
+    assert "PROCESS" in lines["transactions"]["what"]
+    assert lines["transactions"]["remedy"].startswith("GRANT PROCESS ON *.* TO `dbqueue_nobody`@")
+
+
+@on("mysql")
+def test_old_versions_of_rows_that_gather_are_found(alive, monkeypatch):
+    assert findings("history") == []
+    monkeypatch.setattr(innodb, "HISTORY", -1)
+
+    assert len(findings("history")) == 1
+
+
+@on("mysql")
+def test_a_table_that_is_mostly_free_is_found(alive, probe, monkeypatch):
+    monkeypatch.setattr(innodb, "FREE", 2**20)
+    fill(probe, 100)
+    assert findings("fragmentation") == []
+
+    # What is deleted is free when nobody can see it any more, on all the server; what is rolled back is so at once.
+    with transaction.atomic():
+        fill(probe, 12_000, metadata={"of": "some length" * 100})
+        transaction.set_rollback(True)
+
+    def free():
+        execute(f"ANALYZE TABLE {probe}")
+        return findings("fragmentation")
+
+    (finding,) = until(free)
+    do(finding)
+    until(lambda: not free())
+
+
+@on("mysql")
+def test_another_isolation_level_is_found(alive):
+    assert findings("isolation") == []
+    execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    try:
+        assert [each["what"] for each in findings("isolation")] == [
+            "The project's connections run at REPEATABLE-READ."
+        ]
+    finally:
+        connection.close()
+
+
+@on("mysql")
+@pytest.mark.parametrize(
+    "check, changes",
+    [
+        ("durability", {"innodb_flush_log_at_trx_commit": "2"}),
+        ("durability", {"log_bin": "ON", "sync_binlog": "0"}),
+        ("packets", {"max_allowed_packet": "1048576"}),
+        ("buffer-pool", {"innodb_buffer_pool_size": "5242"}),
+    ],
+)
+def test_settings_of_the_server_are_looked_at(alive, monkeypatch, check, changes):
+    # They are those of everybody on this server.
+    has = mysql.variables(QueueDatabase("default", ()))
+    good = {
+        "innodb_flush_log_at_trx_commit": "1",
+        "sync_binlog": "1",
+        "max_allowed_packet": "67108864",
+    }
+    for module in (mysql, innodb):
+        monkeypatch.setattr(module, "variables", lambda database: {**has, **good})
+    assert findings(check) == []
+    for module in (mysql, innodb):
+        monkeypatch.setattr(module, "variables", lambda database: {**has, **good, **changes})
+
+    (finding,) = findings(check)
+
+    assert finding["remedy"].startswith(f"SET GLOBAL {list(changes)[-1]} = ")
+
+
+@on("mysql")
+def test_a_character_set_that_lacks_characters_is_found(alive, probe):
+    assert findings("character-sets") == []
+    execute("SET NAMES latin1", f"ALTER TABLE {probe} CONVERT TO CHARACTER SET latin1")
+    try:
+        of_connections, of_the_table = findings("character-sets")
+    finally:
+        connection.close()
+
+    assert "latin1" in of_connections["what"] and "'charset'" in of_connections["remedy"]
+    assert "dbqueue_probe has the collation latin1_" in of_the_table["what"]
+    do(of_the_table)
+    assert findings("character-sets") == []
+
+
+# SQLite
+
+
+@on("sqlite")
+def test_sqlite_without_immediate_transactions_is_found_in_the_words_of_the_system_check(
+    alive, monkeypatch
+):
+    from django_dbqueue.checks import check_databases
+
+    assert findings("transactions") == []
+    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "transaction_mode", "DEFERRED")
+
+    (finding,) = findings("transactions")
+
+    (warning,) = [each for each in check_databases() if each.id == "dbqueue.W001"]
+    assert finding["what"] in warning.msg and finding["remedy"] in warning.hint
+
+
+@on("sqlite")
+@pytest.mark.parametrize(
+    "check, pragma, good, bad",
+    [
+        ("journal", "journal_mode", "wal", "delete"),
+        ("patience", "busy_timeout", "20000", "1000"),
+        ("durability", "synchronous", "NORMAL", "OFF"),
+    ],
+)
+def test_a_pragma_that_does_not_suit_a_queue_is_found(alive, check, pragma, good, bad):
+    assert findings(check) == []
+    execute(f"PRAGMA {pragma} = {bad}")
+    try:
+        assert len(findings(check)) == 1
+    finally:
+        execute(f"PRAGMA {pragma} = {good}")
+
+
+@on("sqlite")
+def test_a_log_that_a_reader_keeps_from_being_written_back_is_found(alive, monkeypatch):
+    monkeypatch.setattr(sqlite, "LOG", 5 * 2**20)
+    execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    reader = sqlite3.connect(connection.settings_dict["NAME"], isolation_level=None)
+    try:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM dbqueue_job").fetchone()
+        assert findings("log") == []
+        Job.objects.bulk_create(
+            [
+                Job(task="t", queue="default", metadata={"of": "some length" * 100})
+                for _ in range(4000)
+            ]
+        )
+        (finding,) = findings("log")
+    finally:
+        reader.close()
+
+    do(finding)
+    assert findings("log") == []
+
+
+@on("sqlite")
+def test_a_file_that_is_mostly_free_is_found(alive, monkeypatch):
+    monkeypatch.setattr(sqlite, "FREE", 2**20)
+    execute("VACUUM")
+    assert findings("free-pages") == []
+    Job.objects.bulk_create([Job(task="t", queue="default") for _ in range(4000)])
+    Job.objects.all().delete()
+
+    (finding,) = findings("free-pages")
+
+    do(finding)
+    assert findings("free-pages") == []

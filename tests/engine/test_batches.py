@@ -1,0 +1,286 @@
+"""Many jobs, and one that follows when all of them have ended."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connection, connections, transaction
+
+from django_dbqueue import batch, pipeline
+from django_dbqueue.compat import InvalidTask
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.exceptions import BatchFinished
+from django_dbqueue.models import Batch, Execution, Job
+from django_dbqueue.testing import drain
+
+from .. import direct
+from ..conftest import LONG, until
+from ..models import Run
+from ..tasks import add, brew, fail, nothing, rejoice, sort_out, spread, sum_up
+
+pytestmark = pytest.mark.django_db(transaction=True)
+State = Job.State
+
+
+def callbacks() -> list[str]:
+    return sorted(
+        Job.objects.filter(task__in=[sum_up.module_path, rejoice.module_path]).values_list(
+            "task", flat=True
+        )
+    )
+
+
+def settle(*jobs, state=State.SUCCESSFUL):
+    outcome = (
+        Execution.Outcome.SUCCESSFUL if state == State.SUCCESSFUL else Execution.Outcome.FAILED
+    )
+    return direct.settle([AttemptResult.of(job, outcome, state) for job in jobs])
+
+
+def test_a_job_follows_when_all_have_ended():
+    with batch(on_finish=sum_up, on_success=rejoice, description="nightly import") as import_:
+        add.enqueue_many([(1,), (2,)])
+        add.enqueue(3)
+    assert callbacks() == []
+    assert import_.progress() == {"ready": 3}
+
+    drain()
+
+    assert sorted(Run.objects.values_list("job", flat=True)) == sorted(
+        [str(import_.id), f"{import_.id} well"]
+    )
+    assert import_.progress() == {"successful": 3}
+    assert Batch.objects.get().finished_at is not None
+
+
+def test_a_coroutine_fills_a_batch():
+    async def fill():
+        async with batch(on_finish=sum_up) as filled:
+            await add.aenqueue_many([(1,), (2,)])
+            await add.aenqueue(3)
+        await add.aenqueue(4)
+        return filled
+
+    filled = async_to_sync(fill)()
+
+    assert filled.progress() == {"ready": 3}
+    drain()
+    assert callbacks() == ["tests.tasks.sum_up"]
+
+
+def test_an_error_in_a_coroutine_calls_off_what_is_in_its_batch():
+    async def fail_halfway():
+        async with batch(on_finish=sum_up):
+            await add.aenqueue_many([(1,), (2,)])
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        async_to_sync(fail_halfway)()
+
+    assert {job.state for job in Job.objects.all()} == {State.DISCARDED}
+    assert callbacks() == []
+
+
+def test_what_follows_success_does_not_follow_a_failure():
+    with batch(on_finish=sum_up, on_success=rejoice):
+        add.enqueue(1)
+        fail.enqueue()
+
+    drain()
+
+    assert callbacks() == ["tests.tasks.sum_up"]
+
+
+def test_an_empty_batch_finishes_at_once():
+    with batch(on_finish=sum_up, on_success=rejoice):
+        pass
+
+    assert callbacks() == ["tests.tasks.rejoice", "tests.tasks.sum_up"]
+
+
+def test_it_does_not_finish_before_all_of_it_is_enqueued(claim):
+    with batch(on_finish=sum_up):
+        add.enqueue(1)
+        settle(*claim())
+        assert direct.finish_batches() == []
+        add.enqueue(2)
+
+    assert callbacks() == []
+
+
+def test_members_add_members():
+    with batch(on_finish=sum_up):
+        spread.enqueue(4)
+
+    drain()
+
+    assert Job.objects.filter(batch__isnull=False).count() == 2**5 - 1
+    assert Run.objects.count() == 1
+
+
+def test_anybody_may_add_to_it_until_it_has_finished():
+    with batch(on_finish=sum_up) as import_:
+        add.enqueue(1)
+    with batch.of(import_.id):
+        add.enqueue(2)
+    drain()
+
+    said = f"Batch {import_.id} has finished: no job can be added to it. Open another."
+    with pytest.raises(BatchFinished, match=said), batch.of(str(import_.id)):
+        add.enqueue(3)
+    assert Run.objects.count() == 1
+
+
+def test_a_batch_that_somebody_adds_to_does_not_finish_before_that_is_committed(claim):
+    if connection.vendor == "sqlite":
+        pytest.skip("one writer at a time")
+    with batch(on_finish=sum_up) as import_:
+        add.enqueue(1)
+    (job,) = claim()
+    added, go_on = threading.Event(), threading.Event()
+
+    def adder():
+        with transaction.atomic(), batch.of(import_.id):
+            add.enqueue(2)
+            added.set()
+            go_on.wait(LONG)
+        connections.close_all()
+
+    thread = threading.Thread(target=adder)
+    thread.start()
+    assert added.wait(LONG)
+    settle(job)
+
+    assert direct.finish_batches() == []
+
+    go_on.set()
+    thread.join()
+    assert direct.finish_batches() == []
+    drain()
+    assert Run.objects.count() == 1
+
+
+def test_the_callback_comes_once_though_many_see_the_end(claim):
+    if connection.vendor == "sqlite":
+        pytest.skip("one writer at a time")
+    with batch(on_finish=sum_up):
+        add.enqueue_many([(n,) for n in range(8)])
+    settle(*claim())
+    barrier = threading.Barrier(6)
+
+    def finisher():
+        barrier.wait(LONG)
+        direct.finish_batches()
+        connections.close_all()
+
+    threads = [threading.Thread(target=finisher) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert callbacks() == ["tests.tasks.sum_up"]
+
+
+def test_the_rest_can_be_called_off(claim):
+    with batch(on_finish=sum_up, on_success=rejoice) as import_:
+        add.enqueue_many([(n,) for n in range(5)])
+    jobs = claim(limit=2)
+
+    assert import_.discard() == 3
+    settle(*jobs)
+    direct.finish_batches()
+
+    assert import_.progress() == {"discarded": 3, "successful": 2}
+    assert callbacks() == ["tests.tasks.sum_up"]
+
+
+def test_an_error_inside_calls_off_what_was_enqueued():
+    with pytest.raises(ZeroDivisionError), batch(on_finish=sum_up) as import_:
+        add.enqueue(1)
+        raise ZeroDivisionError
+
+    assert import_.progress() == {"discarded": 1}
+    assert callbacks() == []
+
+
+def test_a_rollback_takes_all_of_it_along():
+    with transaction.atomic():
+        with batch(on_finish=sum_up):
+            add.enqueue(1)
+        transaction.set_rollback(True)
+
+    assert (Batch.objects.count(), Job.objects.count()) == (0, 0)
+
+
+def test_jobs_of_a_retried_kind_hold_it_open(claim):
+    with batch(on_finish=sum_up):
+        add.enqueue(1)
+    (job,) = claim()
+    settle(job, state=State.SCHEDULED)
+
+    assert direct.finish_batches() == []
+
+
+def test_what_a_stage_fans_out_to_belongs_to_it():
+    with batch(on_finish=sum_up) as import_:
+        pipeline(sort_out, brew).enqueue("fan out")
+    drain()
+
+    assert import_.progress() == {"successful": 3}
+    assert Run.objects.count() == 1
+
+
+def test_a_drain_does_not_end_before_what_follows_a_batch(runqueue):
+    with batch(on_finish=sum_up):
+        add.enqueue(1)
+
+    assert runqueue("--drain", "--embedded").wait(LONG) == 0
+
+    assert Run.objects.count() == 1
+
+
+def test_jobs_enqueued_outside_do_not_belong_to_it():
+    with batch():
+        add.enqueue(1)
+    add.enqueue(2)
+
+    assert Job.objects.filter(batch=None).count() == 1
+
+
+def test_real_workers_finish_it(runqueue):
+    with batch(on_finish=sum_up):
+        add.enqueue_many([(n,) for n in range(200)])
+        spread.enqueue(3)
+    runqueue("--processes", "1" if connection.vendor == "sqlite" else "2")
+
+    until(lambda: Run.objects.exists())
+
+    assert Job.objects.filter(batch__isnull=False).exclude(state=State.SUCCESSFUL).count() == 0
+    assert Batch.objects.get().finished_at is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"on_finish": sum_up.using(key="a")},
+            "on_finish is a job of its own, enqueued when the batch has finished",
+        ),
+        (
+            {"on_finish": len},
+            "on_finish must be a task that takes the batch's id, not <built-in function len>.",
+        ),
+        (
+            {"on_success": nothing},
+            "on_success gets one argument, the batch's id: tests.tasks.nothing(): too many positional",
+        ),
+    ],
+)
+def test_what_cannot_follow_is_refused(given, said):
+    with pytest.raises(InvalidTask) as caught:
+        batch(**given)
+    assert said in str(caught.value)
+    assert not Batch.objects.exists()

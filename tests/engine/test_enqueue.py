@@ -1,0 +1,380 @@
+"""Enqueue: how a call becomes a row, and when."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from uuid import UUID
+
+import pytest
+from django.db import IntegrityError, connections, transaction
+from django.test import override_settings
+
+from django_dbqueue import task
+from django_dbqueue.compat import InvalidTask, signals
+from django_dbqueue.core.uuid7 import uuid7
+from django_dbqueue.models import Job
+
+from .. import tasks
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_job_holds_its_call():
+    result = tasks.add.using(priority=7, queue_name="sums", metadata={"by": "me"}).enqueue(1, b=2)
+
+    job = Job.objects.get(pk=result.id)
+    assert (job.task, job.queue, job.priority, job.state) == (
+        "tests.tasks.add",
+        "sums",
+        7,
+        Job.State.READY,
+    )
+    assert (job.args, job.kwargs, job.metadata) == ([1], {"b": 2}, {"by": "me"})
+    assert result.enqueued_at == job.enqueued_at == job.run_after
+
+
+def test_enqueue_is_one_statement(django_assert_num_queries):
+    vendor = connections["default"].vendor
+    with django_assert_num_queries(
+        2 if vendor == "postgresql" and not connections["default"].in_atomic_block else 1
+    ):
+        tasks.add.enqueue(1)
+
+
+def test_enqueue_many_is_a_few_statements(django_assert_max_num_queries):
+    with django_assert_max_num_queries(2 + 2 * (connections["default"].vendor == "sqlite") * 60):
+        results = tasks.add.enqueue_many([(1, 2), {"a": 3}, *[(n,) for n in range(998)]])
+
+    assert Job.objects.count() == len(results) == 1000
+    assert tasks.add.get_result(results[1].id).kwargs == {"a": 3}
+
+
+def test_enqueue_many_is_all_or_none():
+    with pytest.raises(TypeError, match="missing a required argument: 'a'"):
+        tasks.add.enqueue_many([(1,), ()])
+
+    assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize("call", [1, "ab", [1]])
+def test_what_is_no_call_is_refused(call):
+    with pytest.raises(TypeError, match="is not a call"):
+        tasks.add.enqueue_many([call])
+
+
+def test_enqueue_many_of_nothing_is_nothing():
+    assert list(tasks.add.enqueue_many([])) == []
+    assert not Job.objects.exists()
+
+
+def test_run_after_a_time_waits():
+    due = datetime.now(timezone.utc) + timedelta(hours=1)
+
+    job = Job.objects.get(pk=tasks.add.using(run_after=due).enqueue(1).id)
+
+    assert job.state == Job.State.SCHEDULED
+    assert job.run_after == due
+
+
+def test_run_after_a_timedelta_counts_from_the_databases_time():
+    job = Job.objects.get(pk=tasks.add.using(run_after=timedelta(minutes=5)).enqueue(1).id)
+
+    assert abs(job.run_after - job.enqueued_at - timedelta(minutes=5)) < timedelta(milliseconds=2)
+    assert job.state == Job.State.SCHEDULED
+
+
+def test_the_databases_time_is_utc_whatever_its_time_zone():
+    job = Job.objects.get(pk=tasks.add.enqueue(1).id)
+
+    assert abs(job.enqueued_at - datetime.now(timezone.utc)) < timedelta(seconds=30)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_attempts": 0}, "max_attempts must be a whole number from 1 to 32767, not 0"),
+        ({"backoff": 5}, "backoff must be callable"),
+        ({"retry_on": ValueError}, "retry_on must be a tuple of exception classes"),
+        ({"discard_on": ("ValueError",)}, "discard_on must be a tuple of exception classes"),
+    ],
+)
+def test_a_policy_that_cannot_be_followed_is_refused_where_it_is_declared(options, message):
+    with pytest.raises(InvalidTask, match=message):
+        task(**options)(tasks.nothing.func)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"run_after": timedelta(days=10**8)},
+            "run_after must be within 36,500 days from now, not 100,000,000",
+        ),
+        ({"run_after": 5}, "run_after must be an aware datetime, or a timedelta from now, not 5"),
+        ({"priority": "1"}, "priority must be a whole number between -100 and 100. It is '1'"),
+        ({"priority": True}, "It is True"),
+        ({"metadata": [1]}, r"metadata must be a dict, not \[1\]"),
+    ],
+)
+def test_what_a_call_cannot_have_is_refused_before_anything_is_written(options, message):
+    with pytest.raises(InvalidTask, match=message):
+        tasks.nothing.using(**options).enqueue()
+    assert not Job.objects.exists()
+
+
+def test_metadata_that_is_not_json_is_named():
+    with pytest.raises(
+        TypeError, match=r"metadata of tests.tasks.nothing: Unsupported type: <class 'object'>"
+    ):
+        tasks.nothing.using(metadata={"a": object()}).enqueue()
+
+
+def test_an_option_that_there_is_not_is_refused():
+    with pytest.raises(TypeError, match="max_attemps"):
+        task(max_attemps=3)(tasks.nothing.func)
+
+
+def test_our_decorator_takes_our_options_with_another_backend_in_place():
+    immediate = (
+        tasks.add.get_backend().__class__.__mro__[1].__module__.rpartition(".")[0]
+        + ".immediate.ImmediateBackend"
+    )
+    with override_settings(TASKS={"default": {"BACKEND": immediate, "QUEUES": []}}):
+        declared = task(max_attempts=3)(tasks.add.func)
+        assert declared.enqueue(1, 2).return_value == 3
+        assert tasks.add.enqueue(2, 2).return_value == 4
+
+
+def test_captured_callbacks_enqueue_inside_a_test_case(django_capture_on_commit_callbacks):
+    with django_capture_on_commit_callbacks(execute=True):
+        tasks.add.enqueue_on_commit(1)
+        tasks.add.enqueue(2)
+
+    assert Job.objects.count() == 2
+
+
+class TestTransactions:
+    """The job exists exactly if the caller's transaction commits."""
+
+    pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+    def test_a_rollback_takes_the_job_along(self):
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            tasks.add.enqueue(1)
+            raise ZeroDivisionError
+
+        assert not Job.objects.exists()
+
+    def test_the_job_is_there_inside_the_transaction_already(self):
+        with transaction.atomic():
+            result = tasks.add.enqueue(1)
+            assert Job.objects.filter(pk=result.id).exists()
+
+    def test_a_nested_rollback_takes_its_job_alone(self):
+        with transaction.atomic():
+            kept = tasks.add.enqueue(1)
+            with pytest.raises(ZeroDivisionError), transaction.atomic():
+                tasks.add.enqueue(2)
+                raise ZeroDivisionError
+
+        assert [str(pk) for pk in Job.objects.values_list("pk", flat=True)] == [kept.id]
+
+    def test_a_job_for_another_database_waits_for_the_commit(self):
+        with transaction.atomic():
+            result = tasks.add.using(backend="other").enqueue(1)
+            assert not Job.objects.using("other").exists()
+            assert result.enqueued_at is None
+
+        assert str(Job.objects.using("other").get().pk) == result.id
+        assert result.enqueued_at is not None
+        assert not Job.objects.using("default").exists()
+
+    def test_results_of_many_that_wait_for_the_commit_learn_of_it(self):
+        with transaction.atomic():
+            results = tasks.add.using(backend="other").enqueue_many([(1,), (2,)])
+            assert [result.enqueued_at for result in results] == [None, None]
+
+        rows = dict(Job.objects.using("other").values_list("pk", "enqueued_at"))
+        assert {UUID(result.id): result.enqueued_at for result in results} == rows
+
+    def test_a_job_for_another_database_goes_with_the_rollback(self):
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            tasks.add.using(backend="other").enqueue_many([(1,), (2,)])
+            raise ZeroDivisionError
+
+        assert not Job.objects.using("other").exists()
+
+    def test_a_job_for_another_database_goes_with_the_savepoint(self):
+        with transaction.atomic():
+            with pytest.raises(ZeroDivisionError), transaction.atomic():
+                tasks.add.using(backend="other").enqueue(1)
+                raise ZeroDivisionError
+            kept = tasks.add.using(backend="other").enqueue(2)
+
+        assert str(Job.objects.using("other").get().pk) == kept.id
+
+    @pytest.mark.parametrize(("outer", "inner"), [("default", "other"), ("other", "default")])
+    def test_with_transactions_open_on_both_a_job_goes_with_that_of_its_own_database(
+        self, outer, inner
+    ):
+        with pytest.raises(ZeroDivisionError), transaction.atomic(using=outer):
+            with transaction.atomic(using=inner):
+                tasks.add.using(backend=inner).enqueue(1)
+            raise ZeroDivisionError
+        assert Job.objects.using(inner).count() == 1
+
+        with pytest.raises(ZeroDivisionError), transaction.atomic(using=outer):
+            with transaction.atomic(using=inner):
+                tasks.add.using(backend=outer).enqueue(1)
+            raise ZeroDivisionError
+        assert Job.objects.using(outer).count() == 0
+
+    def test_enqueue_on_commit_waits_for_the_commit_in_the_same_database_too(self):
+        with transaction.atomic():
+            tasks.add.enqueue_on_commit(1)
+            assert not Job.objects.exists()
+        assert Job.objects.count() == 1
+
+        tasks.add.enqueue_on_commit(2)
+        assert Job.objects.count() == 2
+
+    def test_enqueue_on_commit_refuses_a_wrong_call_at_the_callers_line(self):
+        with transaction.atomic(), pytest.raises(TypeError, match="missing a required argument"):
+            tasks.add.enqueue_on_commit()
+
+    def test_the_signal_is_sent_once_the_job_exists(self):
+        seen = []
+
+        def look(sender, task_result, **kwargs):
+            seen.append(Job.objects.using("other").filter(pk=task_result.id).exists())
+
+        signals.task_enqueued.connect(look)
+        try:
+            with transaction.atomic():
+                tasks.add.using(backend="other").enqueue(1)
+                assert seen == []
+        finally:
+            signals.task_enqueued.disconnect(look)
+        assert seen == [True]
+
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_atomic_requests(self, client, fails):
+        with override_settings(ROOT_URLCONF="tests.urls"):
+            connections["default"].settings_dict["ATOMIC_REQUESTS"] = True
+            client.raise_request_exception = False
+            try:
+                client.get(f"/enqueue/?fails={int(fails)}")
+            finally:
+                connections["default"].settings_dict["ATOMIC_REQUESTS"] = False
+
+        assert Job.objects.count() == Job.objects.using("other").count() == (0 if fails else 1)
+
+
+class TestResultsOfMany:
+    def test_each_is_made_once_when_it_is_asked_for(self):
+        results = tasks.add.enqueue_many([(number,) for number in range(5)])
+
+        assert len(results) == 5
+        assert results[3] is results[-2]
+        assert [result.args for result in results[1:3]] == [[1], [2]]
+        assert {result.id for result in results} == {
+            str(pk) for pk in Job.objects.values_list("pk", flat=True)
+        }
+        with pytest.raises(IndexError):
+            results[5]
+
+    def test_they_can_be_collected(self):
+        results = [tasks.add.enqueue(0)]
+        results += tasks.add.enqueue_many([(1,), (2,)])
+        results = tasks.add.enqueue_many([(3,)]) + results
+
+        assert [result.args for result in results] == [[3], [0], [1], [2]]
+        assert len(results + tasks.add.enqueue_many([(4,)])) == 5
+
+    def test_what_one_has_learned_is_kept(self, claim):
+        results = tasks.add.enqueue_many([(1,), (2,)])
+        claim()
+        results[0].refresh()
+
+        assert (results[0].status, results[1].status) == ("RUNNING", "READY")
+
+    def test_all_have_the_time_of_the_row(self):
+        results = tasks.add.enqueue_many([(1,), (2,), (3,)])
+
+        assert {result.id: result.enqueued_at for result in results} == {
+            str(pk): at for pk, at in Job.objects.values_list("pk", "enqueued_at")
+        }
+
+    def test_each_job_has_metadata_of_its_own(self):
+        one, other = tasks.add.using(metadata={"who": "me"}).enqueue_many([(1,), (2,)])
+        one.metadata["who"] = "you"
+
+        assert other.metadata == {"who": "me"}
+
+    def test_all_or_none_are_written(self, monkeypatch):
+        same = uuid7()
+        monkeypatch.setattr("django_dbqueue.backend.uuid7", lambda: same)
+
+        with pytest.raises(IntegrityError), transaction.atomic():
+            tasks.add.enqueue_many([(1,), (2,)])
+
+        assert not Job.objects.exists()
+
+    def test_a_row_of_many_is_like_that_of_one(self):
+        task = tasks.add.using(
+            priority=7,
+            metadata={"who": "me"},
+            run_after=timedelta(hours=1),
+            expires=timedelta(hours=1),
+        )
+        task.enqueue(a='ä\\\n\t"{}', b=None)
+        task.enqueue_many([{"a": 1}, {"a": 'ä\\\n\t"{}', "b": None}])
+        one, _first, rest = Job.objects.order_by("id").values()
+
+        differing = ("id", "run_after", "expires_at", "enqueued_at")
+        assert {k: v for k, v in one.items() if k not in differing} == {
+            k: v for k, v in rest.items() if k not in differing
+        }
+        assert timedelta(hours=0.9) < rest["run_after"] - rest["enqueued_at"] < timedelta(hours=1.1)
+        assert rest["expires_at"] - rest["run_after"] == timedelta(hours=1)
+
+
+def test_a_receiver_hears_even_if_it_is_the_only_one():
+    heard = []
+
+    def receiver(task_result, **kwargs):
+        heard.append(task_result.id)
+
+    signals.task_enqueued.disconnect(signals.log_task_enqueued)
+    signals.task_enqueued.connect(receiver)
+    try:
+        result = tasks.add.enqueue(1)
+    finally:
+        signals.task_enqueued.disconnect(receiver)
+        signals.task_enqueued.connect(signals.log_task_enqueued)
+
+    assert heard == [result.id]
+
+
+class Shop:
+    @staticmethod
+    def report():
+        pass
+
+
+def test_a_function_that_no_worker_could_find_is_refused():
+    def nested():
+        pass
+
+    for function in (Shop.report, nested, lambda: None):
+        with pytest.raises(InvalidTask, match="module"):
+            task(function)
+    with pytest.raises(InvalidTask, match=r"Shop\.report is not at the top level of its module"):
+        task(Shop.report)
+
+
+def test_a_queue_that_the_backend_does_not_have_is_refused_with_the_remedy():
+    ours = {"BACKEND": "django_dbqueue.backend.DatabaseBackend"}
+    said = r"Queue 'mail' .* has 'default'. Add it there, or give \[\] there"
+    with override_settings(TASKS={"default": ours}), pytest.raises(InvalidTask, match=said):
+        tasks.add.using(queue_name="mail")

@@ -1,0 +1,209 @@
+"""Transactions of the engine take their locks in one order, so none waits for another in a circle."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from itertools import chain
+
+import pytest
+from django.db import DatabaseError, connection
+
+from django_dbqueue import Rate, limit, task
+from django_dbqueue.batches import batch
+from django_dbqueue.compat import task_backends
+from django_dbqueue.core import error_reports
+from django_dbqueue.core.options import Options
+from django_dbqueue.core.queue_selector import QueueSelector
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.models import Execution, Job, Queue
+from django_dbqueue.models.enums import State
+from django_dbqueue.runtime import recovery
+from django_dbqueue.runtime.connections import prepare
+from django_dbqueue.runtime.worker.claimer import Claimer
+
+from .. import direct
+from ..conftest import a_process
+from ..tasks import add, row
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one lock"),
+]
+Outcome = Execution.Outcome
+SECONDS = float(os.environ.get("DBQUEUE_LOAD_SECONDS", "8"))
+# Of PostgreSQL, and of MySQL and MariaDB.
+DEADLOCK = ("40P01", 1213)
+QUEUES = ["a", "b", "c"]
+
+
+class Load:
+    """Threads that do what processes do, until the time is over; each with a connection of its own."""
+
+    def __init__(self):
+        self.deadlocks: list[str] = []
+        self.errors: list[BaseException] = []
+        self.done: dict[str, int] = {}
+        self._end = time.monotonic() + SECONDS
+
+    def run(self, *acts):
+        threads = [threading.Thread(target=self._run, args=(n, act)) for n, act in enumerate(acts)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _run(self, number, act):
+        chance = random.Random(number)
+        prepare("default", 30.0)
+        with connection.execute_wrapper(self._watch):
+            try:
+                while time.monotonic() < self._end and not self.errors:
+                    try:
+                        act(chance)
+                    except DatabaseError as error:
+                        if not self._is_deadlock(error):
+                            raise
+                    self.done[act.__name__] = self.done.get(act.__name__, 0) + 1
+            except BaseException as error:
+                self.errors.append(error)
+        connection.close()
+
+    def _watch(self, execute, sql, params, many, context):
+        try:
+            return execute(sql, params, many, context)
+        except DatabaseError as error:
+            if self._is_deadlock(error):
+                self.deadlocks.append(f"{sql[:150]}\n{error}\n{_account()}")
+            raise
+
+    def _is_deadlock(self, error):
+        code = getattr(error.__cause__, "sqlstate", None) or error.args[0]
+        return code in DEADLOCK
+
+
+def _account():
+    """What the server says of the last one."""
+    if connection.vendor != "mysql":
+        return ""
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW ENGINE INNODB STATUS")
+        text = cursor.fetchone()[2]
+    return text.partition("LATEST DETECTED DEADLOCK")[2].partition("\nTRANSACTIONS\n")[0][:9000]
+
+
+def _counted():
+    if connection.vendor != "postgresql":
+        return 0
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_stat_clear_snapshot(), deadlocks FROM pg_stat_database WHERE datname = current_database()"
+        )
+        return cursor.fetchone()[1]
+
+
+def test_a_mixed_load_has_no_deadlock():
+    bank, desk = limit(3, group="bank"), limit(2, group="desk", key=lambda a: a % 4)
+    limited = task(concurrency=(limit(1, key=lambda a: a), bank))(add.func)
+    other_way = task(concurrency=(bank, desk))(add.func)
+    rated = task(concurrency=desk, rate=Rate(500, per=1, group="calls", burst=20))(add.func)
+    keyed = task(key=lambda a: a, concurrency=desk)(add.func)
+    plain = task()(row.func)
+    load, backend = Load(), task_backends["default"]
+    Queue.objects.named(*QUEUES).restrict(8)
+    Queue.objects.named("c").restrict(None)
+
+    def enqueue(chance):
+        if Job.objects.filter(state__in=[State.READY, State.BLOCKED]).count() > 400:
+            time.sleep(0.02)
+        at = {"queue_name": chance.choice(QUEUES), "priority": chance.choice([0, 1])}
+        which = chance.choice([limited, other_way, rated, keyed, keyed])
+        which.using(**at).enqueue_many(
+            [(chance.randrange(8), 0) for _ in range(chance.randint(1, 12))]
+        )
+        if chance.random() < 0.2:
+            with batch():
+                plain.using(**at).enqueue_many([(str(n),) for n in range(4)])
+                limited.using(**at).enqueue(chance.randrange(8), 0)
+
+    def outcome(job, chance):
+        if job.not_to_run:
+            return AttemptResult.of(job, Outcome.DISCARDED, State.DISCARDED)
+        if chance.random() < 0.1:
+            error = error_reports.report(ValueError(chance.choice("abcdef")))
+            return AttemptResult.of(job, Outcome.FAILED, State.SCHEDULED, wait=0.01, error=error)
+        return AttemptResult.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL, result=1)
+
+    def worker(name):
+        process = a_process(name)
+        claimer = Claimer("default", process, QueueSelector(("*",)), Options(), lambda job: 2)
+
+        def work(chance):
+            jobs = list(chain.from_iterable(claimer.claim(chance.randint(1, 20))))
+            chance.shuffle(jobs)
+            given_back = [job for job in jobs if chance.random() < 0.1 and not job.not_to_run]
+            direct.release(given_back)
+            ends = [outcome(job, chance) for job in jobs if job not in given_back]
+            if chance.random() < 0.03:
+                return  # It is lost: recovered with its process.
+            settled = direct.settle(ends)
+            while settled.held:
+                settled = direct.settle(settled.held)
+            if batches := {end.job.batch_id for end in ends} - {None}:
+                backend.finish_batches(batches)
+
+        return work
+
+    def dispatch(chance):
+        direct.dispatch(100)
+        direct.reserve_times()
+        direct.sweep(100)
+        direct.unblock_orphans(100)
+        direct.prune_semaphores(100)
+        direct.finish_batches()
+        direct.prune_jobs([State.SUCCESSFUL, State.DISCARDED], 1, 100)
+
+    def recover(chance):
+        time.sleep(0.2)
+        gone = a_process(f"gone {chance.random()}")
+        lost = Job.objects.running().order_by("pk").values_list("pk", flat=True)[:1]
+        Job.objects.running().filter(pk__in=list(lost)).update(process=gone)
+        recovery.recover(
+            backend,
+            type(gone).objects.filter(pk=gone.pk),
+            recovery.ExitReason(how="was killed"),
+            list,
+        )
+
+    def operate(chance):
+        time.sleep(0.05)
+        jobs = Job.objects.filter(queue=chance.choice(QUEUES))
+        verbs = [
+            jobs.retry,
+            jobs.discard,
+            jobs.stop,
+            lambda: jobs.move(chance.choice(QUEUES)),
+            lambda: jobs.reprioritise(1),
+        ]
+        chance.choice(verbs)()
+
+    before = _counted()
+    load.run(
+        *(worker(f"worker {n}") for n in range(4)),
+        enqueue,
+        enqueue,
+        dispatch,
+        dispatch,
+        recover,
+        operate,
+        operate,
+    )
+
+    assert not load.errors, load.errors
+    assert min(load.done.values()) > 5 and len(load.done) == 5, load.done
+    assert not load.deadlocks, f"{len(load.deadlocks)} of {load.done}:\n" + "\n\n".join(
+        load.deadlocks[:2]
+    )
+    assert _counted() == before

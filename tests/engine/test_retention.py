@@ -1,0 +1,151 @@
+"""Finished jobs go by themselves, with all that is kept of them, and nothing else does."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from django_dbqueue import task, testing
+from django_dbqueue.compat import TaskResultDoesNotExist, task_backends
+from django_dbqueue.models import Execution, Failure, Job, StackTrace
+from django_dbqueue.runtime.dispatcher import Dispatcher
+from django_dbqueue.runtime.shared_status import SharedStatus
+
+from .. import direct, tasks
+
+pytestmark = pytest.mark.django_db
+
+DAY = 86_400
+
+
+def finished(state: str, days: float, queue: str = "default") -> Job:
+    ended = timezone.now() - timedelta(days=days)
+    job = Job.objects.create(
+        task="t", queue=queue, state=state, started_at=ended, finished_at=ended, attempt=1
+    )
+    Execution.objects.create(
+        job=job, attempt=1, outcome=state, claimed_at=ended, started_at=ended, finished_at=ended
+    )
+    StackTrace.objects.create(job=job, attempt=1, text="somewhere")
+    return job
+
+
+def prune(backend, **options) -> set[tuple[str, str]]:
+    """What is left after a dispatcher has pruned."""
+    backend = type(backend)(
+        "default", {"OPTIONS": {"database": "default", **options}, "QUEUES": []}
+    )
+    dispatcher = Dispatcher(backend, backend.config, SharedStatus.private())
+    while dispatcher._prune():
+        pass
+    for rows in (Execution.objects, StackTrace.objects):
+        assert not rows.exclude(job__in=Job.objects.values("pk")).exists()
+    return {(state, queue) for state, queue in Job.objects.values_list("state", "queue")}
+
+
+def test_successful_jobs_go_after_a_week_and_failed_ones_after_three_months(backend):
+    for days in (6, 8, 80, 100):
+        for state in ("successful", "failed", "discarded"):
+            finished(state, days)
+
+    prune(backend)
+
+    kept = sorted((job.state, (timezone.now() - job.finished_at).days) for job in Job.objects.all())
+    assert kept == [("discarded", d) for d in (6, 8, 80)] + [("failed", d) for d in (6, 8, 80)] + [
+        ("successful", 6)
+    ]
+    assert Execution.objects.count() == StackTrace.objects.count() == 7
+
+
+def test_a_queue_keeps_its_own_for_its_own_time(backend):
+    for queue in ("default", "audit", "noise"):
+        finished("successful", 8, queue)
+        finished("failed", 8, queue)
+
+    own = {"audit": {"keep_successful": None}, "noise": {"keep_failed": DAY}}
+
+    assert prune(backend, per_queue=own) == {
+        ("successful", "audit"),
+        ("failed", "audit"),
+        ("failed", "default"),
+    }
+
+
+def test_what_has_not_ended_is_never_pruned(backend, process):
+    for state in ("ready", "scheduled"):
+        Job.objects.create(
+            task="t", queue="q", state=state, run_after=timezone.now() - timedelta(days=1000)
+        )
+    Job.objects.create(
+        task="t",
+        queue="q",
+        state="running",
+        process=process,
+        started_at=timezone.now() - timedelta(days=1000),
+    )
+
+    assert len(prune(backend)) == 3
+
+
+def test_it_is_pruned_in_portions(backend, monkeypatch):
+    monkeypatch.setattr(Dispatcher, "BATCH", 2)
+    for _ in range(5):
+        finished("successful", 8)
+
+    assert prune(backend) == set()
+
+
+def test_failures_that_were_not_seen_for_long_are_forgotten(backend):
+    tasks.fail.enqueue()
+    testing.drain()
+    Failure.objects.update(last_seen=timezone.now() - timedelta(days=100))
+
+    prune(backend)
+
+    assert not Failure.objects.exists()
+    assert Execution.objects.get().failure is None
+
+
+def test_nothing_is_kept_of_a_job_that_says_so_and_succeeds():
+    result = tasks.leave_no_trace.enqueue()
+    kept = tasks.add.enqueue(1)
+    testing.drain()
+
+    assert list(Job.objects.values_list("pk", flat=True)) == [Job.objects.get(pk=kept.id).pk]
+    assert Execution.objects.count() == 1
+    with pytest.raises(TaskResultDoesNotExist):
+        task_backends["default"].get_result(result.id)
+
+
+def test_of_one_that_fails_all_is_kept():
+    tasks.leave_no_trace.enqueue(fail=True)
+    testing.drain()
+
+    assert Job.objects.get().state == "failed"
+    assert Execution.objects.get().outcome == "failed"
+
+
+def test_a_late_finisher_deletes_nothing(claim, backend):
+    from django_dbqueue.runtime.worker import executor
+    from django_dbqueue.runtime.worker.task_call import ThreadCall
+
+    tasks.leave_no_trace.enqueue()
+    (late,) = claim()
+    direct.release([late])
+    claim()
+
+    assert direct.settle([executor.run(ThreadCall(late), backend)]).lost
+    assert Job.objects.get().attempt == 2
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"timeout": 0}, {"timeout": "5"}, {"timeout": True}, {"on_lost": "again"}, {"atomic": 1}],
+)
+def test_a_policy_that_cannot_be_is_refused_where_it_is_written(option):
+    from django_dbqueue.compat import InvalidTask
+
+    with pytest.raises(InvalidTask, match=next(iter(option))):
+        task(**option)(tasks.add.func)

@@ -1,0 +1,432 @@
+"""Keyed jobs: one row for each key, and nothing that was asked for is missed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import IntegrityError, transaction
+
+from django_dbqueue import task
+from django_dbqueue.compat import InvalidTask
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.models import Execution, Job
+from django_dbqueue.testing import drain
+
+from .. import direct
+from ..conftest import BOTH
+from ..tasks import add, add_newest, index_document
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=BOTH)
+State = Job.State
+
+
+def keyed(key="a", **settings):
+    return add.using(key=key, **settings)
+
+
+def settle(job, outcome=Execution.Outcome.SUCCESSFUL, state=State.SUCCESSFUL, **rest):
+    return direct.settle([AttemptResult.of(job, outcome, state, **rest)])
+
+
+def the_job() -> Job:
+    return Job.objects.get()
+
+
+def test_there_is_one_row_for_a_key():
+    first, second = keyed().enqueue(1), keyed().enqueue(2)
+
+    assert (first.enqueued, second.enqueued) == ("created", "merged")
+    assert first.id == second.id
+    assert (the_job().state, the_job().args) == (State.READY, [2])
+
+
+def test_the_database_refuses_a_second_row_for_a_key():
+    keyed().enqueue(1)
+
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Job.objects.create(task="tests.tasks.add", queue="default", key=the_job().key)
+
+
+def test_jobs_without_a_key_and_of_other_keys_and_tasks_are_jobs_of_their_own():
+    for each in (add, add, keyed("a"), keyed("b"), index_document.using(key="a")):
+        each.enqueue(1)
+
+    assert Job.objects.count() == 5
+
+
+def test_one_that_runs_is_run_once_more_however_often_it_is_asked_for(claim):
+    keyed().enqueue(1)
+    (running,) = claim()
+
+    fates = [keyed().enqueue(number).enqueued for number in (2, 3, 4)]
+
+    assert fates == ["merged"] * 3
+    assert the_job().state == State.RUNNING
+    settle(running, result=1)
+    assert (the_job().state, the_job().args, the_job().failures) == (State.READY, [4], 0)
+    (running,) = claim()
+    settle(running, result=4)
+    assert (the_job().state, the_job().result) == (State.SUCCESSFUL, 4)
+
+
+@pytest.mark.parametrize("end", [State.FAILED, State.DISCARDED])
+def test_one_that_fails_or_is_called_off_while_it_is_asked_for_again_runs_again(claim, end):
+    keyed().enqueue(1)
+    (running,) = claim()
+    keyed().enqueue(2)
+
+    settle(running, Execution.Outcome.FAILED, end)
+
+    assert (the_job().state, the_job().args, the_job().failures, the_job().finished_at) == (
+        State.READY,
+        [2],
+        0,
+        None,
+    )
+
+
+def test_what_is_deleted_on_success_stays_if_it_was_asked_for_again(claim):
+    keyed().enqueue(1)
+    (running,) = claim()
+    keyed().enqueue(2)
+
+    settle(running, erase=True)
+
+    assert the_job().state == State.READY
+
+
+def test_one_that_has_ended_runs_again_with_attempts_of_its_own(claim):
+    first = keyed().enqueue(1)
+    (job,) = claim()
+    settle(job, Execution.Outcome.FAILED, State.FAILED)
+
+    again = keyed().enqueue(2)
+
+    assert (again.id, again.enqueued) == (first.id, "created")
+    assert (the_job().state, the_job().failures, the_job().finished_at) == (State.READY, 0, None)
+    result = add.get_result(again.id)
+    assert (result.errors, result.worker_ids, result.started_at) == ([], [], None)
+
+
+def test_a_run_that_was_asked_for_later_has_what_its_attempt_noted_and_no_more(claim):
+    keyed(metadata={"by": "first"}).enqueue(1)
+    (running,) = claim()
+    running.metadata["page"] = 7
+    assert direct.save_metadata(running)
+    keyed(metadata={"by": "second"}).enqueue(2)
+    running.metadata["page"] = 8
+
+    assert direct.save_metadata(running)
+
+    assert the_job().metadata == {"by": "second"}
+
+
+def test_a_lost_attempt_is_followed_by_one_with_the_arguments_that_were_asked_for_last(claim):
+    keyed().enqueue(1)
+    (running,) = claim()
+    keyed().enqueue(2)
+
+    settle(running, Execution.Outcome.LOST, State.SCHEDULED, wait=-1.0)
+    direct.dispatch()
+    (job,) = claim()
+
+    assert job.args == [2]
+    settle(job)
+    assert the_job().state == State.SUCCESSFUL
+
+
+def test_of_earlier_runs_only_the_newest_attempts_are_kept(claim, monkeypatch):
+    monkeypatch.setattr("django_dbqueue.engine.settle.KEPT", 5)
+    for number in range(23):
+        keyed().enqueue(number)
+        settle(*claim())
+
+    assert list(Execution.objects.order_by("attempt").values_list("attempt", flat=True)) == list(
+        range(16, 24)
+    )
+
+
+def test_what_was_asked_for_while_an_attempt_failed_has_all_its_attempts(claim):
+    keyed().enqueue(1)
+    (running,) = claim()
+    keyed().enqueue(2)
+    settle(running, Execution.Outcome.FAILED, State.READY)
+
+    (job,) = claim()
+
+    assert (job.args, job.failures, job.attempts_before) == ([2], 0, 1)
+    assert (the_job().failures, the_job().attempts_before, the_job().asked_again) == (0, 1, False)
+
+
+# Versions
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_stale_version_does_nothing(claim, settled):
+    keyed(version=5).enqueue(5)
+    if settled:
+        settle(*claim())
+
+    assert keyed(version=4).enqueue(4).enqueued == "ignored"
+
+    assert (the_job().args, the_job().version) == ([5], 5)
+    assert the_job().state == (State.SUCCESSFUL if settled else State.READY)
+
+
+def test_the_same_version_again_is_run_again(claim):
+    keyed(version=5).enqueue(5)
+    settle(*claim())
+
+    assert keyed(version=5).enqueue(5).enqueued == "created"
+
+
+def test_a_call_without_a_version_keeps_the_newest():
+    keyed(version=5).enqueue(5)
+    keyed().enqueue(6)
+
+    assert (the_job().args, the_job().version) == ([6], 5)
+
+
+def test_each_of_many_calls_has_the_version_that_its_arguments_say():
+    add_newest.enqueue_many([(1, 7), (2, 3)])
+
+    fates = [each.enqueued for each in add_newest.enqueue_many([(1, 6), (2, 4), (3, None)])]
+
+    assert fates == ["ignored", "merged", "created"]
+    assert list(Job.objects.order_by("key").values_list("args", "version")) == [
+        ([1, 7], 7),
+        ([2, 4], 4),
+        ([3, None], None),
+    ]
+
+
+# On conflict
+
+
+def test_skip_leaves_the_one_that_waits_or_runs(claim):
+    skipping = keyed(on_conflict="skip")
+    skipping.enqueue(1)
+    assert skipping.enqueue(2).enqueued == "ignored"
+    (job,) = claim()
+    assert skipping.enqueue(3).enqueued == "ignored"
+    settle(job)
+
+    assert (the_job().state, the_job().args) == (State.SUCCESSFUL, [1])
+    assert skipping.enqueue(4).enqueued == "created"
+    assert (the_job().state, the_job().args) == (State.READY, [4])
+
+
+def test_to_be_asked_for_again_never_puts_a_job_off():
+    keyed().enqueue(1)
+    before = the_job().run_after
+
+    keyed(run_after=timedelta(hours=1)).enqueue(2)
+
+    assert (the_job().state, the_job().run_after) == (State.READY, before)
+
+
+def test_to_be_asked_for_at_once_brings_a_job_forward():
+    keyed(run_after=timedelta(hours=1)).enqueue(1)
+
+    keyed().enqueue(2)
+
+    assert the_job().state == State.READY
+
+
+def test_replace_puts_a_job_off_but_not_for_ever():
+    replacing = keyed(
+        on_conflict="replace", run_after=timedelta(minutes=5), max_wait=timedelta(minutes=8)
+    )
+    replacing.enqueue(1)
+    first = the_job()
+    Job.objects.update(
+        run_after=first.run_after - timedelta(minutes=4),
+        enqueued_at=first.enqueued_at - timedelta(minutes=4),
+    )
+    began = the_job().enqueued_at
+
+    replacing.enqueue(2)
+
+    assert (the_job().args, the_job().state) == ([2], State.SCHEDULED)
+    assert the_job().run_after == began + timedelta(minutes=8)
+
+
+def test_replace_while_it_runs_is_run_after_that_at_its_time(claim):
+    keyed().enqueue(1)
+    (running,) = claim()
+    keyed(on_conflict="replace", run_after=timedelta(minutes=5)).enqueue(2)
+
+    settle(running)
+
+    assert (the_job().state, the_job().args) == (State.SCHEDULED, [2])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "wait"),
+    [
+        ("interrupted", State.READY, 0.0),
+        ("failed", State.READY, 0.0),
+        ("failed", State.SCHEDULED, 2.0),
+        ("snoozed", State.READY, 0.0),
+    ],
+)
+def test_replace_while_it_runs_waits_for_its_time_however_the_attempt_ends(
+    claim, outcome, state, wait
+):
+    keyed().enqueue(1)
+    (running,) = claim()
+    keyed(on_conflict="replace", run_after=timedelta(minutes=5)).enqueue(2)
+    wanted = the_job().run_after
+
+    direct.settle([AttemptResult.of(running, Execution.Outcome(outcome), state, wait=wait)])
+
+    assert (the_job().state, the_job().args, the_job().run_after) == (State.SCHEDULED, [2], wanted)
+    assert (the_job().asked_again, the_job().failures, the_job().attempts_before) == (False, 0, 1)
+
+
+def test_replace_of_one_that_is_given_back_waits_for_its_time(claim):
+    keyed().enqueue(1)
+    (claimed,) = claim()
+    keyed(on_conflict="replace", run_after=timedelta(minutes=5)).enqueue(2)
+    wanted = the_job().run_after
+
+    assert direct.release([claimed]) == {claimed.pk}
+
+    assert (the_job().state, the_job().args, the_job().run_after) == (State.SCHEDULED, [2], wanted)
+    assert not the_job().asked_again
+
+
+def test_a_call_during_an_attempt_that_is_tried_again_waits_as_long_as_the_retry_would(claim):
+    keyed().enqueue(1)
+    (running,) = claim()
+    keyed().enqueue(2)
+
+    direct.settle([AttemptResult.of(running, Execution.Outcome.FAILED, State.SCHEDULED, wait=60.0)])
+
+    assert (the_job().state, the_job().args) == (State.SCHEDULED, [2])
+    assert the_job().run_after - the_job().enqueued_at > timedelta(seconds=59)
+
+
+# Many, and by a function
+
+
+def test_many_with_keys_are_written_together_and_the_last_call_of_a_key_counts(
+    django_assert_max_num_queries,
+):
+    index_document.enqueue_many([(n, "old") for n in range(0, 300, 2)])
+
+    with django_assert_max_num_queries(30):
+        results = index_document.enqueue_many([*((n, "new") for n in range(300)), (7, "newest")])
+
+    assert Job.objects.count() == 300
+    assert [result.enqueued for result in results[:3]] == ["merged", "created", "merged"]
+    assert Job.objects.get(key="tests.tasks.index_document 7").args == [7, "newest"]
+    assert {job.args[1] for job in Job.objects.exclude(key__endswith=" 7")} == {"new"}
+
+
+def test_a_key_is_computed_from_the_arguments_that_it_names():
+    index_document.enqueue(5)
+    index_document.enqueue(number=5, text="again")
+
+    assert the_job().key == "tests.tasks.index_document 5"
+
+
+def test_no_key_makes_a_job_of_its_own():
+    index_document.enqueue(None)
+    index_document.enqueue(None)
+
+    assert list(Job.objects.values_list("key", flat=True)) == [None, None]
+
+
+def test_the_worker_runs_it_once_more(monkeypatch):
+    keyed().enqueue(1)
+    keyed().enqueue(2)
+
+    assert drain() == 1
+    keyed().enqueue(3)
+    assert drain() == 1
+    assert the_job().result == 3
+
+
+def test_a_rollback_takes_it_back():
+    keyed().enqueue(1)
+    with transaction.atomic():
+        assert keyed().enqueue(2).enqueued == "merged"
+        transaction.set_rollback(True)
+
+    assert the_job().args == [1]
+
+
+def test_after_the_commit_in_another_database_the_result_tells_which_job_it_is():
+    first = index_document.using(backend="other").enqueue(1)
+    with transaction.atomic():
+        second = index_document.using(backend="other").enqueue(1)
+        assert second.enqueued_at is None
+
+    assert (second.id, second.enqueued) == (first.id, "merged")
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"key": lambda page: page},
+            "key takes 'page', which is no argument of add(): it has a, b.",
+        ),
+        ({"key": 5}, "key must be a function of the task's arguments, or text, not 5."),
+        ({"key": ""}, "key must be text of 1 to 200 characters"),
+        ({"key": "x" * 201}, "key must be text of 1 to 200 characters"),
+        ({"key": "a\x00"}, "NUL"),
+        ({"version": 5}, "version compares calls with one key. Add key=..., or leave it out."),
+        (
+            {"key": "a", "version": 1.5},
+            "version must be a whole number of at most 63 bits, not 1.5.",
+        ),
+        (
+            {"key": "a", "version": lambda page: page},
+            "version takes 'page', which is no argument of add(): it has a, b.",
+        ),
+        (
+            {"key": "a", "on_conflict": "merge"},
+            "on_conflict must be one of 'rerun', 'skip', 'replace', not 'merge'.",
+        ),
+        (
+            {"key": "a", "max_wait": timedelta(minutes=1)},
+            "max_wait bounds how long on_conflict='replace' puts a job off.",
+        ),
+        (
+            {"key": "a", "max_wait": timedelta(-1), "on_conflict": "replace"},
+            "max_wait must be a timedelta above 0",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_where_it_is_written(settings, said):
+    with pytest.raises(InvalidTask) as caught:
+        task(**settings)(add.func)
+
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [1.5, True, [1], ""])
+def test_what_cannot_be_a_key_is_refused_when_it_is_enqueued(value):
+    with pytest.raises(
+        ValueError, match=r"index_document: what key returned must be text of 1 to 200 characters"
+    ):
+        index_document.enqueue(value)
+
+    assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize("value", [1.5, True, "1", 2**63])
+def test_what_cannot_be_a_version_is_refused_when_it_is_enqueued(value):
+    with pytest.raises(
+        ValueError,
+        match=r"add_newest: what version returned must be a whole number of at most 63 bits",
+    ):
+        add_newest.enqueue(1, value)
+
+    assert not Job.objects.exists()

@@ -1,0 +1,359 @@
+"""``manage.py runqueue`` with real processes and real signals."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from datetime import timedelta
+
+import pytest
+from django.db import connections
+from django.db.models import Max, Min
+
+from django_dbqueue.models import Execution, Job, Process, Queue
+
+from .. import tasks
+from ..conftest import LONG, is_found_within, log_of, until
+from ..models import Run
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(180)]
+
+# SQLite has one writer at a time: there the runtime is one process.
+MANY = [] if connections["default"].vendor != "sqlite" else ["--embedded"]
+
+
+def state_of(result):
+    return Job.objects.values_list("state", flat=True).get(pk=result.id)
+
+
+@pytest.mark.timeout(900)  # On a quiet machine it takes 20 s.
+def test_ten_thousand_jobs_run_exactly_once(runqueue):
+    tasks.record.enqueue_many([()] * 10_000)
+
+    child = runqueue("--drain", *(MANY or ["--processes", "4"]))
+
+    assert child.wait(800) == 0, log_of(child)
+    assert Run.objects.count() == 10_000
+    assert set(Job.objects.values_list("state", flat=True)) == {"successful"}
+    # One for each job; a busy machine may have given some back, claimed and not begun, which counts no execution.
+    assert set(Execution.objects.values_list("outcome", flat=True)) == {"successful"}
+    assert Execution.objects.count() == 10_000
+
+
+def test_a_drain_says_that_a_job_failed(runqueue):
+    tasks.fail.enqueue()
+    tasks.add.enqueue(1)
+
+    child = runqueue("--drain", *MANY)
+
+    assert child.wait(LONG) == 1
+    assert "failed: ValueError: it failed" in log_of(child)
+    assert set(Job.objects.values_list("state", flat=True)) == {"failed", "successful"}
+
+
+def test_a_drain_leaves_what_is_not_due(runqueue):
+    later = tasks.add.using(run_after=timedelta(hours=1)).enqueue(1)
+
+    assert runqueue("--drain", *MANY).wait(LONG) == 0
+    assert state_of(later) == "scheduled"
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+def test_neighbours_do_not_notice_a_task_that_misbehaves(runqueue, embedded):
+    bad = [
+        "exit",
+        "interrupt",
+        "memory",
+        "recursion",
+        "unrepresentable",
+        "stop iteration",
+        "not json",
+    ]
+    worse = ["open transaction", "broken transaction", "autocommit off", "closed connection"]
+    for _ in range(3):
+        for how in [*bad, *worse]:
+            tasks.misbehave.enqueue(how)
+            tasks.record.enqueue()
+            tasks.echo.enqueue(how)
+
+    child = runqueue("--drain", "--threads", "2", *(["--embedded"] if embedded else MANY))
+
+    assert child.wait(LONG) == 1
+    assert not list(
+        Execution.objects.filter(outcome="failed")
+        .exclude(job__task="tests.tasks.misbehave")
+        .values_list("traceback", flat=True)
+    )
+    assert Run.objects.count() == 33
+    assert not Run.objects.filter(job__startswith="never").exists()
+    assert not Job.objects.exclude(state__in=["successful", "failed"]).exists()
+    assert Job.objects.filter(task="tests.tasks.echo", state="successful").count() == 33
+    assert Job.objects.filter(task="tests.tasks.misbehave", state="failed").count() == 3 * len(
+        [*bad, "broken transaction"]
+    )
+    assert "was lost" not in log_of(child)
+
+
+def test_coroutines_run_together(runqueue):
+    tasks.echo.enqueue_many([("x", 1.0)] * 50)
+
+    assert runqueue("--drain", "--threads", "1", *MANY).wait(LONG) == 0
+
+    assert Job.objects.filter(state="successful").count() == 50
+    ran = Execution.objects.aggregate(first=Min("started_at"), last=Max("finished_at"))
+    assert (ran["last"] - ran["first"]).total_seconds() < 25
+
+
+def test_sigterm_lets_running_jobs_end(runqueue):
+    result = tasks.tell_and_sleep.enqueue(2)
+    child = runqueue(*MANY)
+    until(Run.objects.exists)
+
+    child.send_signal(signal.SIGTERM)
+
+    assert child.wait(LONG) == 0
+    assert state_of(result) == "successful"
+    assert not Process.objects.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_whole_group_lets_running_jobs_end_too(runqueue, number):
+    result = tasks.tell_and_sleep.enqueue(2)
+    child = runqueue(*MANY)
+    until(Run.objects.exists)
+
+    os.killpg(child.pid, number)
+
+    assert child.wait(LONG) == 0
+    assert state_of(result) == "successful"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_after_shutdown_timeout_a_job_is_given_back_and_costs_no_attempt(runqueue, number):
+    result = tasks.tell_and_sleep.enqueue(60)
+    child = runqueue("--shutdown-timeout", "0.5", *MANY)
+    until(Run.objects.exists)
+
+    child.send_signal(number)
+
+    assert child.wait(LONG) == 0, log_of(child)
+    assert state_of(result) == "ready"
+    assert Execution.objects.get().outcome == Execution.Outcome.INTERRUPTED
+    assert Job.objects.get().failures == 0
+    assert "ends with its process" in log_of(child)
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGQUIT])
+def test_a_second_signal_means_now(runqueue, second):
+    result = tasks.tell_and_sleep.enqueue(3600)
+    child = runqueue("--shutdown-timeout", "3600", *MANY)
+    until(Run.objects.exists)
+
+    child.send_signal(signal.SIGTERM)
+    until(lambda: "jobs still running:" in log_of(child))
+    child.send_signal(second)
+
+    assert child.wait(LONG) == 0
+    assert state_of(result) == "ready"
+
+
+def test_jobs_that_were_claimed_ahead_are_given_back_at_shutdown(runqueue):
+    tasks.nothing.enqueue_many([()] * 300)
+    child = runqueue("--threads", "1", *MANY)
+    until(lambda: not Job.objects.filter(state__in=["ready", "running"]).exists())
+    tasks.sleep.enqueue_many([(0.3,)] * 30)
+    until(lambda: Job.objects.running().count() > 1)
+
+    child.send_signal(signal.SIGTERM)
+
+    assert child.wait(LONG) == 0
+    assert not Job.objects.running().exists()
+    assert Job.objects.ready().count() > 10
+    assert set(Execution.objects.values_list("outcome", flat=True)) == {"successful"}
+
+
+@pytest.mark.skipif(bool(MANY), reason="In one process there is nobody left to notice.")
+@pytest.mark.parametrize(("how", "cause"), [("kill", "signal 9"), ("exit", "exit code 7")])
+def test_a_worker_that_dies_is_replaced_until_the_job_that_kills_has_failed(runqueue, how, cause):
+    killer = tasks.die.enqueue(how)
+
+    child = runqueue("--threads", "2")
+
+    until(lambda: state_of(killer) == "failed")
+    assert cause in log_of(child)
+    assert Execution.objects.filter(job_id=killer.id, outcome="lost").count() == 3
+    after = tasks.add.enqueue(1)
+    until(lambda: state_of(after) == "successful")
+
+
+@pytest.mark.skipif(bool(MANY), reason="In one process there is nobody left to notice.")
+def test_a_neighbour_of_the_job_that_killed_its_worker_runs_again(runqueue):
+    neighbour = tasks.sleep.enqueue(1)
+    runqueue("--threads", "2")
+    until(lambda: state_of(neighbour) == "running")
+
+    killer = tasks.die.enqueue()
+    until(lambda: Execution.objects.filter(outcome="lost").count() >= 2)
+    until(Job.objects.filter(pk=killer.id).discard)
+
+    until(lambda: state_of(neighbour) == "successful")
+
+
+@pytest.mark.skipif(bool(MANY), reason="In one process there is no supervisor to lose.")
+def test_workers_end_with_their_supervisor(runqueue):
+    child = runqueue("--processes", "2")
+    pids = until(
+        lambda: (
+            [p.pid for p in Process.objects.filter(kind="worker")]
+            if Process.objects.count() == 4
+            else None
+        )
+    )
+
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait(LONG)
+
+    def gone(pid):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    until(lambda: all(gone(pid) for pid in pids))
+
+
+def test_queues_are_served_in_the_order_given(runqueue):
+    for name in ["low", "skip", "mid-1", "high"]:
+        for number in range(3):
+            tasks.row.using(queue_name=name).enqueue(f"{name} {number}")
+
+    assert (
+        runqueue("--drain", "--embedded", "--threads", "1", "--queues", "high,mid*,-skip,*").wait(
+            LONG
+        )
+        == 0
+    )
+
+    order = [
+        re.sub(r" \d", "", name)
+        for name in Run.objects.order_by("pk").values_list("job", flat=True)
+    ]
+    assert order == ["high"] * 3 + ["mid-1"] * 3 + ["low"] * 3
+    assert Job.objects.ready().filter(queue="skip").count() == 3
+
+
+def test_greater_priority_goes_first(runqueue):
+    for priority in [0, -100, 100, 50]:
+        tasks.row.using(priority=priority, queue_name=f"queue-{priority}").enqueue(f"{priority}")
+
+    assert runqueue("--drain", "--embedded", "--threads", "1").wait(LONG) == 0
+
+    assert list(Run.objects.order_by("pk").values_list("job", flat=True)) == [
+        "100",
+        "50",
+        "0",
+        "-100",
+    ]
+
+
+def test_a_paused_queue_is_left_alone_until_it_is_resumed(runqueue):
+    Queue.objects.know(["default"])
+    Queue.objects.all().pause()
+    result = tasks.add.enqueue(1)
+    runqueue(*MANY)
+    other = tasks.add.using(queue_name="free").enqueue(1)
+    until(lambda: state_of(other) == "successful")
+    assert state_of(result) == "ready"
+
+    Queue.objects.all().resume()
+
+    until(lambda: state_of(result) == "successful")
+
+
+def test_a_scheduled_job_runs_in_time(runqueue):
+    runqueue(*MANY)
+    until(lambda: Process.objects.filter(kind="dispatcher").exists())
+    result = tasks.add.using(run_after=timedelta(seconds=1)).enqueue(1)
+
+    until(lambda: state_of(result) == "successful")
+
+    execution, job = Execution.objects.get(), Job.objects.get()
+    assert 0 <= (execution.started_at - job.run_after).total_seconds() < 8
+
+
+def test_an_idle_worker_is_woken_at_once(runqueue):
+    if connections["default"].vendor != "postgresql":
+        pytest.skip("Only PostgreSQL can wake a worker.")
+    runqueue("--poll-interval", "30")
+
+    assert is_found_within(tasks.nothing, 2)
+
+
+def test_a_worker_process_is_replaced_after_max_jobs(runqueue):
+    tasks.nothing.enqueue_many([()] * 30)
+
+    child = runqueue("--drain", "--max-jobs", "10", "--threads", "1", *MANY)
+
+    assert child.wait(LONG) == 0, log_of(child)
+    assert Execution.objects.values("process").distinct().count() > 1
+    assert Execution.objects.filter(outcome="successful").count() == 30
+
+
+def test_a_worker_that_is_replaced_after_max_jobs_lets_its_running_jobs_end(runqueue):
+    long = tasks.sleep.using(priority=1).enqueue(3)
+    tasks.nothing.enqueue_many([()] * 30)
+
+    child = runqueue(
+        "--drain", "--max-jobs", "10", "--threads", "2", "--shutdown-timeout", "0.5", *MANY
+    )
+
+    assert child.wait(LONG) == 0, log_of(child)
+    assert long.wait(timeout=1).attempts == 1
+
+
+def test_dispatcher_and_workers_can_run_apart(runqueue):
+    if MANY:
+        pytest.skip("SQLite has one writer at a time.")
+    result = tasks.add.using(run_after=timedelta(milliseconds=1)).enqueue(1)
+    runqueue("--only", "workers")
+    until(lambda: Process.objects.filter(kind="worker").exists())
+    assert not Process.objects.filter(kind="dispatcher").exists()
+    assert state_of(result) == "scheduled"
+
+    runqueue("--only", "dispatcher")
+
+    until(lambda: state_of(result) == "successful")
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_the_other_backend_has_workers_of_its_own(runqueue):
+    result = tasks.add.using(backend="other").enqueue(1)
+
+    assert runqueue("--drain", "--backend", "other", *MANY).wait(LONG) == 0
+
+    assert Job.objects.using("other").get(pk=result.id).state == "successful"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--backend", "nowhere"],
+            "There is no backend 'nowhere' in TASKS; there are default, other.",
+        ),
+        (["--threads", "0"], "threads=0 is not a whole number of at least 1"),
+        (["--drain", "--only", "workers"], "--drain needs workers and a dispatcher"),
+        (["--drain", "--reload"], "--reload starts again and again; --drain ends"),
+        (["--queues", ""], "queues names none"),
+        (["--queues", "a*b"], "'a*b' is not a queue"),
+        (["--poll-interval", "-1"], "poll_interval=-1.0 is not a number of seconds above 0"),
+    ],
+)
+def test_bad_arguments_are_named_with_their_remedy(runqueue, arguments, message):
+    child = runqueue(*arguments)
+
+    assert child.wait(LONG) == 1
+    assert message in log_of(child)
+    assert "Traceback" not in log_of(child)

@@ -1,0 +1,912 @@
+"""Recurring tasks: declared, synchronised, planned, enqueued once for each of their times."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import threading
+import types
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from django.core.checks import run_checks
+from django.db import IntegrityError, connection, connections, transaction
+from django.test.utils import CaptureQueriesContext
+
+from django_dbqueue import checks, recurring, recurring_command, testing
+from django_dbqueue.compat import FrameworkTask
+from django_dbqueue.contrib.tasks import call_command
+from django_dbqueue.engine import recurring as recurring_engine
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.exceptions import InvalidSchedule, InvalidTaskPath
+from django_dbqueue.models import Execution, Job, RecurringExecution, RecurringTask
+from django_dbqueue.models.expressions import Now, after
+from django_dbqueue.recurrence.declare import declared
+from django_dbqueue.recurrence.target import enqueue
+from django_dbqueue.runtime.scheduler import Scheduler
+
+from .. import direct, tasks
+from ..conftest import LONG, log_of, until
+from ..models import Effect
+from ..reliability.conftest import Elsewhere
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+UTC = timezone.utc
+MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def a_module(monkeypatch):
+    """Import a module of tasks that is written here."""
+
+    def imported(text: str) -> None:
+        lines = textwrap.dedent(text)
+        module = types.ModuleType("shop_tasks")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(lines, module.__dict__)
+
+    return imported
+
+
+@pytest.fixture
+def scheduler(backend) -> Scheduler:
+    return a_scheduler(backend)
+
+
+def a_scheduler(backend) -> Scheduler:
+    """One that looks each time."""
+    scheduler = Scheduler(backend)
+    scheduler.LOOK = 0.0
+    return scheduler
+
+
+def turn(scheduler: Scheduler) -> float:
+    scheduler._look_at = scheduler._declare_at = 0.0
+    return scheduler.turn(waiting=True)
+
+
+def a_row(**values) -> RecurringTask:
+    given = {"name": "every hour", "task": "tests.tasks.nothing", "every": HOUR}
+    return RecurringTask.objects.create(**{**given, **values})
+
+
+def due(row: RecurringTask, ago: timedelta = timedelta(seconds=1)) -> datetime:
+    """Have it planned for a time that has come. Returns the time."""
+    RecurringTask.objects.filter(pk=row.pk).update(next_run_at=after(-ago))
+    row.refresh_from_db()
+    return row.next_run_at
+
+
+def times(row: RecurringTask) -> list[datetime]:
+    return list(
+        RecurringExecution.objects.filter(task=row)
+        .order_by("run_at")
+        .values_list("run_at", flat=True)
+    )
+
+
+def now() -> datetime:
+    a = RecurringTask.objects.annotate(seen_at=Now()).first()
+    return a.seen_at
+
+
+def end(job: Job, claim, state=Job.State.SUCCESSFUL, **values) -> None:
+    (claimed,) = claim()
+    assert claimed.pk == job.pk
+    outcome = (
+        Execution.Outcome.SUCCESSFUL if state == Job.State.SUCCESSFUL else Execution.Outcome.FAILED
+    )
+    direct.settle([AttemptResult.of(claimed, outcome, state, **values)])
+
+
+class TestDeclared:
+    def test_a_decorator_above_task_makes_a_row_named_by_the_tasks_path(self, scheduler):
+        recurring(
+            "0 9 * * mon-fri",
+            timezone="Europe/Berlin",
+            args=[1],
+            kwargs={"b": 2},
+            queue_name="mail",
+            priority=7,
+        )(tasks.add)
+
+        turn(scheduler)
+
+        row = RecurringTask.objects.get()
+        assert (row.name, row.task, row.is_from_code, row.is_enabled) == (
+            "tests.tasks.add",
+            "tests.tasks.add",
+            True,
+            True,
+        )
+        assert (row.cron, row.timezone, row.args, row.kwargs) == (
+            "0 9 * * mon-fri",
+            "Europe/Berlin",
+            [1],
+            {"b": 2},
+        )
+        assert (row.queue, row.priority) == ("mail", 7)
+
+    @pytest.mark.parametrize(
+        "origin", ["django_dbqueue", FrameworkTask.__module__.removesuffix(".base")]
+    )
+    def test_a_decorator_below_task_is_as_good_and_whosever_task_it_is(
+        self, scheduler, a_module, origin
+    ):
+        a_module(f"""
+            from datetime import timedelta
+            from django_dbqueue import recurring
+            from {origin} import task
+
+            @task
+            @recurring(every=timedelta(minutes=1))
+            def report(): pass
+        """)
+
+        turn(scheduler)
+
+        assert RecurringTask.objects.get().name == "shop_tasks.report"
+
+    def test_a_module_that_is_imported_again_declares_its_own_again(self, a_module):
+        text = """
+            from datetime import timedelta
+            from django_dbqueue import recurring, recurring_command, task
+
+            @recurring(every=timedelta(minutes={}))
+            @task
+            def report(): pass
+
+            recurring_command("check", every=timedelta(minutes=1))
+        """
+        a_module(text.format(1)), a_module(text.format(2))
+
+        assert declared()["shop_tasks.report"].recurrence.every == 2 * MINUTE
+
+    def test_a_function_that_never_becomes_a_task_is_said_and_left_out(self, scheduler, caplog):
+        recurring(every=MINUTE)(tasks.SuspiciousOperation)
+
+        turn(scheduler), turn(scheduler)
+
+        assert not RecurringTask.objects.exists()
+        assert caplog.text.count("It does not run") == 1
+
+    def test_a_task_may_have_several_schedules_if_their_names_differ(self, scheduler):
+        recurring("0 9 * * *", args=[1])(recurring("0 12 * * *", name="noon", args=[2])(tasks.add))
+
+        turn(scheduler)
+
+        assert set(RecurringTask.objects.values_list("name", "args__0")) == {
+            ("tests.tasks.add", 1),
+            ("noon", 2),
+        }
+
+    def test_a_command_runs_as_a_job(self, scheduler, claim):
+        recurring_command(
+            "check",
+            "--database",
+            "default",
+            every=MINUTE,
+            options={"verbosity": 0},
+            queue_name="nightly",
+        )
+        turn(scheduler)
+        due(RecurringTask.objects.get())
+
+        turn(scheduler)
+
+        job = Job.objects.get()
+        assert (job.task, job.queue) == (call_command.module_path, "nightly")
+        assert (job.args, job.kwargs) == (["check", "--database", "default"], {"verbosity": 0})
+        testing.drain()
+        assert Job.objects.get().state == "successful"
+
+    def test_the_task_of_another_backend_is_left_to_its_dispatcher(self, scheduler):
+        recurring(every=MINUTE)(tasks.nothing.using(backend="other"))
+        recurring_command("check", every=MINUTE, backend="other")
+
+        turn(scheduler)
+
+        assert not RecurringTask.objects.exists()
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("options", "why"),
+        [
+            ({}, "neither a cron expression nor every"),
+            ({"cron": "0 9 * * *", "every": HOUR}, "Leave one out"),
+            ({"every": timedelta()}, "every must be from one second"),
+            ({"every": -HOUR}, "every must be from one second"),
+            ({"every": 300}, "every must be a timedelta"),
+            ({"cron": "0 9 * * *", "timezone": "Europe/Berlim"}, "Did you mean 'Europe/Berlin'"),
+            ({"every": HOUR, "timezone": "Europe/Berlin"}, "changes nothing about every"),
+            ({"cron": "0 0 31 2 *"}, "never comes"),
+            ({"cron": "R 0 * * *"}, "Write H"),
+            ({"cron": "0 9 * * *", "drift": True}, "Use every"),
+            ({"every": HOUR, "jitter": HOUR}, "is not shorter than 1:00:00"),
+            ({"cron": "0,5 9 * * *", "jitter": 10 * MINUTE}, "is not shorter than 0:05:00"),
+            ({"every": HOUR, "jitter": -MINUTE}, "jitter must be"),
+            ({"every": HOUR, "jitter": 30}, "jitter must be"),
+            ({"every": HOUR, "missed": "some"}, "none of skip, one, all"),
+            ({"every": HOUR, "missed": "all", "most_missed": 0}, "from 1 to 1000"),
+            ({"every": HOUR, "starts_at": datetime(2027, 1, 1)}, "aware"),
+            (
+                {
+                    "every": HOUR,
+                    "starts_at": datetime(2027, 1, 2, tzinfo=UTC),
+                    "ends_at": datetime(2027, 1, 1, tzinfo=UTC),
+                },
+                "not after",
+            ),
+            ({"every": HOUR, "args": [1, 2, 3]}, "too many positional arguments"),
+            ({"every": HOUR, "args": []}, "missing a required argument: 'a'"),
+            ({"every": HOUR, "kwargs": {"a": 1, "c": 2}}, "unexpected keyword argument 'c'"),
+            ({"every": HOUR, "args": [object()]}, "Unsupported type"),
+            ({"every": HOUR, "args": "1"}, "must be a list"),
+            ({"every": HOUR, "priority": 200}, "between -100 and 100"),
+            ({"every": HOUR, "name": ""}, "is not a name"),
+            ({"every": HOUR, "name": "x" * 256}, "is not a name"),
+        ],
+    )
+    def test_it_is_refused_when_it_is_declared(self, options, why):
+        with pytest.raises(InvalidSchedule) as error:
+            recurring(**{"args": [1], **options} if "kwargs" not in options else options)(tasks.add)
+
+        assert why in str(error.value)
+        assert not declared()
+
+    def test_two_tasks_cannot_have_one_name(self):
+        recurring(every=HOUR, name="report")(tasks.nothing)
+
+        with pytest.raises(InvalidSchedule, match=r"already the recurring tests\.tasks\.nothing"):
+            recurring(every=HOUR, name="report")(tasks.fail)
+
+    def test_two_schedules_of_a_task_cannot_have_one_name(self):
+        with pytest.raises(InvalidSchedule, match=r"Give this one a name of its own: name=\.\.\."):
+            recurring(every=HOUR)(recurring(every=MINUTE)(tasks.nothing))
+
+    def test_an_unknown_command_is_refused(self):
+        with pytest.raises(InvalidSchedule, match="no command 'clearsesions'"):
+            recurring_command("clearsesions", cron="0 3 * * *")
+
+    def test_what_a_command_does_not_take_is_refused(self):
+        with pytest.raises(InvalidSchedule, match="does not take verbosity"):
+            recurring_command("check", cron="0 3 * * *", verbosity=0)
+
+    def test_what_is_no_function_is_refused(self):
+        with pytest.raises(InvalidSchedule, match="Put it above @task"):
+            recurring(every=HOUR)("tests.tasks.add")
+
+
+class TestChecked:
+    """What is wrong is said by ``manage.py check``, before anything runs."""
+
+    def found(self) -> str:
+        return " ".join(
+            message.msg
+            for message in run_checks(tags=["dbqueue_recurring"])
+            if message.id == "dbqueue.E006"
+        )
+
+    @pytest.mark.parametrize("other", ["ImmediateBackend", "DummyBackend"])
+    def test_task_of_a_backend_that_enqueues_nothing_again_is_an_error(self, settings, other):
+        module = FrameworkTask.__module__.removesuffix(".base")
+        path = {"ImmediateBackend": "immediate", "DummyBackend": "dummy"}[other]
+        settings.TASKS = {
+            **settings.TASKS,
+            "quick": {"BACKEND": f"{module}.backends.{path}.{other}"},
+        }
+        recurring(every=HOUR)(tasks.nothing.using(backend="quick"))
+        recurring(every=HOUR, name="below")(tasks.nothing.func)
+        recurring_command("check", every=HOUR, backend="quick")
+
+        assert self.found().count("TASKS['quick'], which is no DatabaseBackend") == 2
+
+    def test_project_without_a_database_backend_is_warned_of_recurring_tasks(self, settings):
+        module = FrameworkTask.__module__.removesuffix(".base")
+        settings.TASKS = {"default": {"BACKEND": f"{module}.backends.dummy.DummyBackend"}}
+        recurring(every=HOUR)(tasks.nothing)
+        recurring_command("check", every=HOUR)
+
+        assert self.found() == ""
+        assert [message.id for message in run_checks(tags=["dbqueue_recurring"])] == [
+            "dbqueue.W004"
+        ] * 2
+
+    def test_nothing_is_wrong_with_what_can_recur(self):
+        recurring(every=HOUR)(tasks.nothing)
+        recurring_command("check", every=HOUR)
+
+        assert self.found() == ""
+
+    def test_what_stands_below_task_is_checked_too(self, monkeypatch):
+        recurring(every=HOUR, args=[1])(tasks.nothing.func)
+        recurring(every=HOUR)(tasks.SuspiciousOperation)
+        recurring_command("check", every=HOUR, priority=200)
+
+        assert (
+            "'tests.tasks.nothing': tests.tasks.nothing(): too many positional arguments"
+            in self.found()
+        )
+        assert "SuspiciousOperation" in self.found()
+        assert "'check': priority must be" in self.found()
+
+    def test_a_module_that_cannot_be_imported_for_it_is_named(self, monkeypatch, tmp_path):
+        (tmp_path / "shop_broken.py").write_text(
+            "from django_dbqueue import recurring\nrecurring('0 0 31 2 *')(print)"
+        )
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setattr(checks, "_task_modules", lambda: ["shop_broken"])
+
+        assert "shop_broken: 'builtins.print': '0 0 31 2 *' never comes" in self.found()
+
+
+class TestSynchronised:
+    def declare(self, **values):
+        recurring(**{"every": HOUR, "name": "report", **values})(tasks.nothing)
+
+    def test_what_an_operator_has_disabled_stays_disabled(self, scheduler, backend):
+        self.declare()
+        turn(scheduler)
+        RecurringTask.objects.all().disable()
+
+        turn(a_scheduler(backend))
+
+        assert not RecurringTask.objects.get().is_enabled
+
+    def test_a_time_that_was_planned_stays_planned(self, scheduler, backend):
+        self.declare()
+        turn(scheduler)
+        planned = due(RecurringTask.objects.get(), -17 * MINUTE)
+
+        turn(a_scheduler(backend))
+
+        assert RecurringTask.objects.get().next_run_at == planned
+
+    def test_another_schedule_is_planned_anew(self, scheduler, backend):
+        self.declare()
+        turn(scheduler)
+        _forget_declarations()
+        self.declare(every=None, cron="0 4 1 1 *", timezone="UTC")
+
+        turn(a_scheduler(backend))
+
+        row = RecurringTask.objects.get()
+        assert (row.next_run_at.month, row.next_run_at.day, row.next_run_at.hour) == (1, 1, 4)
+
+    def test_old_code_leaves_the_rows_of_new_code_alone_while_that_is_there(
+        self, scheduler, backend
+    ):
+        self.declare(args=[], priority=1)
+        turn(scheduler)
+        _forget_declarations()
+        self.declare(priority=2)
+        new = a_scheduler(backend)
+        turn(new)
+
+        _forget_declarations()
+        self.declare(priority=1)
+        due(RecurringTask.objects.get())
+        turn(scheduler)
+
+        assert RecurringTask.objects.get().priority == 2
+        assert not Job.objects.exists()
+
+    def test_a_row_is_taken_back_from_code_that_is_not_there_any_more(self, scheduler, backend):
+        self.declare(priority=1)
+        turn(scheduler)
+        _forget_declarations()
+        self.declare(priority=2)
+        turn(a_scheduler(backend))
+        RecurringTask.objects.update(declared_at=after(-300))
+
+        _forget_declarations()
+        self.declare(priority=1)
+        turn(scheduler)
+
+        assert RecurringTask.objects.get().priority == 1
+
+    def test_what_this_code_does_not_declare_is_not_enqueued_and_forgotten_after_a_day(
+        self, scheduler, backend
+    ):
+        self.declare()
+        turn(scheduler)
+        row = RecurringTask.objects.get()
+        RecurringExecution.objects.create(task=row, run_at=Now())
+        due(row)
+        _forget_declarations()
+        new = a_scheduler(backend)
+
+        turn(new)
+        assert not Job.objects.exists()
+        new._forget_at = 0.0
+        turn(new)
+        assert RecurringTask.objects.exists()
+        RecurringTask.objects.update(declared_at=after(-90_000))
+        new._forget_at = 0.0
+        turn(new)
+
+        assert not RecurringTask.objects.exists() and not RecurringExecution.objects.exists()
+
+    def test_rows_made_in_the_admin_live_beside_those_from_code(self, scheduler, caplog):
+        a_row(name="report", every=MINUTE)
+        self.declare()
+
+        turn(scheduler), turn(scheduler)
+
+        row = RecurringTask.objects.get()
+        assert (row.every, row.is_from_code) == (MINUTE, False)
+        assert caplog.text.count("rename one of them") == 1
+
+
+def _forget_declarations():
+    sys.modules["django_dbqueue.recurrence.declare"]._by_name.clear()
+
+
+class TestTimes:
+    def test_a_new_row_is_planned_and_runs_at_that_time(self, scheduler):
+        row = a_row()
+
+        turn(scheduler)
+        row.refresh_from_db()
+        assert timedelta() < row.next_run_at - now() <= HOUR
+        planned = due(row)
+        turn(scheduler)
+
+        row.refresh_from_db()
+        assert times(row) == [planned]
+        assert RecurringExecution.objects.get().job == Job.objects.get().pk
+        assert (row.last_run_at, row.next_run_at) == (planned, planned + HOUR)
+
+    def test_an_interval_counts_from_the_planned_time_however_late_it_is_noticed(self, scheduler):
+        row = a_row()
+        planned = due(row, timedelta(minutes=20))
+
+        turn(scheduler)
+
+        row.refresh_from_db()
+        assert row.next_run_at == planned + HOUR
+
+    def test_it_starts_and_ends_when_it_is_to(self, scheduler):
+        start = now_plus(timedelta(days=1))
+        row = a_row(starts_at=start, ends_at=start + 2 * HOUR)
+
+        turn(scheduler)
+
+        row.refresh_from_db()
+        assert row.next_run_at == start
+        assert row.next_times(9) == [start, start + HOUR, start + 2 * HOUR]
+
+    def test_what_has_ended_runs_no_more(self, scheduler):
+        row = a_row(ends_at=now_plus(timedelta(minutes=-1)), every=MINUTE)
+        turn(scheduler)
+        assert RecurringTask.objects.get().next_run_at is None
+
+        row = a_row(name="last", starts_at=now_plus(-30 * MINUTE), ends_at=now_plus(5 * MINUTE))
+        planned = due(row)
+        turn(scheduler), turn(scheduler)
+
+        row.refresh_from_db()
+        assert (times(row), row.next_run_at) == ([planned], None)
+
+    def test_tasks_that_have_had_their_last_time_do_not_keep_others_from_being_enqueued(
+        self, scheduler
+    ):
+        for number in range(scheduler.BATCH + 1):
+            a_row(
+                name=f"over {number}",
+                starts_at=now_plus(-30 * MINUTE),
+                ends_at=now_plus(5 * MINUTE),
+            )
+        row = a_row(name="other")
+        planned = due(row)
+
+        turn(scheduler), turn(scheduler), turn(scheduler)
+
+        assert times(row) == [planned]
+        assert not RecurringTask.objects.exclude(pk=row.pk).waiting().exists()
+
+    def test_task_that_is_over_runs_again_once_its_end_is_later(self, scheduler):
+        row = a_row(starts_at=now_plus(-30 * MINUTE), ends_at=now_plus(5 * MINUTE))
+        turn(scheduler)
+        RecurringTask.objects.update(ends_at=now_plus(2 * HOUR))
+
+        RecurringTask.objects.filter(pk=row.pk).replan()
+        turn(scheduler)
+
+        row.refresh_from_db()
+        assert row.next_run_at
+
+    def test_jitter_holds_a_job_back_for_a_part_of_it(self, scheduler):
+        row = a_row(jitter=10 * MINUTE)
+        due(row)
+
+        turn(scheduler)
+
+        job = Job.objects.get()
+        assert job.state == "scheduled"
+        assert timedelta() < job.run_after - job.enqueued_at < 10 * MINUTE
+
+    def test_the_next_five_times_can_be_asked_for(self):
+        row = a_row(every=None, cron="30 2 * * *", timezone="Europe/Berlin")
+
+        found = row.next_times(5, datetime(2026, 3, 27, 12, tzinfo=UTC))
+
+        assert [f"{each:%d %H:%M}" for each in found] == [
+            "28 01:30",
+            "29 01:00",
+            "30 00:30",
+            "31 00:30",
+            "01 00:30",
+        ]
+
+    def test_the_planned_time_is_the_first_of_them(self):
+        row = a_row()
+        planned = due(row, -17 * MINUTE)
+
+        assert row.next_times(2) == [planned, planned + HOUR]
+
+    def test_times_while_it_is_disabled_are_not_missed(self, scheduler):
+        row = a_row(missed="all")
+        due(row, 5 * HOUR)
+        assert RecurringTask.objects.all().disable() == 1
+        turn(scheduler)
+        assert RecurringTask.objects.all().enable() == 1
+        turn(scheduler)
+
+        row.refresh_from_db()
+        assert not Job.objects.exists() and row.next_run_at > now()
+
+
+def now_plus(wait: timedelta) -> datetime:
+    return datetime.now(UTC).replace(microsecond=0) + wait
+
+
+class TestDrift:
+    @pytest.fixture
+    def row(self, scheduler):
+        row = a_row(drift=True)
+        due(row)
+        turn(scheduler)
+        row.refresh_from_db()
+        return row
+
+    def test_its_next_time_is_known_when_its_job_has_ended(self, row, scheduler, claim):
+        assert row.next_run_at is None
+        turn(scheduler)
+        row.refresh_from_db()
+        assert row.next_run_at is None
+        job = Job.objects.get()
+        end(job, claim)
+
+        turn(scheduler)
+
+        row.refresh_from_db()
+        job.refresh_from_db()
+        assert row.next_run_at == job.finished_at + HOUR
+
+    @pytest.mark.parametrize("how", ["deleted", "discarded", "failed"])
+    def test_it_goes_on_whatever_becomes_of_its_job(self, row, scheduler, claim, how):
+        if how == "deleted":
+            direct.erase([Job.objects.get().pk])
+        elif how == "discarded":
+            Job.objects.all().discard()
+        else:
+            end(Job.objects.get(), claim, Job.State.FAILED)
+
+        turn(scheduler)
+
+        row.refresh_from_db()
+        assert timedelta(minutes=59) < row.next_run_at - now() <= HOUR
+
+    def test_a_job_that_waits_is_waited_for(self, row, scheduler):
+        Job.objects.update(state="scheduled", run_after=after(7200))
+
+        turn(scheduler)
+
+        row.refresh_from_db()
+        assert row.next_run_at is None
+
+    def test_run_now_begins_anew(self, row, scheduler, claim):
+        first = Job.objects.get()
+        direct.run_now(enqueue)
+
+        row.refresh_from_db()
+        assert row.waits_for == Job.objects.exclude(pk=first.pk).get().pk
+
+
+class TestMissed:
+    """Of an hourly task, five times have passed: 4:20, 3:20, 2:20, 1:20 and 0:20 ago."""
+
+    def missed(self, scheduler, ago=timedelta(hours=4, minutes=20), **values):
+        row = a_row(**values)
+        planned = due(row, ago)
+        turn(scheduler)
+        row.refresh_from_db()
+        return [(each - planned) // row.every for each in times(row)], (
+            row.next_run_at - planned
+        ) // row.every
+
+    def test_they_are_skipped(self, scheduler, caplog):
+        assert self.missed(scheduler) == ([], 5)
+        assert "is skipped" in caplog.text
+
+    def test_one_runs_for_all_of_them(self, scheduler):
+        assert self.missed(scheduler, missed="one") == ([4], 5)
+
+    def test_all_run(self, scheduler):
+        assert self.missed(scheduler, missed="all") == ([0, 1, 2, 3, 4], 5)
+        assert Job.objects.count() == 5
+
+    def test_of_too_many_the_newest_run(self, scheduler):
+        assert self.missed(scheduler, missed="all", most_missed=2) == ([3, 4], 5)
+
+    def test_what_is_late_by_less_than_its_interval_is_not_missed(self, scheduler):
+        assert self.missed(scheduler, ago=timedelta(minutes=59)) == ([0], 1)
+
+    def test_a_dispatcher_that_is_late_by_seconds_has_missed_nothing(self, scheduler):
+        assert self.missed(scheduler, ago=timedelta(seconds=5), every=timedelta(seconds=2)) == (
+            [2],
+            3,
+        )
+
+
+class TestOnce:
+    def test_a_time_has_one_execution_by_the_law_of_the_database(self):
+        row = a_row()
+        RecurringExecution.objects.create(task=row, run_at="2026-01-01T00:00:00Z")
+
+        with pytest.raises(IntegrityError), transaction.atomic():
+            RecurringExecution.objects.create(task=row, run_at="2026-01-01T00:00:00Z")
+
+    def test_a_time_that_was_enqueued_is_not_enqueued_again(self, scheduler):
+        row = a_row()
+        planned = due(row)
+        turn(scheduler)
+        RecurringTask.objects.update(next_run_at=planned)
+
+        turn(scheduler)
+
+        assert Job.objects.count() == 1
+        row.refresh_from_db()
+        assert row.next_run_at == planned + HOUR
+
+    def test_many_dispatchers_enqueue_each_time_once(self, backend):
+        rows = [a_row(name=f"row {number}", missed="all", most_missed=3) for number in range(12)]
+        for row in rows:
+            due(row, timedelta(hours=2, minutes=20))
+        together = threading.Barrier(4)
+
+        def dispatch():
+            scheduler = a_scheduler(backend)
+            together.wait(LONG)
+            for _ in range(30):
+                try:
+                    turn(scheduler)
+                except Exception as error:  # SQLite, busy; the dispatcher goes on after that.
+                    assert "locked" in str(error)
+
+        for other in [Elsewhere(dispatch) for _ in range(4)]:
+            other.result()
+
+        assert Job.objects.count() == RecurringExecution.objects.count() == 36
+        assert set(RecurringExecution.objects.values_list("job", flat=True)) == set(
+            Job.objects.values_list("pk", flat=True)
+        )
+
+    @pytest.mark.skipif(
+        connections["default"].vendor == "sqlite", reason="SQLite locks as a whole."
+    )
+    def test_a_row_that_another_holds_is_left_to_it(self, scheduler):
+        row = a_row()
+        due(row)
+        held, go_on = threading.Event(), threading.Event()
+
+        def hold():
+            with transaction.atomic():
+                RecurringTask.objects.select_for_update().get()
+                held.set()
+                assert go_on.wait(LONG)
+
+        other = Elsewhere(hold)
+        assert held.wait(LONG)
+        turn(scheduler)
+        assert not Job.objects.exists()
+        go_on.set()
+        other.result()
+        turn(scheduler)
+
+        assert Job.objects.count() == 1
+
+    def test_the_execution_and_its_job_are_written_together_or_not_at_all(
+        self, scheduler, monkeypatch
+    ):
+        row = a_row()
+        due(row)
+
+        def fail(*args):
+            raise RuntimeError("lost power")
+
+        with pytest.raises(RuntimeError):
+            recurring_engine.enqueue_due(RecurringTask.objects.all(), row, fail)
+
+        assert not RecurringExecution.objects.exists()
+        turn(scheduler)
+        assert Job.objects.count() == 1
+
+    def test_executions_outlive_their_jobs_and_are_forgotten_later(self, scheduler):
+        row = a_row()
+        due(row)
+        turn(scheduler)
+        direct.erase([Job.objects.get().pk])
+        assert RecurringExecution.objects.count() == 1
+
+        assert scheduler.prune(10) == 0
+        RecurringExecution.objects.update(run_at=after(-8 * 86_400))
+        assert scheduler.prune(10) == 1
+
+
+class TestTrouble:
+    def test_one_that_raises_does_not_stop_the_others(self, scheduler, caplog):
+        bad, worse, good = a_row(name="a", args=[1]), a_row(name="b"), a_row(name="c")
+        RecurringTask.objects.filter(pk=worse.pk).update(cron="0 0 31 2 *", every=None)
+        for row in (bad, worse, good):
+            due(row)
+
+        turn(scheduler), turn(scheduler)
+
+        assert [row.task_id for row in RecurringExecution.objects.all()] == [good.pk]
+        assert "too many positional arguments" in RecurringTask.objects.get(pk=bad.pk).problem
+        assert "never comes" in RecurringTask.objects.get(pk=worse.pk).problem
+        assert caplog.text.count("could not be enqueued") == 2
+
+    def test_a_problem_is_over_once_it_is_enqueued(self, backend, scheduler):
+        row = a_row(args=[1])
+        due(row)
+        turn(scheduler)
+        RecurringTask.objects.update(args=[])
+
+        turn(a_scheduler(backend))
+
+        assert RecurringTask.objects.get().problem == ""
+        assert Job.objects.count() == 1
+
+    def test_a_task_that_is_not_known_here_is_left_to_others(self, scheduler, caplog):
+        row = a_row(task="shop.tasks.report")
+        planned = due(row)
+
+        turn(scheduler), turn(scheduler)
+
+        row.refresh_from_db()
+        assert (row.next_run_at, row.problem) == (planned, "")
+        assert caplog.text.count("is left to other dispatchers") == 1
+
+    def test_if_nobody_knows_it_operators_see_why(self, scheduler):
+        row = a_row(task="shop.tasks.report")
+        due(row, 2 * MINUTE)
+
+        turn(scheduler)
+
+        assert "'shop.tasks.report' is not known here" in RecurringTask.objects.get().problem
+
+    def test_the_jobs_of_another_database_are_not_enqueued_from_this_one(
+        self, scheduler, monkeypatch
+    ):
+        monkeypatch.setattr(tasks, "elsewhere", tasks.nothing.using(backend="other"), raising=False)
+        due(a_row(task="tests.tasks.elsewhere"))
+
+        turn(scheduler)
+
+        assert "Make it where they are" in RecurringTask.objects.get().problem
+
+    def test_a_row_calls_one_thing_by_one_schedule(self):
+        a_row()
+        for values in ({"command": "check"}, {"task": ""}, {"cron": "0 9 * * *"}, {"every": None}):
+            with pytest.raises(IntegrityError), transaction.atomic():
+                RecurringTask.objects.update(**values)
+
+
+class TestCost:
+    def test_nothing_is_asked_before_something_may_have_come(self, backend):
+        scheduler = Scheduler(backend)
+        scheduler.turn(waiting=True)
+
+        with CaptureQueriesContext(connection) as seen:
+            pauses = [scheduler.turn(waiting=True) for _ in range(5)]
+
+        assert len(seen) == 0
+        assert set(pauses) == {float("inf")}
+
+    def test_a_look_is_one_query_however_many_rows_there_are(self, scheduler):
+        for number in range(20):
+            due(a_row(name=str(number)), -HOUR)
+        scheduler.turn(waiting=True)
+
+        with CaptureQueriesContext(connection) as seen:
+            scheduler._look_at = 0.0
+            scheduler.turn(waiting=True)
+
+        assert len(seen) == 1
+
+    def test_the_next_time_is_waited_for_to_the_point(self, backend):
+        due(a_row(), timedelta(seconds=-1))
+
+        scheduler = Scheduler(backend)
+
+        assert 0.0 < scheduler.turn(waiting=True) < 1.0
+
+    def test_what_is_new_is_looked_for_every_two_seconds(self, backend):
+        scheduler = Scheduler(backend)
+        scheduler.turn(waiting=True)
+        due(a_row())
+
+        assert scheduler.turn(waiting=True) == float("inf")
+        scheduler._look_at -= scheduler.LOOK
+        scheduler.turn(waiting=True)
+
+        assert Job.objects.count() == 1
+
+
+class TestRunNow:
+    def test_it_is_enqueued_at_once_and_its_next_time_stays(self):
+        row = a_row(jitter=MINUTE)
+        planned = due(row, -17 * MINUTE)
+
+        assert direct.run_now(enqueue) == 1
+
+        row.refresh_from_db()
+        assert Job.objects.get().state == "ready"
+        assert (row.next_run_at, [row.last_run_at]) == (planned, times(row))
+
+    def test_one_that_is_disabled_can_be_run(self):
+        a_row(is_enabled=False)
+
+        assert direct.run_now(enqueue) == 1
+
+    def test_what_cannot_be_called_is_not_run(self):
+        a_row(task="shop.tasks.report")
+
+        with pytest.raises(InvalidTaskPath):
+            direct.run_now(enqueue)
+
+        assert not RecurringExecution.objects.exists()
+
+
+def test_runqueue_runs_what_recurs_on_several_hosts_each_time_once(runqueue):
+    options = '{"task_modules": ["tests.recurring_tasks"], "embedded": true, "poll_interval": 0.2}'
+    children = [runqueue(DBQUEUE_OPTIONS=options) for _ in range(2)]
+
+    until(lambda: Effect.objects.filter(job="tick").count() >= 4)
+
+    assert RecurringExecution.objects.count() == len(
+        set(RecurringExecution.objects.values_list("run_at", flat=True))
+    )
+    jobs = Job.objects.filter(task="tests.recurring_tasks.tick")
+    assert set(RecurringExecution.objects.values_list("job", flat=True)) == set(
+        jobs.values_list("pk", flat=True)
+    )
+    late = [job.enqueued_at.microsecond for job in jobs.order_by("pk")[1:]]
+    assert sorted(late)[len(late) // 2] < 500_000, log_of(children[0])
+
+
+def test_a_drain_runs_no_schedules(runqueue):
+    options = '{"task_modules": ["tests.recurring_tasks"], "embedded": true}'
+    child = runqueue("--drain", DBQUEUE_OPTIONS=options)
+
+    assert child.wait(LONG) == 0
+    testing.drain()
+
+    assert not RecurringTask.objects.exists() and not Job.objects.exists()
+
+
+def test_a_schedule_that_cannot_be_is_not_saved():
+    with pytest.raises(InvalidSchedule, match="99"):
+        RecurringTask.objects.create(name="wrong", task="tests.tasks.nothing", cron="99 * * * *")
+    row = RecurringTask.objects.create(name="right", task="tests.tasks.nothing", cron="9 * * * *")
+    row.cron = "99 * * * *"
+    with pytest.raises(InvalidSchedule, match="99"):
+        row.save(update_fields=["cron"])
+
+    assert RecurringTask.objects.get().cron == "9 * * * *"

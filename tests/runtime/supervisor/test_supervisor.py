@@ -1,0 +1,176 @@
+"""The supervisor and the heartbeat, in the test's own process."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from django.db import connection, connections
+
+from django_dbqueue import batch
+from django_dbqueue.core.queue_selector import QueueSelector
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.models import Execution, Job, Process
+from django_dbqueue.models.job import JobQuerySet
+from django_dbqueue.runtime.connections import keep_connections
+from django_dbqueue.runtime.heartbeat import Heartbeat
+from django_dbqueue.runtime.shared_status import SharedStatus
+from django_dbqueue.runtime.shutdown import Shutdown
+from django_dbqueue.runtime.supervisor import children
+from django_dbqueue.runtime.supervisor import supervisor as module
+from django_dbqueue.runtime.supervisor.drain import Drain
+from django_dbqueue.runtime.supervisor.supervisor import Supervisor
+
+from ... import direct, tasks
+from ...conftest import LONG, a_process, address_of_the_test_database, until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def elsewhere(action):
+    """Do something on another thread, and so on another connection, and wait for it."""
+
+    def act():
+        action()
+        connections.close_all()
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join(LONG)
+
+
+def test_a_member_that_cannot_be_started_is_tried_again(backend, monkeypatch):
+    result = tasks.add.enqueue(1)
+    original, failures = module.ChildThread, [OSError("Resource temporarily unavailable")] * 2
+
+    def start(*args):
+        if failures:
+            raise failures.pop()
+        return original(*args)
+
+    monkeypatch.setattr(module, "ChildThread", start)
+    supervisor = Supervisor(backend, ["worker", "dispatcher"], {"embedded": True}, drain=True)
+
+    elsewhere(lambda: supervisor.run(Shutdown()))
+
+    assert result.wait(timeout=1).return_value == 1
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+def test_it_does_not_rest_when_a_member_has_ended(backend, monkeypatch, embedded):
+    for name, value in address_of_the_test_database().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(Supervisor, "REST", 3600.0)
+    supervisor, stop = Supervisor(backend, ["dispatcher"], {"embedded": embedded}), Shutdown()
+    thread = threading.Thread(target=lambda: elsewhere(lambda: supervisor.run(stop)))
+    thread.start()
+    try:
+        (first,) = until(lambda: list(supervisor._members))
+        until(lambda: Process.objects.filter(kind="dispatcher").exists())
+        first.stop()
+        until(lambda: supervisor._members and supervisor._members != [first])
+    finally:
+        stop.ask()
+        thread.join(LONG)
+
+
+def test_a_job_that_moves_while_a_drain_looks_is_not_overlooked(backend, claim, monkeypatch):
+    if connection.vendor == "sqlite":
+        pytest.skip("Nobody writes while somebody reads.")
+    supervisor = a_process("supervisor", kind="supervisor")
+    drain = Drain("default", QueueSelector(("*",)), backend.config, supervisor)
+    tasks.add.enqueue(1)
+    (job,) = claim(a_process("worker", supervisor=supervisor))
+    lanes = JobQuerySet.lanes
+
+    def slowly(self, queues=None):
+        found = lanes(self, queues)
+        elsewhere(lambda: direct.release([job]))
+        return found
+
+    monkeypatch.setattr(JobQuerySet, "lanes", slowly)
+
+    assert not drain.is_over()
+    assert Job.objects.get().state == "ready"
+
+
+def test_a_drain_is_not_over_while_a_batch_is_about_to_finish(backend, claim):
+    drain = Drain(
+        "default", QueueSelector(("*",)), backend.config, a_process("supervisor", kind="supervisor")
+    )
+    with batch(on_finish=tasks.sum_up):
+        tasks.add.enqueue(1)
+    (job,) = claim()
+    direct.settle([AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
+
+    assert not drain.is_over()
+    direct.finish_batches()
+    assert not drain.is_over()
+    claim()[0].delete()
+    assert drain.is_over()
+
+
+def test_a_supervisor_that_was_taken_for_dead_is_alive_again(backend):
+    heartbeat = Heartbeat(
+        Process.Kind.SUPERVISOR,
+        "default",
+        backend.config.changed(beat_interval=0.05),
+        SharedStatus.private(),
+        {},
+    )
+    heartbeat.start()
+    Process.objects.update(expires_at="2020-01-01T00:00:00Z")
+    Process.objects.silent().delete()
+
+    until(lambda: Process.objects.exists())
+
+    assert not Process.objects.silent().exists()
+    heartbeat.stop()
+    assert not Process.objects.exists()
+
+
+def test_a_supervisor_signs_off_though_its_connection_was_lost(backend):
+    heartbeat = Heartbeat(
+        Process.Kind.SUPERVISOR, "default", backend.config, SharedStatus.private(), {}
+    )
+    heartbeat.start()
+    connection.connection.close()
+
+    heartbeat.stop()
+
+    assert not Process.objects.exists()
+
+
+def test_connections_that_are_kept_are_not_pooled(monkeypatch):
+    monkeypatch.setitem(connections.settings["default"], "OPTIONS", {"pool": True, "timeout": 5})
+    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)
+
+    keep_connections()
+
+    assert connections.settings["default"]["OPTIONS"].items() >= {"timeout": 5}.items()
+    assert "pool" not in connections.settings["default"]["OPTIONS"]
+    assert connections.settings["default"]["CONN_MAX_AGE"] is None
+
+
+def test_a_member_that_never_starts_is_replaced(backend, monkeypatch):
+    monkeypatch.setattr(children, "START", 0.1)
+    started = []
+
+    def hang(role, *args):
+        started.append(role)
+        while len(started) < 3:
+            time.sleep(0.01)
+        return 0
+
+    monkeypatch.setattr(children, "run_role", hang)
+    options = {"embedded": True, "beat_interval": 0.1, "dead_after": 0.6, "shutdown_timeout": 5.0}
+    supervisor, stop = Supervisor(backend, ["worker"], options), Shutdown()
+
+    runner = threading.Thread(target=lambda: (supervisor.run(stop), connections.close_all()))
+    runner.start()
+    until(lambda: len(started) >= 3)
+    stop.ask()
+    runner.join(LONG)
+
+    assert not runner.is_alive()

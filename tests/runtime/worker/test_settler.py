@@ -1,0 +1,216 @@
+"""Outcomes whose rows another transaction has locked hold up no others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from django.db import OperationalError, connections
+
+from django_dbqueue.compat import task_backends
+from django_dbqueue.core.options import Options
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.models import Execution, Job, Process
+from django_dbqueue.runtime import recovery
+from django_dbqueue.runtime.dispatcher import Dispatcher
+from django_dbqueue.runtime.shared_status import SharedStatus
+from django_dbqueue.runtime.worker import settler as settler_module
+from django_dbqueue.runtime.worker.settler import Settler
+from django_dbqueue.runtime.worker.worker import Worker
+
+from ... import tasks
+from ...conftest import LONG, until
+from ...reliability.conftest import Elsewhere, held_open
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(
+        connections["default"].vendor == "sqlite", reason="SQLite locks as a whole."
+    ),
+]
+
+
+def locked(jobs):
+    """The rows of these jobs are locked by a transaction elsewhere, inside."""
+    return held_open(
+        lambda: list(Job.objects.filter(pk__in=[job.pk for job in jobs]).select_for_update())
+    )
+
+
+def success(job):
+    return AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)
+
+
+def settled():
+    return Job.objects.filter(state="successful").count()
+
+
+@pytest.fixture
+def settler():
+    settler = Settler("default", Options(), lambda: True)
+    settler.start()
+    yield settler
+    settler.close()
+    settler.join(LONG)
+    assert not settler.alive
+    connections.close_all()
+
+
+def test_five_hundred_locked_rows_keep_no_other_outcome_from_being_written(claim, settler):
+    tasks.nothing.enqueue_many([()] * 520)
+    jobs = claim(limit=520)
+    first, others = jobs[:500], jobs[500:]
+
+    with locked(first):
+        for job in jobs:
+            settler.put(success(job))
+        until(lambda: settled() == len(others))
+        until(lambda: len(settler.unsettled()) == 500)
+
+    until(lambda: settled() == 520)
+
+
+def test_an_outcome_whose_commit_is_refused_again_and_again_for_others_is_written_as_it_is(
+    claim, settler, monkeypatch
+):
+    tasks.add.enqueue(1)
+    (job,) = claim()
+    settle, refusals = settler_module.settle, iter(range(5))
+
+    class Conflict(Exception):
+        sqlstate = "40001"
+
+    def settle_at_last(executions, outcomes):
+        # A rehearsal, which is not committed, meets no conflict.
+        if not connections["default"].in_atomic_block and next(refusals, None) is not None:
+            raise OperationalError from Conflict()
+        return settle(executions, outcomes)
+
+    monkeypatch.setattr(settler_module, "settle", settle_at_last)
+    settler.put(replace(success(job), result=1))
+
+    until(lambda: not Job.objects.running().exists())
+    assert (Job.objects.get().state, Job.objects.get().result, Execution.objects.get().outcome) == (
+        "successful",
+        1,
+        "successful",
+    )
+
+
+def test_a_closed_settler_still_writes_what_was_locked(claim):
+    tasks.nothing.enqueue()
+    (job,) = claim()
+    settler = Settler("default", Options(), lambda: True)
+    settler.start()
+
+    with locked([job]):
+        settler.put(success(job))
+        until(lambda: settler.unsettled())
+        settler.close()
+        settler.join(0.3)
+        assert settler.alive and settled() == 0
+
+    settler.join(LONG)
+    assert (settler.alive, settled()) == (False, 1)
+    connections.close_all()
+
+
+def test_a_claimed_job_whose_row_is_locked_keeps_no_others_from_being_given_back(claim, backend):
+    tasks.nothing.enqueue_many([()] * 3)
+    jobs = claim()
+    worker = Worker(backend, backend.config, SharedStatus.private(10))
+    worker._heartbeat.process = jobs[0].process
+
+    with locked(jobs[:1]):
+        giving_back = Elsewhere(lambda: worker._release(jobs))
+        until(lambda: Job.objects.ready().count() == 2)
+        giving_back.result()
+        assert worker._in_doubt
+
+    worker._release_unknown()
+    assert (Job.objects.ready().count(), worker._in_doubt) == (3, False)
+    worker._listener.close()
+
+
+def recovered_elsewhere(process, not_started):
+    """The jobs of a process are recovered that was seen to die before these had started."""
+    death = recovery.ExitReason(how="died", not_started=frozenset(job.pk for job in not_started))
+    dead = Process.objects.filter(pk=process.pk)
+    return Elsewhere(lambda: recovery.recover(task_backends["default"], dead, death, list))
+
+
+def test_a_claimed_job_whose_row_is_locked_keeps_no_others_of_its_dead_process_from_being_recovered(
+    claim, process
+):
+    tasks.nothing.enqueue_many([()] * 3)
+    jobs = claim()
+
+    with locked(jobs[:1]):
+        recovering = recovered_elsewhere(process, jobs)
+        until(lambda: Job.objects.ready().count() == 2)
+        recovering.result()
+
+    assert (
+        recovery.recover(
+            task_backends["default"], Process.objects.none(), recovery.ExitReason(how="died"), list
+        )
+        == 1
+    )
+
+
+def test_a_claimed_job_whose_row_is_locked_for_a_moment_as_its_process_dies_spends_no_attempt(
+    claim, process
+):
+    tasks.nothing.enqueue_many([()] * 3)
+    jobs = claim()
+
+    with locked(jobs[:1]):
+        recovering = recovered_elsewhere(process, jobs)
+        until(lambda: Job.objects.ready().count() == 2)
+
+    assert recovering.result() == 3
+    assert Job.objects.ready().count() == 3
+    assert not Execution.objects.exists()
+
+
+def test_orphans_whose_rows_are_locked_keep_no_others_from_being_recovered(
+    claim, process, monkeypatch
+):
+    monkeypatch.setattr(recovery, "BATCH", 5)
+    tasks.nothing.enqueue_many([()] * 8)
+    jobs = claim()
+    process.delete()
+
+    with locked(jobs[:6]):
+        assert (
+            recovery.recover(
+                task_backends["default"],
+                Process.objects.none(),
+                recovery.ExitReason(how="died"),
+                list,
+            )
+            == 2
+        )
+
+    assert (
+        recovery.recover(
+            task_backends["default"], Process.objects.none(), recovery.ExitReason(how="died"), list
+        )
+        == 5
+    )
+
+
+def test_a_due_job_whose_row_is_locked_lets_the_dispatcher_rest(process):
+    tasks.nothing.enqueue()
+    Job.objects.update(state="scheduled")
+    dispatcher = Dispatcher(task_backends["default"], Options(), SharedStatus.private())
+
+    with locked(Job.objects.all()):
+        pauses = [dispatcher._work() for _ in range(10)]
+        assert sum(pauses) > 4.0, pauses
+        tasks.nothing.using(run_after=Job.objects.get().enqueued_at).enqueue()
+        assert dispatcher._work() == 0.0
+        assert Job.objects.filter(state="ready").count() == 1
+
+    assert dispatcher._work() == 0.0
+    assert Job.objects.filter(state="ready").count() == 2

@@ -1,0 +1,134 @@
+"""Text that identifies is the same only if Python takes it for the same, whatever the database thinks of text."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.core.management import call_command
+from django.db import connection
+
+from django_dbqueue import recurring
+from django_dbqueue.compat import task_backends
+from django_dbqueue.core.options import Options
+from django_dbqueue.core.queue_selector import QueueSelector
+from django_dbqueue.models import (
+    Execution,
+    Failure,
+    Job,
+    Process,
+    Queue,
+    RecurringTask,
+    Semaphore,
+    TaskState,
+)
+from django_dbqueue.models.expressions import after
+from django_dbqueue.runtime.scheduler import Scheduler
+from django_dbqueue.runtime.worker.claimer import Claimer
+from django_dbqueue.testing import drain
+
+from .. import tasks
+from ..conftest import all_claimed
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+# By case, accents, a trailing space, normal form (composed and decomposed), width, ß, and characters beyond the BMP.
+ALIKE = [
+    *("mail", "Mail", "MAIL", "mäil", "mail ", "ma\u0308il", "ｍail", "maıl"),
+    *("strasse", "straße", "mail😀", "mail😁", "mail𝒜", "mail\u200b"),
+]
+
+
+def test_keys_that_look_alike_are_keys_of_their_own():
+    task = tasks.index_document
+    for text in ALIKE:
+        task.using(key=text).enqueue(1)
+    task.enqueue_many([(1,), (2,)])
+
+    assert sorted(
+        Job.objects.filter(key__startswith=f"{task.module_path} ").values_list("key", flat=True)
+    ) == sorted(
+        [f"{task.module_path} {text}" for text in ALIKE]
+        + [f"{task.module_path} {number}" for number in (1, 2)]
+    )
+
+
+def test_limit_keys_that_look_alike_limit_nothing_of_each_other():
+    tasks.charge.enqueue_many([(text,) for text in ALIKE])
+
+    assert drain() == len(ALIKE)
+
+    assert Semaphore.objects.count() == len(ALIKE)
+    assert Job.objects.filter(state="successful").count() == len(ALIKE)
+
+
+def test_a_queue_beside_a_paused_one_that_looks_alike_is_worked_off_and_no_other(process):
+    for text in ALIKE:
+        tasks.nothing.using(queue_name=text).enqueue()
+    Queue.objects.named("mail").pause()
+    claimer = Claimer("default", process, QueueSelector(("*",)))
+
+    assert sorted(job.queue for job in all_claimed(claimer, 100)) == sorted(ALIKE[1:])
+    assert sorted(Queue.objects.values_list("name", flat=True)) == sorted(ALIKE)
+
+
+def test_a_worker_serves_the_queue_of_its_name_and_none_that_looks_alike(process):
+    for text in ALIKE:
+        tasks.nothing.using(queue_name=text).enqueue()
+
+    jobs = all_claimed(Claimer("default", process, QueueSelector(("mail",)), Options()), 100)
+
+    assert [job.queue for job in jobs] == ["mail"]
+
+
+def test_recurring_tasks_with_names_that_look_alike_each_have_a_row():
+    for text in ALIKE:
+        recurring(every=timedelta(hours=1), name=text)(tasks.nothing)
+
+    Scheduler(task_backends["default"]).turn(True)
+
+    assert sorted(RecurringTask.objects.values_list("name", flat=True)) == sorted(ALIKE)
+
+
+def test_a_paused_task_pauses_none_that_looks_alike():
+    TaskState.objects.named("shop.tasks.mail").pause()
+
+    assert not TaskState.objects.filter(name="shop.tasks.Mail").exists()
+    assert (
+        Job.objects.exclude(task__in=TaskState.objects.names_of_paused())
+        .filter(task="shop.tasks.Mail")
+        .count()
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "field", "values"),
+    [
+        (Failure, "fingerprint", {"error_type": "E", "message": "", "location": ""}),
+        (Process, "name", {"kind": "worker", "hostname": "h", "pid": 1, "expires_at": after(60)}),
+        (
+            Execution,
+            "process",
+            {
+                "claimed_at": after(0),
+                "started_at": after(0),
+                "finished_at": after(0),
+                "outcome": "failed",
+            },
+        ),
+    ],
+)
+def test_rows_with_identifiers_that_look_alike_are_found_apart(model, field, values):
+    job = Job.objects.create(task="t", queue="q")
+    for number, text in enumerate(ALIKE):
+        more = {"job": job, "attempt": number} if model is Execution else {}
+        model.objects.create(**{field: text, **values, **more})
+
+    assert [model.objects.filter(**{field: text}).count() for text in ALIKE] == [1] * len(ALIKE)
+
+
+def test_system_checks_say_nothing_of_long_unique_text(capsys):
+    call_command("check", databases=[connection.alias])
+
+    assert "W003" not in "".join(capsys.readouterr())

@@ -1,0 +1,74 @@
+"""Rows that others hold are stepped over, or waited for by one who holds none."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection, transaction
+from django.db.models import F
+
+from django_dbqueue.models import Job
+from django_dbqueue.models.locking import lock_first
+
+from .. import tasks
+from ..conftest import until_somebody_waits_for_a_lock
+from ..reliability.conftest import Elsewhere, held_open
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite locks as a whole."),
+]
+
+
+def locked(*jobs):
+    return held_open(
+        lambda: list(Job.objects.filter(pk__in=[job.pk for job in jobs]).select_for_update())
+    )
+
+
+def test_a_claim_goes_past_any_number_of_jobs_that_others_hold(claim):
+    tasks.nothing.enqueue_many([()] * 250)
+    jobs = list(Job.objects.order_by("run_after", "id"))
+
+    with locked(*jobs[:240]):
+        assert [job.pk for job in claim(limit=5)] == [job.pk for job in jobs[240:245]]
+
+
+def test_a_claim_leaves_out_what_another_is_claiming(claim):
+    tasks.nothing.enqueue_many([()] * 4)
+    others = list(Job.objects.order_by("run_after", "id"))[2:]
+
+    with held_open(lambda: claim(limit=2)), transaction.atomic():
+        found = lock_first(Job.objects.ready().order_by("run_after", "id"), 3)
+
+    assert [job.pk for job in found] == [job.pk for job in others]
+
+
+def test_a_verb_that_waits_for_a_row_holds_no_other():
+    tasks.nothing.enqueue_many([()] * 3)
+    first, second, third = Job.objects.order_by("pk")
+
+    with locked(second):
+        verb = Elsewhere(Job.objects.all().discard)
+        until_somebody_waits_for_a_lock()
+        with transaction.atomic():
+            free = Job.objects.select_for_update(nowait=True).filter(pk__in=[first.pk, third.pk])
+            assert {job.state for job in free} == {"discarded"}
+
+    assert verb.result() == 3
+
+
+def test_a_retry_ends_though_what_it_retries_fails_again_at_once(monkeypatch):
+    tasks.nothing.enqueue_many([()] * 5)
+    Job.objects.update(state="failed", finished_at=F("enqueued_at"))
+    monkeypatch.setattr("django_dbqueue.models.primary.PART", 2)
+
+    def fail_again(execute, sql, params, many, context):
+        done = execute(sql, params, many, context)
+        if sql.startswith("UPDATE") and "ready" in (params or ()):
+            context["cursor"].execute(
+                "UPDATE dbqueue_job SET state = 'failed', finished_at = enqueued_at WHERE state = 'ready'"
+            )
+        return done
+
+    with connection.execute_wrapper(fail_again):
+        assert Job.objects.all().retry() == 5

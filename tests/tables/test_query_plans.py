@@ -1,0 +1,353 @@
+"""The hot statements stay cheap behind many rows: each uses the index that was made for it."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_dbqueue.compat import task_backends
+from django_dbqueue.core.options import Options
+from django_dbqueue.core.queue_selector import QueueSelector
+from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.models import Batch, Execution, Job, Queue, Semaphore
+from django_dbqueue.models.enums import Lane, Outcome, State
+from django_dbqueue.models.expressions import Among
+from django_dbqueue.models.locking import lock
+from django_dbqueue.runtime.dispatcher import Dispatcher
+from django_dbqueue.runtime.shared_status import SharedStatus
+from django_dbqueue.runtime.worker.claimer import Claimer
+
+from .. import direct
+from ..conftest import a_process
+from ..flush import flush
+from ..tasks import add
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(scope="module")
+def many_rows(django_db_setup, django_db_blocker):
+    """Ready jobs in a queue that is served and one that is not, scheduled ones, and a long history. They stay as they are.
+
+    Returns the sizes of their indexes, in bytes.
+    """
+    with django_db_blocker.unblock():
+        fill()
+        yield sizes_of_indexes()
+        flush("default")
+        connection.close()
+
+
+def sizes_of_indexes() -> dict[str, int]:
+    if connection.vendor != "postgresql":
+        return {}
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT indexrelname, pg_relation_size(indexrelid) FROM pg_stat_user_indexes WHERE relname = 'dbqueue_job'"
+        )
+        return dict(cursor.fetchall())
+
+
+def fill() -> None:
+    now = timezone.now()
+    # In the order of their lanes, as enqueued jobs are. That of the others does not matter.
+    Job.objects.bulk_create(
+        [Job(task="t", queue="served", priority=n % 3) for n in range(3000)], batch_size=1000
+    )
+    others = [Job(task="t", queue="other", priority=n % 3) for n in range(96)]
+    others += [
+        Job(task="t", queue="served", state=State.SCHEDULED, run_after=now + timedelta(days=1))
+        for _ in range(96)
+    ]
+    others += [
+        Job(task="t", queue="served", state=State.SUCCESSFUL, attempt=1, finished_at=now)
+        for _ in range(300)
+    ]
+    Job.objects.bulk_create(others)
+    double(Job.objects.exclude(queue="served", state=State.READY), times=5)
+    assert Job.objects.count() > 18_000
+    analyze()
+
+
+def analyze() -> None:
+    """MariaDB commits what came before it in the same transaction."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"ANALYZE {'TABLE dbqueue_job' if connection.vendor == 'mysql' else 'dbqueue_job'}"
+        )
+
+
+def double(rows, times: int) -> None:
+    """Write as many more such jobs as there are, so many times."""
+    new = {
+        "postgresql": "gen_random_uuid()",
+        "mysql": "UUID()",
+        "sqlite": "lower(hex(randomblob(16)))",
+    }[connection.vendor]
+    if connection.vendor == "mysql" and not connection.features.has_native_uuid_field:
+        new = "MD5(UUID())"
+    columns = ", ".join(
+        connection.ops.quote_name(field.column)
+        for field in Job._meta.concrete_fields
+        if not field.primary_key
+    )
+    sql, values = rows.values("pk").query.sql_with_params()
+    with connection.cursor() as cursor:
+        for _ in range(times):
+            found = f"SELECT {new}, {columns} FROM dbqueue_job WHERE id IN ({sql})"
+            cursor.execute(f"INSERT INTO dbqueue_job (id, {columns}) {found}", values)
+
+
+def plan(rows) -> str:
+    options = {"analyze": True, "buffers": True} if connection.vendor == "postgresql" else {}
+    with transaction.atomic():
+        return rows.explain(**options)
+
+
+def explained(sql: str) -> str:
+    prefix = {
+        "postgresql": "EXPLAIN (ANALYZE, BUFFERS)",
+        "mysql": "EXPLAIN",
+        "sqlite": "EXPLAIN QUERY PLAN",
+    }[connection.vendor]
+    with connection.cursor() as cursor:
+        cursor.execute(f"{prefix} {sql}")
+        return "\n".join(str(row) for row in cursor.fetchall())
+
+
+def buffers(text: str) -> int:
+    """Of the whole execution, which PostgreSQL names first; planning comes last."""
+    return int(re.search(r"shared hit=(\d+)", text)[1])
+
+
+def test_a_claim_reads_its_lane_and_nothing_else(many_rows):
+    text = plan(
+        lock(Job.objects.ready().filter(queue="served", priority=1).order_by("run_after", "id"))[
+            :10
+        ]
+    )
+
+    assert "dbqueue_job_lane" in text
+    if connection.vendor == "postgresql":
+        assert "Sort" not in text
+        assert buffers(text) <= 60, text
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="Elsewhere no claim is one statement")
+@pytest.mark.parametrize("plan_is", ["custom", "generic"])
+def test_a_claim_in_one_statement_reads_its_lane_and_nothing_else(many_rows, process, plan_is):
+    """PostgreSQL may plan it once for all limits."""
+    claim = Claimer("default", process, QueueSelector(("*",)))._at_once(Lane("served", 1))
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET LOCAL plan_cache_mode = force_{plan_is}_plan")
+        cursor.execute(f"PREPARE claim AS {claim._sql % '$1'}")
+        cursor.execute("EXPLAIN (ANALYZE, BUFFERS) EXECUTE claim(10)")
+        text = "\n".join(line for (line,) in cursor.fetchall())
+        cursor.execute("DEALLOCATE claim")
+
+    assert "dbqueue_job_lane" in text
+    assert "Sort" not in text
+    assert buffers(text) <= 300, text
+
+
+def test_looking_for_lanes_reads_the_lane_index(many_rows, django_assert_max_num_queries):
+    with django_assert_max_num_queries(12):
+        assert len(Job.objects.lanes()) == 6
+    text = plan(
+        Job.objects.ready().filter(queue__gt="other").order_by("queue").values_list("queue")[:1]
+    )
+    assert "dbqueue_job_lane" in text
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_idle_look_is_one_query(django_assert_num_queries):
+    with django_assert_num_queries(1):
+        assert Job.objects.lanes() == []
+
+
+def test_due_jobs_are_found_by_their_time(many_rows):
+    assert "dbqueue_job_due" in plan(lock(Job.objects.due().order_by("run_after"))[:100])
+
+
+def test_what_a_queue_holds_costs_the_same_however_much_that_is(many_rows, monkeypatch):
+    for module in ("bounded_count", "queue"):
+        monkeypatch.setattr(f"django_dbqueue.models.{module}.LIMIT", 100)
+
+    with CaptureQueriesContext(connection) as seen:
+        load = Queue.objects.load("served")
+
+    assert (str(load.ready), str(load.scheduled), load.running) == ("100+", "101+", 0)
+    # Four looks for the lanes, two for each of the three, and three for what is scheduled, blocked and running.
+    assert len(seen) <= 13
+    for query in seen:
+        text = explained(query["sql"])
+        if connection.vendor == "postgresql":
+            assert buffers(text) <= 30, text
+        else:
+            assert "dbqueue_job_" in text, text
+
+
+@pytest.mark.parametrize("state", ["ready", "scheduled"])
+def test_a_queue_is_cleared_along_its_indexes(many_rows, state):
+    rows = Queue.objects.named("served").waiting()
+    rows = (
+        rows.ready().filter(queue="served", priority=1)
+        if state == "ready"
+        else rows.filter(state=state)
+    )
+    text = plan(rows.order_by("run_after").values_list("pk", "run_after")[:100])
+
+    assert ("dbqueue_job_lane" if state == "ready" else "dbqueue_job_due") in text
+    if connection.vendor == "postgresql":
+        assert buffers(text) <= 150, text
+
+
+def test_whether_a_batch_has_ended_is_one_look_however_many_of_its_jobs_have(many_rows):
+    batch = Batch.objects.create(sealed_at=timezone.now())
+    ended = {"batch": batch, "state": Job.State.SUCCESSFUL, "finished_at": timezone.now()}
+    Job.objects.bulk_create([Job(task="t", queue="served", **ended) for _ in range(3000)])
+    Job.objects.create(task="t", queue="served", batch=batch)
+
+    text = plan(Batch.objects.due().filter(pk=batch.pk))
+
+    assert direct.finish_batches([batch.pk]) == []
+    assert "dbqueue_job_batch" in text
+    if connection.vendor == "postgresql":
+        assert buffers(text) <= 30, text
+    if connection.vendor == "sqlite":
+        assert "batch_id=? AND state=?" in text, text
+
+
+def test_settling_finds_its_jobs_by_key(many_rows):
+    keys = list(Job.objects.ready().values_list("pk", flat=True)[:50])
+    text = plan(lock(Job.objects.filter(Among(keys)).order_by("pk")))
+
+    assert "dbqueue_job_running" not in text
+    assert re.search(r"dbqueue_job_pkey|PRIMARY|autoindex_dbqueue_job", text)
+
+
+def test_an_idle_dispatcher_asks_one_question(many_rows, process):
+    dispatcher = Dispatcher(task_backends["default"], Options(), SharedStatus.private())
+    dispatcher._work()
+
+    with CaptureQueriesContext(connection) as seen:
+        dispatcher._work()
+
+    assert len(seen) == 1, [query["sql"] for query in seen]
+    text = explained(seen[0]["sql"])
+    if connection.vendor == "postgresql":
+        assert "Seq Scan on dbqueue_job" not in text
+        assert buffers(text) <= 60, text
+
+
+def test_orphans_are_sought_among_running_jobs_alone(many_rows):
+    a_process("p")
+
+    assert "dbqueue_job_running" in plan(Job.objects.orphaned()[:10])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_claim_and_settle_are_a_few_statements_for_a_whole_batch(
+    process, django_assert_num_queries, django_assert_max_num_queries
+):
+    Job.objects.bulk_create([Job(task="t", queue="q") for _ in range(100)])
+    with django_assert_num_queries(5 if connection.vendor == "mysql" else 4):
+        jobs = direct.claim(Lane("q", 0), process, 100)
+    # BEGIN, SELECT, UPDATE, COPY, COMMIT.
+    with django_assert_max_num_queries(5):
+        direct.settle(
+            [
+                AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)
+                for job in jobs
+            ]
+        )
+
+    assert len(jobs) == 100
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(
+    connection.vendor != "postgresql", reason="Elsewhere nobody counts it for one connection"
+)
+def test_a_job_writes_at_most_2700_bytes_of_log(process, claim):
+    """Enqueued, claimed and settled in groups, with arguments of 512 bytes, once the tables have their first pages."""
+    if connection.pg_version < 180000:
+        pytest.skip("PostgreSQL counts it for one connection from 18 on")
+
+    def through(number: int) -> None:
+        add.enqueue_many([("x" * 500,)] * number)
+        direct.settle(
+            [
+                AttemptResult.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL)
+                for job in claim(limit=number)
+            ]
+        )
+
+    def written() -> int:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_stat_force_next_flush()")
+            cursor.execute("SELECT wal_bytes FROM pg_stat_get_backend_wal(pg_backend_pid())")
+            return int(cursor.fetchone()[0])
+
+    def of_a_job(number: int) -> float:
+        before = written()
+        through(number)
+        return (written() - before) / number
+
+    through(200)
+
+    # The server adds to some of them: a checkpoint has each page written whole once (3,800 bytes), and while another session
+    # has a snapshot, as autovacuum may, no version of a row is replaced on its page (2,630 bytes and more, instead of 2,310).
+    assert min(of_a_job(1000) for _ in range(4)) <= 2700
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_hundred_thousand_that_wait_for_one_slot_cost_others_nothing():
+    """Of three priorities, behind a few other keys' jobs."""
+    fill()
+    blocked = {"task": "t", "queue": "served", "state": Job.State.BLOCKED}
+    Job.objects.bulk_create(
+        [Job(**blocked, blocked_by="saturated", priority=n % 3) for n in range(198)]
+    )
+    double(Job.objects.filter(blocked_by="saturated"), times=9)
+    assert Job.objects.filter(blocked_by="saturated").count() > 100_000
+    Job.objects.bulk_create([Job(**blocked, blocked_by=f"key {n}") for n in range(300)])
+    Semaphore.objects.create(key="saturated", most=2)
+    analyze()
+
+    claim = plan(
+        lock(Job.objects.ready().filter(queue="served", priority=1).order_by("run_after", "id"))[
+            :10
+        ]
+    )
+    next_in_line = plan(lock(Job.objects.waiting_for("saturated"))[:2])
+    somebody_waits = plan(Semaphore.objects.filter(pk="saturated").waiting())
+    sweep = plan(Semaphore.objects.all().waiting())
+
+    assert "dbqueue_job_lane" in claim
+    for text in (next_in_line, somebody_waits, sweep):
+        assert "dbqueue_job_blocked" in text, text
+    if connection.vendor == "postgresql":
+        assert "Sort" not in next_in_line
+        assert buffers(claim) <= 60, claim
+        for text in (next_in_line, somebody_waits, sweep):
+            assert buffers(text) <= 20, text
+
+
+def test_a_key_finds_its_job_by_its_index(many_rows):
+    Job.objects.create(task="t", queue="served", key="t a")
+    text = plan(Job.objects.filter(key__in=["t a", "t b"]).order_by("key"))
+
+    assert "dbqueue_job_key" in text
+
+
+@pytest.mark.skipif(
+    connection.vendor != "postgresql", reason="It has partial indexes, and says their sizes."
+)
+def test_jobs_without_keys_are_not_in_the_index_of_keys(many_rows):
+    assert max(many_rows["dbqueue_job_key"], many_rows["dbqueue_job_batch"]) <= 2 * 8192

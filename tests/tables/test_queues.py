@@ -1,0 +1,185 @@
+"""Clear a queue, move its jobs to another, ask what it holds."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import transaction
+
+from django_dbqueue.models import Job, Queue
+from django_dbqueue.models import queue as queue_module
+from django_dbqueue.models.bounded_count import BoundedCount
+from django_dbqueue.models.expressions import after
+from django_dbqueue.models.job import JobQuerySet
+
+from .. import tasks
+from ..conftest import a_process
+
+pytestmark = pytest.mark.django_db
+State = Job.State
+
+
+def in_states(queue, *states):
+    process = a_process(f"worker of {queue}")
+    for state in states:
+        values = {"process": process, "attempt": 1} if state == State.RUNNING else {}
+        if state == State.BLOCKED:
+            values = {"blocked_by": "x"}
+        if state in (State.FAILED, State.SUCCESSFUL):
+            values = {"finished_at": after(0), "attempt": 1}
+        values |= {"blocked_by": "a key"} if state == State.BLOCKED else {}
+        Job.objects.create(task="t", queue=queue, state=state, **values)
+
+
+def states_of(queue):
+    return sorted(Job.objects.filter(queue=queue).values_list("state", flat=True))
+
+
+def test_what_waits_in_a_cleared_queue_is_discarded_and_nothing_else():
+    every = [
+        State.READY,
+        State.SCHEDULED,
+        State.BLOCKED,
+        State.RUNNING,
+        State.FAILED,
+        State.SUCCESSFUL,
+    ]
+    in_states("mail", *every)
+    in_states("other", *every)
+
+    assert Queue.objects.named("mail").clear() == 3
+
+    assert states_of("mail") == sorted([State.DISCARDED] * 3 + every[3:])
+    assert states_of("other") == sorted(every)
+
+
+def test_very_many_are_cleared_in_statements_of_bounded_size(monkeypatch):
+    monkeypatch.setattr(queue_module, "CLEARED_TOGETHER", 7)
+    Job.objects.bulk_create([Job(task="t", queue="mail", priority=n % 2) for n in range(50)])
+    Job.objects.bulk_create(
+        [
+            Job(task="t", queue=q, state="scheduled", run_after=after(60))
+            for q in ("mail", "x")
+            for n in range(30)
+        ]
+    )
+    numbers = []
+    discard = JobQuerySet.discard
+    monkeypatch.setattr(
+        JobQuerySet, "discard", lambda rows: numbers.append(discard(rows)) or numbers[-1]
+    )
+
+    assert Queue.objects.named("mail").clear() == 80
+
+    assert max(numbers) == 7
+    assert states_of("x") == ["scheduled"] * 30
+
+
+def test_what_is_enqueued_while_a_queue_is_cleared_is_left_and_there_is_an_end(monkeypatch):
+    monkeypatch.setattr(queue_module, "CLEARED_TOGETHER", 5)
+    Job.objects.bulk_create([Job(task="t", queue="mail", enqueued_at=after(-1)) for n in range(20)])
+    discard = JobQuerySet.discard
+
+    def discard_beside_an_enqueuer(rows):
+        Job.objects.bulk_create(
+            [Job(task="t", queue="mail", enqueued_at=after(1)) for n in range(10)]
+        )
+        return discard(rows)
+
+    monkeypatch.setattr(JobQuerySet, "discard", discard_beside_an_enqueuer)
+
+    assert Queue.objects.named("mail").clear() <= 25
+    assert Job.objects.ready().exists()
+
+
+def test_waiting_jobs_are_moved_to_another_queue():
+    every = [
+        State.READY,
+        State.SCHEDULED,
+        State.BLOCKED,
+        State.RUNNING,
+        State.FAILED,
+        State.SUCCESSFUL,
+    ]
+    in_states("mail", *every)
+
+    assert Job.objects.filter(queue="mail").move("slow") == 3
+    assert Job.objects.move("slow") == 0
+
+    assert states_of("slow") == sorted(every[:3])
+    assert states_of("mail") == sorted(every[3:])
+
+
+@pytest.mark.parametrize("name", ["", "a,b", "*", "-mail", "x" * 101, None])
+def test_what_is_no_name_is_refused(name):
+    with pytest.raises(ValueError, match=r"is not a queue\. Give up to 100 characters"):
+        Job.objects.move(name)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_workers_of_a_queue_that_is_resumed_are_woken(monkeypatch):
+    woken = []
+    monkeypatch.setattr("django_dbqueue.core.notify.wake", lambda *given: woken.append(given))
+    Queue.objects.named("mail", "slow")
+    Queue.objects.named("mail").pause()
+
+    assert Queue.objects.all().resume() == 1
+
+    assert woken == [("default", "mail")]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_workers_of_the_other_queue_are_woken_once_it_is_committed(monkeypatch):
+    woken = []
+    monkeypatch.setattr("django_dbqueue.core.notify.wake", lambda *given: woken.append(given))
+    tasks.add.enqueue(1)
+
+    with transaction.atomic():
+        Job.objects.move("slow")
+        Job.objects.move("slow")
+
+    assert woken == [("default", "slow")]
+
+
+def test_one_queue_says_what_it_holds():
+    in_states(
+        "mail",
+        State.READY,
+        State.SCHEDULED,
+        State.SCHEDULED,
+        State.BLOCKED,
+        State.RUNNING,
+        State.SUCCESSFUL,
+    )
+    in_states("other", State.READY)
+    Job.objects.create(task="t", queue="mail", priority=9, run_after=after(-60))
+
+    load = Queue.objects.load("mail")
+
+    assert (load.ready, load.scheduled, load.blocked, load.running) == (2, 2, 1, 1)
+    assert timedelta(seconds=60) <= load.age < timedelta(seconds=90)
+    assert load.oldest == Job.objects.get(priority=9).run_after
+
+
+def test_an_empty_queue_holds_nothing():
+    load = Queue.objects.load("mail")
+
+    assert (load.ready, load.scheduled, load.running, load.oldest, load.age) == (
+        0,
+        0,
+        0,
+        None,
+        timedelta(),
+    )
+
+
+def test_more_than_are_counted_are_said_to_be_more(monkeypatch):
+    for module in ("bounded_count", "queue"):
+        monkeypatch.setattr(f"django_dbqueue.models.{module}.LIMIT", 10)
+    Job.objects.bulk_create([Job(task="t", queue="mail") for n in range(20)])
+
+    load = Queue.objects.load("mail")
+
+    assert type(load.ready) is BoundedCount
+    assert load.ready == 10

@@ -1,0 +1,204 @@
+"""Rows that were inserted by hand, with what the package itself would never write."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+
+from django_dbqueue.core.queue_selector import QueueSelector
+from django_dbqueue.models import Job
+from django_dbqueue.models.document import Unreadable
+from django_dbqueue.models.enums import Lane
+from django_dbqueue.models.job import TIMES_OF_A_JOB
+from django_dbqueue.runtime.worker.claimer import Claimer
+from django_dbqueue.runtime.worker.executor import run
+from django_dbqueue.runtime.worker.task_call import ThreadCall
+from django_dbqueue.testing import drain
+
+from .. import direct, tasks
+from ..conftest import a_process
+
+pytestmark = pytest.mark.django_db
+
+
+def ends_and_holds_up_none(by_hand, behind, admin_client):
+    behind.refresh()
+    assert behind.return_value == 1
+    by_hand.refresh_from_db()
+    assert by_hand.state in ("failed", "successful", "discarded")
+    assert admin_client.get(f"/admin/dbqueue/job/{by_hand.pk}/change/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"args": {"a": 1}},
+        {"args": "ab"},
+        {"args": 7},
+        {"kwargs": [1]},
+        {"kwargs": "b"},
+        {"kwargs": 7},
+        {"pipeline": "x", "stage": 0},
+        {"pipeline": [], "stage": 3},
+        {"metadata": [1]},
+        {"limits": "x"},
+        {"limits": {"key": "a"}},
+        {"limits": [1]},
+        {"limits": [{}]},
+        {"limits": [{"key": 1, "most": 1}]},
+        {"limits": [{"key": "", "most": 1}]},
+        {"limits": [{"key": "a", "most": "1"}]},
+        {"limits": [{"key": "a", "every": 0}]},
+        {"limits": [{"key": "a", "every": 1, "burst": None}]},
+    ],
+    ids=str,
+)
+def test_job_whose_documents_have_another_shape_does_not_stop_its_lane(values, admin_client):
+    by_hand = Job.objects.create(task="tests.tasks.add", queue="default", **{"args": [1], **values})
+    behind = tasks.add.enqueue(1)
+
+    drain()
+
+    ends_and_holds_up_none(by_hand, behind, admin_client)
+
+
+MANY_DIGITS = "9" * 5000
+DEEP = {"sqlite": 990, "postgresql": 5000, "mysql": 30}[connection.vendor]
+UNDECODABLE = {
+    "args": [f"[{MANY_DIGITS}]", "[" * DEEP + "]" * DEEP],
+    "kwargs": [f'{{"b": {MANY_DIGITS}}}'],
+    "metadata": [f'{{"b": {MANY_DIGITS}}}'],
+    "limits": [
+        f'[{{"key": "a", "most": {MANY_DIGITS}}}]',
+        f'[{{"key": "a", "every": {MANY_DIGITS}}}]',
+    ],
+    "pipeline": [f"[[{MANY_DIGITS}]]"],
+    "result": [MANY_DIGITS],
+}
+
+
+@pytest.mark.parametrize("claim_it", [drain, "at once"], ids=["drain", "at once"])
+@pytest.mark.parametrize(
+    ("column", "document"),
+    [(name, each) for name, documents in UNDECODABLE.items() for each in documents],
+)
+def test_job_with_json_that_python_cannot_decode_does_not_stop_its_lane(
+    claim_it, column, document, backend, admin_client
+):
+    by_hand = Job.objects.create(
+        task="tests.tasks.add", queue="default", args=[1], stage=0 if column == "pipeline" else None
+    )
+    with connection.cursor() as cursor:
+        json = "%s::jsonb" if connection.vendor == "postgresql" else "%s"
+        cursor.execute(f"UPDATE dbqueue_job SET {column} = {json}", [document])
+    behind = tasks.add.enqueue(1)
+    if claim_it == "at once":
+        if connection.vendor != "postgresql":
+            pytest.skip("PostgreSQL only")
+        claimed = Claimer("default", a_process("another"), QueueSelector(["*"]))._at_once(
+            Lane("default", 0)
+        )(10)
+        direct.settle([run(ThreadCall(job), backend) for job in claimed])
+    drain()
+
+    ends_and_holds_up_none(by_hand, behind, admin_client)
+    if isinstance(getattr(by_hand, column), Unreadable):
+        assert by_hand.state == "failed" or column not in ("args", "kwargs")
+        assert backend.get_result(str(by_hand.pk)).is_finished
+
+
+# That a job which is not finished has no finished_at is another constraint.
+COLUMNS = [name for name in TIMES_OF_A_JOB if name != "finished_at"]
+UNREADABLE = {
+    "postgresql": [
+        *[
+            (column, value)
+            for column in COLUMNS
+            for value in ("-infinity", "infinity", "20000-01-01")
+        ],
+        ("run_after", "0044-03-15 BC"),
+        ("timeout", "100000000 years"),
+        ("timeout", "-1 second"),
+    ],
+    "sqlite": [
+        *[(column, value) for column in COLUMNS for value in ("never", "", "+20000-01-01")],
+        ("timeout", 10**17),
+        ("timeout", -1),
+    ],
+    "mysql": [("run_after", "0500-01-01"), ("timeout", 10**17), ("timeout", -1)],
+}[connection.vendor]
+
+
+@pytest.mark.parametrize(("column", "value"), UNREADABLE)
+def test_job_with_a_time_that_no_claim_can_read_is_refused(column, value):
+    tasks.add.enqueue(1)
+
+    with (
+        pytest.raises(IntegrityError, match="dbqueue_job_times"),
+        transaction.atomic(),
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(f"UPDATE dbqueue_job SET {column} = %s", [value])
+
+    drain()
+    assert Job.objects.get().state == "successful"
+
+
+OF_ANOTHER_TYPE = [
+    *[
+        ("id", value)
+        for value in (
+            "x",
+            "",
+            "0" * 31,
+            "ABCDEF" + "0" * 26,
+            "018c2d3e-4f5a-7b8c-9d0e-1f2a3b4c5d6e",
+            5,
+        )
+    ],
+    ("batch_id", "x"),
+    *[
+        ("run_after", f"2026-{rest}")
+        for rest in (
+            "13-45 00:00:00",
+            "02-31 00:00:00",
+            "02-01 00:00:00.x",
+            "02-01T00:00:00",
+            "02-01",
+        )
+    ],
+    ("priority", 1.5),
+    ("attempt", "x"),
+    ("stage", "x"),
+    ("version", "x"),
+    ("has_begun", "x"),
+    ("queue", b"\xff\xfe"),
+    ("task", b"\xff\xfe"),
+    ("args", b"[1]"),
+]
+
+
+@pytest.mark.parametrize("microsecond", [0, 1, 999_499, 999_500, 999_999])
+def test_job_is_taken_at_each_moment_of_a_second(microsecond):
+    moment = datetime(2026, 12, 31, 23, 59, 59, microsecond, tzinfo=timezone.utc)
+    result = tasks.add.using(run_after=moment).enqueue(1)
+
+    assert Job.objects.get(pk=result.id).run_after == moment
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="Elsewhere a column has a type")
+@pytest.mark.parametrize(("column", "value"), OF_ANOTHER_TYPE, ids=str)
+def test_job_with_a_value_of_another_type_is_refused(column, value):
+    tasks.add.enqueue(1)
+
+    with (
+        pytest.raises(IntegrityError, match="CHECK constraint failed"),
+        transaction.atomic(),
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(f"UPDATE dbqueue_job SET {column} = %s", [value])
+
+    drain()
+    assert Job.objects.get().state == "successful"
