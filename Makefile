@@ -18,6 +18,14 @@ demo: $(VENV)/demo ## Index Python's standard library by jobs, and show it (ARGS
 test: $(VENV)/test ## Run the tests on SQLite, PostgreSQL and, where MARIADB_URL names one, MariaDB
 	@$(BIN)/python -m tests $(ARGS)
 
+# Each process that the tests start writes a file of its own.
+.PHONY: coverage
+coverage: $(VENV)/coverage ## Run the tests under coverage, subprocesses included, and fail below 95 %
+	@rm -rf build/coverage
+	@mkdir -p build/coverage
+	@$(BIN)/coverage run -m tests $(ARGS); status=$$?; \
+		$(BIN)/coverage combine -q && $(BIN)/coverage report && exit $$status
+
 .PHONY: chaos
 chaos: $(VENV)/chaos ## Kill everything under load, and count what is lost (ARGS="--database postgresql --seconds 30")
 	@$(BIN)/python -m tests.chaos $(ARGS)
@@ -27,7 +35,7 @@ bench: $(VENV)/test ## Measure how fast it is (ARGS="--scenarios latency idle --
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 .PHONY: bench-rivals
-bench-rivals: $(VENV)/test ## Measure other queues beside it, each in an environment of its own (ARGS="--scenarios idle --rounds 1")
+bench-rivals: $(VENV)/test ## Measure other queues beside it, each in its own environment (ARGS="--scenarios idle --rounds 1")
 	@$(BIN)/python -m benchmarks --systems all $(ARGS)
 
 .PHONY: bench-report

@@ -1,4 +1,4 @@
-"""Measures how fast queues are, side by side. See README.md beside this file."""
+"""Measure the speed of queues, side by side. See README.md beside this file."""
 
 from __future__ import annotations
 
@@ -52,28 +52,28 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         choices=systems,
         metavar="NAME",
-        help='Ours and the limits, if none is given; or "all".',
+        help='Default: ours and the limits. "all" for every system.',
     )
     add(
         "--scenarios",
         nargs="+",
         metavar="NAME",
-        help='Names, or patterns such as "drain*". The usual ones, if none is given.',
+        help='Names, or patterns such as "drain*". Default: the usual ones.',
     )
     add(
         "--rounds",
         type=int,
         default=3,
-        help="How often each is measured, in turn (default: %(default)s).",
+        help="Number of measurements of each, in turn (default: %(default)s).",
     )
-    add("--output", type=Path, help="Where the figures are written, as JSON, after each round.")
-    add("--database", choices=DATABASES, default="postgresql", help="The default is %(default)s.")
+    add("--output", type=Path, help="File for the figures, written as JSON after each round.")
+    add("--database", choices=DATABASES, default="postgresql", help="Default: %(default)s.")
     add(
         "--set",
         nargs="+",
         default=[],
         metavar="NAME=VALUE",
-        help="Settings of the PostgreSQL that is started.",
+        help="Settings of the PostgreSQL server that the benchmark starts.",
     )
     return found
 
@@ -92,7 +92,7 @@ def is_possible(name: str) -> bool:
 
 
 def measure_all(scenarios: list[str], pythons: dict[str, str], where: Server, found: Found) -> None:
-    """One round. What is compared is measured within minutes, and again in the next."""
+    """Run one round: the systems are measured within minutes of each other."""
     for scenario in scenarios:
         for name, python in pythons.items():
             try:

@@ -1,4 +1,4 @@
-"""Runs one system on the server: its driver's verbs, and its worker while something is watched."""
+"""Run one system on the server: its driver's verbs, and its worker during a measurement."""
 
 from __future__ import annotations
 
@@ -48,15 +48,21 @@ class Bench:
 
     @contextmanager
     def worker(self, processes: int, threads: int, **env: str) -> Iterator[int]:
-        """Its process id. Whatever it has left behind is ended with it."""
+        """Run a worker, and yield its process id. Its process group is killed at the end."""
         with self._running(
             self._command("work", {"processes": processes, "threads": threads}), **env
         ) as pid:
             yield pid
 
     def memory_of_a_shell(self) -> dict[str, list[float]]:
-        """Of ``manage.py shell`` in the same project, in MB: what Django and the database's driver need by themselves."""
-        wait = "from django.db import connection; connection.ensure_connection(); import time; time.sleep(60)"
+        """Return the memory of ``manage.py shell`` in the same project, in MB.
+
+        That is the memory of Django and the database's driver alone.
+        """
+        wait = (
+            "from django.db import connection; connection.ensure_connection(); "
+            "import time; time.sleep(60)"
+        )
         command = [self._python, "-m", "django", "shell", "-c", wait]
         with self._running(command, DJANGO_SETTINGS_MODULE="benchmarks.project.settings") as pid:
             time.sleep(5)
@@ -71,16 +77,19 @@ class Bench:
         return self.system.count_ended(self.query, jobs)
 
     def settle(self) -> None:
-        """As a database is that has been running for a while: its statistics are known, and nothing is left to write."""
+        """Bring the database into the state of one in use: with statistics, all pages written."""
         self.server.settle(self._watcher)
 
     def log_statements(self) -> None:
-        """From now on, what connects is counted with each statement, where the server can."""
+        """Count the statements of new connections, if the server can."""
         self.server.log_statements(self.database)
 
     @contextmanager
     def counting(self) -> Iterator[dict[str, int]]:
-        """What the server has done for this database, once it is left. A server that does not count has nothing in it."""
+        """Yield a dict that holds the server's counters for this database after the block.
+
+        It stays empty if the server does not count.
+        """
         used: dict[str, int] = {}
         before = self.server.counters(self.database)
         yield used
@@ -116,7 +125,7 @@ class Bench:
                     os.killpg(process.pid, signal.SIGKILL)
 
     def _template(self) -> str:
-        """Made once, with the system's tables in it."""
+        """Return the template database with the system's tables, made on first use."""
         template = f"bench_template_{self.name}"
         if not self.server.has(template):
             self._env = {

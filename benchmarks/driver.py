@@ -1,6 +1,6 @@
-"""``python -m benchmarks.driver VERB '{…}'``: what is done with a system, in an environment where it is installed.
+"""``python -m benchmarks.driver VERB '{…}'``: one action of a system, in its own environment.
 
-Prints what it measured, or what the system cannot do, as JSON.
+Prints the measured figures, or a missing feature of the system, as JSON.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def prepare() -> dict[str, Any]:
 
 
 def fill(kind: str, jobs: int) -> dict[str, Any]:
-    """What is beside the jobs that are measured."""
+    """Write rows beside the measured jobs."""
     return timed(lambda: here().fill(kind, jobs))
 
 
 def enqueue(function: str, jobs: int, **given: Any) -> dict[str, Any]:
-    """One by one, each committed by itself."""
+    """Enqueue jobs one by one, each in its own commit."""
     one, calls = task(function), calls_of(function, jobs, given)
     here().enqueue(one, *calls[0])  # The first one connects.
     return timed(lambda: [here().enqueue(one, *call) for call in calls])
@@ -43,7 +43,7 @@ def enqueue(function: str, jobs: int, **given: Any) -> dict[str, Any]:
 def enqueue_many(
     function: str, jobs: int, batch: int | None = None, **given: Any
 ) -> dict[str, Any]:
-    """So many at a time, or all."""
+    """Enqueue jobs in batches, or all at once."""
     one, calls, size = task(function), calls_of(function, jobs, given), batch or jobs
     return timed(
         lambda: [
@@ -53,14 +53,17 @@ def enqueue_many(
 
 
 def ping(jobs: int, pause: float) -> dict[str, Any]:
-    """Enqueue now and then. Returns when each was committed; without a transaction, when the call returned."""
+    """Enqueue jobs with pauses. Returns the time of each commit.
+
+    Without a transaction, that is the time at which the call returned.
+    """
     from django.db import transaction
 
     committed: list[float] = []
     for each in range(jobs):
         time.sleep(pause)
         with transaction.atomic():
-            # Before what a queue does after the commit.
+            # Registered first, so it runs before the queue's own callbacks.
             transaction.on_commit(lambda: committed.append(time.monotonic()))
             here().enqueue(task("stamp"), each)
     return {"committed": committed}
@@ -85,13 +88,13 @@ def task(function: str) -> Any:
 
 
 def calls_of(function: str, jobs: int, given: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """With what each job of the function is called."""
+    """Return the arguments of each job of the function."""
     return [CALLS.get(function, lambda _: ())(number, **given) for number in range(jobs)]
 
 
 @cache
 def text(size: int) -> str:
-    """That cannot be compressed by much."""
+    """Return text that compresses poorly."""
     return "".join(random.Random(size).choices(string.ascii_letters, k=size))
 
 

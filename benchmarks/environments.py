@@ -1,4 +1,4 @@
-"""A virtual environment for each system that is not this project's own, made once, and again when what it requires changes."""
+"""Virtual environments of the rivals, rebuilt when their requirements change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMMON = ("django", "psycopg[binary]>=3.2", "django-environ>=0.12")
 
 
 def python(name: str) -> str:
-    """With which the system runs. Django is the newest that it supports."""
+    """Return the interpreter of the system, with the newest Django that it supports."""
     if name not in RIVALS:
         return sys.executable
     folder = FOLDER / name
@@ -34,7 +34,7 @@ def python(name: str) -> str:
 
 
 def packages(name: str) -> list[str]:
-    """What a rival was measured with."""
+    """Return the installed packages of a rival."""
     done = subprocess.run(
         [python(name), "-m", "pip", "freeze"], stdout=subprocess.PIPE, check=True, text=True
     )

@@ -1,4 +1,4 @@
-"""What the machine is, and what its processes cost. Needs Linux."""
+"""Facts about the machine, and the cost of its processes. Needs Linux."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def facts() -> dict[str, Any]:
 
 
 def tree(pid: int) -> Iterator[int]:
-    """A process and all that come from it."""
+    """Yield the ids of a process and all its descendants."""
     yield pid
     for thread in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in thread.read_text().split():
@@ -47,12 +47,12 @@ def tree(pid: int) -> Iterator[int]:
 
 
 def cpu(pid: int) -> float:
-    """Seconds that a process and what comes from it have had of a processor."""
+    """Return the processor seconds of a process and its descendants."""
     return sum(_cpu(each) for each in tree(pid))
 
 
 def memory(pid: int) -> dict[str, list[float]]:
-    """Of each process, in MB: what is resident, and its share of what several have in common."""
+    """Return the RSS and the PSS (proportional share) of each process, in MB."""
     found: dict[str, list[float]] = {"rss": [], "pss": []}
     for each in tree(pid):
         lines = Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()[1:]

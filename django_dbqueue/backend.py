@@ -88,19 +88,22 @@ class DatabaseBackend(BaseTaskBackend):
             )
         if not isinstance(task.run_after, datetime | timedelta | None):
             raise InvalidTask(
-                f"run_after must be an aware datetime, or a timedelta from now, not {task.run_after!r}."
+                "run_after must be an aware datetime, or a timedelta from now, "
+                f"not {task.run_after!r}."
             )
         if not isinstance(metadata := getattr(task, "metadata", None) or {}, Mapping):
             raise InvalidTask(f"metadata must be a dict, not {metadata!r}.")
         if self.queues and task.queue_name not in self.queues:
             raise InvalidTask(
-                f"Queue {task.queue_name!r} is not valid for backend. TASKS[{self.alias!r}]['QUEUES'] has "
-                f"{', '.join(map(repr, sorted(self.queues)))}. Add it there, or give [] there for queues of any name."
+                f"Queue {task.queue_name!r} is not valid for backend. "
+                f"TASKS[{self.alias!r}]['QUEUES'] has {', '.join(map(repr, sorted(self.queues)))}. "
+                "Add it there, or give [] there for queues of any name."
             )
         if isinstance(task.run_after, timedelta):
             if abs(task.run_after) > LONGEST_WAIT:
                 raise InvalidTask(
-                    f"run_after must be within {LONGEST_WAIT.days:,} days from now, not {task.run_after.days:,}."
+                    f"run_after must be within {LONGEST_WAIT.days:,} days from now, "
+                    f"not {task.run_after.days:,}."
                 )
             task = replace(task, run_after=None)
         super().validate_task(task)
@@ -213,7 +216,7 @@ class DatabaseBackend(BaseTaskBackend):
         ):
             return [
                 Error(
-                    f"TASKS[{self.alias!r}]['QUEUES']: {queues!r} is not a list of names of queues.",
+                    f"TASKS[{self.alias!r}]['QUEUES']: {queues!r} is not a list of queue names.",
                     id="dbqueue.E005",
                 )
             ]
@@ -262,7 +265,8 @@ class DatabaseBackend(BaseTaskBackend):
         job.args, job.kwargs = self._bound(task, args, kwargs)
         if getattr(task, "concurrency", ()) or getattr(task, "rate", ()):
             job.limits = limits.of_call(task, args, kwargs)
-        job.key, job.version = self._key_and_version(task, args, kwargs)
+        if getattr(task, "key", None) is not None or getattr(task, "version", None) is not None:
+            job.key, job.version = self._key_and_version(task, args, kwargs)
         return job
 
     def _bound(
@@ -277,10 +281,10 @@ class DatabaseBackend(BaseTaskBackend):
     def _key_and_version(
         self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[str | None, int | None]:
-        key, version = getattr(task, "key", None), getattr(task, "version", None)
+        key, version = task.key, task.version
         if key is not None and not isinstance(key, str):
             key = unique_keys.compute(
-                key, task, args, kwargs, f"{task.module_path}: what key returned"
+                key, task, args, kwargs, f"{task.module_path}: the return value of key"
             )
         if callable(version):
             version = unique_keys.compute_version(version, task, args, kwargs)

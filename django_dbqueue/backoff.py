@@ -1,7 +1,13 @@
 """Backoff strategies: the delay before a failed job is retried.
 
-A backoff is any callable ``(exception, task_result) -> seconds | None``; None means no retry.
-The names are those of Django's open proposal for retries (new-features #142).
+A backoff is any callable ``(exception, task_result) -> seconds | None``; None means no retry. The
+result has the ``errors`` of the attempts so far, with the current one. The names are those of
+Django's open proposal for retries (new-features #142).
+
+Each strategy also takes ``cap``, the longest delay in seconds (default: 3600), and ``jitter``, from
+0 to 1 (default: 0.1): each delay, after the cap, is multiplied by a random number from
+``1 - jitter`` to ``1 + jitter``. Both are keyword arguments. A number below 0, or a jitter above 1,
+raises ValueError.
 """
 
 from __future__ import annotations
@@ -37,7 +43,8 @@ class _Strategy:
                 )
         if self.jitter > 1:
             raise ValueError(
-                f"{type(self).__name__}(jitter={self.jitter!r}): give a part of the wait, from 0 to 1."
+                f"{type(self).__name__}(jitter={self.jitter!r}): give a fraction of the delay, "
+                "from 0 to 1."
             )
 
     def __call__(self, exception: BaseException, task_result: Any) -> float:
@@ -45,6 +52,7 @@ class _Strategy:
         return wait * random.uniform(1 - self.jitter, 1 + self.jitter)
 
     def seconds(self, failures: int) -> float:
+        """Return the delay after a number of failures, in seconds, before cap and jitter."""
         raise NotImplementedError
 
 

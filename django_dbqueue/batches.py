@@ -43,11 +43,17 @@ class batch:
     on_finish: a task that is enqueued when all jobs of the batch have ended, in any state. Its
         argument is the batch's id.
     on_success: a second such task, enqueued if all jobs were successful.
-    description: text for people.
+    description: text for people, cut after 200 characters.
+    backend: the alias in ``TASKS`` of the backend whose jobs belong to it.
 
-    A batch can be entered again, by one of its jobs or by any other code, and takes more jobs
-    until it has finished; after that, BatchFinished is raised. A batch does not finish before its
-    first block, the opener's, has ended.
+    ``async with`` works too. A batch can be entered again, by one of its jobs or by any other code,
+    and takes more jobs until it has finished; after that, an enqueue call in a block raises
+    BatchFinished. A batch does not finish before its first block, the opener's, has ended. An
+    exception in that block discards the batch's waiting jobs, and no callback follows; an exception
+    in a later block discards the waiting jobs that were added in it.
+
+    Raises TypeError for a backend of another kind, and InvalidTask for a callback that is no task
+    or cannot be called with the batch's id.
     """
 
     _backend: Any
@@ -65,7 +71,8 @@ class batch:
         self._is_new = True
         if not hasattr(self._backend, "columns_of"):
             raise TypeError(
-                f"A batch needs a DatabaseBackend; TASKS[{backend!r}] is a {type(self._backend).__qualname__}."
+                f"A batch needs a DatabaseBackend; TASKS[{backend!r}] is a "
+                f"{type(self._backend).__qualname__}."
             )
         self._batch: Batch = self._backend.batches.model(description=description[:200])
         self._batch._state.db = self._backend.database
@@ -74,7 +81,10 @@ class batch:
 
     @classmethod
     def of(cls, pk: UUID | str, backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> batch:
-        """Return the batch with that id. Raises Batch.DoesNotExist."""
+        """Return the batch with an id, to enter it again or to read its progress.
+
+        Raises Batch.DoesNotExist, and ValidationError for text that is no UUID.
+        """
         found = object.__new__(cls)
         found._backend, found._entries, found._is_new = task_backends[backend], [], False
         found._batch = found._backend.batches.get(pk=pk)
@@ -82,14 +92,21 @@ class batch:
 
     @property
     def id(self) -> UUID:
+        """Id of the batch: the argument of its callbacks, and of ``batch.of()``."""
         return self._batch.pk
 
     def progress(self) -> dict[str, int]:
-        """Return the number of its jobs in each state."""
+        """Return the number of the batch's jobs by state, such as ``{"successful": 3}``.
+
+        A state without jobs is left out.
+        """
         return dict(self._batch.progress())
 
     def discard(self) -> int:
-        """Discard the batch's waiting jobs. Returns their number."""
+        """Discard the batch's waiting jobs. Return their number.
+
+        Running jobs continue, and the batch finishes with them.
+        """
         return self._batch.discard()
 
     def __enter__(self) -> batch:
@@ -166,7 +183,7 @@ class batch:
             raise InvalidTask(f"{name} must be a task that takes the batch's id, not {task!r}.")
         if task.run_after is not None or task.key is not None:
             raise InvalidTask(
-                f"{name} is a job of its own, enqueued when the batch has finished: leave run_after and key out."
+                f"{name} is enqueued when the batch has finished. Leave its run_after and key out."
             )
         try:
             return self._backend.columns_of(task, [str(self.id)])

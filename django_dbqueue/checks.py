@@ -52,9 +52,9 @@ def _check_queues(
         for (database, other), alias in served.items():
             if database == backend.database and (queue == other or "*" in (queue, other)):
                 yield Warning(
-                    f"TASKS[{alias!r}] and TASKS[{backend.alias!r}] keep jobs of the queue {queue!r} in the same database, "
-                    "and each runs the other's with its own options.",
-                    hint="Give each backend QUEUES of its own.",
+                    f"TASKS[{alias!r}] and TASKS[{backend.alias!r}] share the queue {queue!r} of "
+                    "one database: each runs the other's jobs with its own options.",
+                    hint="Give each backend its own QUEUES.",
                     id="dbqueue.W002",
                 )
                 return
@@ -65,8 +65,9 @@ def _check_commands(backend: DatabaseBackend) -> Iterator[CheckMessage]:
     for name in backend.config.allow_commands:
         if name not in management.get_commands():
             yield Error(
-                f"TASKS[{backend.alias!r}]['OPTIONS']['allow_commands']: {name!r} is not a management command.",
-                hint="manage.py help lists those that there are.",
+                f"TASKS[{backend.alias!r}]['OPTIONS']['allow_commands']: {name!r} is not a "
+                "management command.",
+                hint="manage.py help lists the commands.",
                 id="dbqueue.E007",
             )
 
@@ -76,18 +77,20 @@ def _check_database(backend: DatabaseBackend) -> Iterator[CheckMessage]:
     if backend.database not in connections:
         known = ", ".join(connections)
         yield Error(
-            f"{name} names the database {backend.database!r}; there are {known}.", id="dbqueue.E002"
+            f"{name} names the unknown database {backend.database!r}. Choose from {known}.",
+            id="dbqueue.E002",
         )
         return
     connection = connections[backend.database]
     if connection.vendor not in SUPPORTED:
-        yield Error(f"{name}: jobs cannot be kept in {connection.display_name}.", id="dbqueue.E003")
+        yield Error(f"{name}: {connection.display_name} is not supported.", id="dbqueue.E003")
     if connection.vendor != "postgresql" and (
         not settings.USE_TZ or connection.timezone_name != "UTC"
     ):
         yield Error(
-            f"{name}: {connection.display_name} has no time that all processes agree on but UTC.",
-            hint=f"Set USE_TZ = True, and no TIME_ZONE in DATABASES[{backend.database!r}]: both are Django's defaults.",
+            f"{name}: on {connection.display_name}, all processes agree on a time only in UTC.",
+            hint=f"Set USE_TZ = True, and no TIME_ZONE in DATABASES[{backend.database!r}]: "
+            "both are Django's defaults.",
             id="dbqueue.E004",
         )
     if connection.vendor == "sqlite" and not is_immediate(connection):
@@ -103,7 +106,10 @@ def is_immediate(connection: Any) -> bool:
 
 
 def options_for_sqlite(alias: str) -> str:
-    return f"DATABASES[{alias!r}]['OPTIONS'] = {{'transaction_mode': 'IMMEDIATE', 'init_command': 'PRAGMA journal_mode=WAL'}}"
+    return (
+        f"DATABASES[{alias!r}]['OPTIONS'] = "
+        "{'transaction_mode': 'IMMEDIATE', 'init_command': 'PRAGMA journal_mode=WAL'}"
+    )
 
 
 # runqueue does not run this check: a supervisor imports no tasks.
@@ -123,8 +129,8 @@ def check_recurring_tasks(app_configs: Any = None, **kwargs: Any) -> Iterator[Ch
             if not all(config.allows_import_error(name) for config in _configs()):
                 yield Error(
                     f"{name} holds tasks and cannot be imported: {type(error).__name__}: {error}",
-                    hint="Cure or remove the module: runqueue does not start with it. To serve the other tasks without it, "
-                    f"set OPTIONS['allow_import_errors'] = [{name!r}].",
+                    hint="Fix or remove the module: runqueue does not start with it. To run the "
+                    f"other tasks without it, set OPTIONS['allow_import_errors'] = [{name!r}].",
                     id="dbqueue.E008",
                 )
     any_runs_them = any(
@@ -136,10 +142,11 @@ def check_recurring_tasks(app_configs: Any = None, **kwargs: Any) -> Iterator[Ch
             if alias in task_backends.settings and not isinstance(
                 task_backends[alias], DatabaseBackend
             ):
-                said = f"{one.name!r} never runs: its backend is TASKS[{alias!r}], which is no DatabaseBackend."
-                hint = (
-                    "Give it a backend that is one: backend= of @task, or of recurring_command()."
+                said = (
+                    f"{one.name!r} never runs: its backend TASKS[{alias!r}] is not a "
+                    "DatabaseBackend."
                 )
+                hint = "Set backend= of @task or recurring_command() to a DatabaseBackend."
                 # Without any DatabaseBackend, as in tests, no task is meant to recur.
                 yield (
                     Error(said, hint, id="dbqueue.E006")
@@ -156,7 +163,7 @@ def check_recurring_tasks(app_configs: Any = None, **kwargs: Any) -> Iterator[Ch
 def _check_groups() -> Iterator[CheckMessage]:
     """Warn if tasks that share a limit by its group give different numbers.
 
-    Of different numbers, the smallest among the jobs at hand applies.
+    Of different numbers, the smallest among the existing jobs applies.
     """
     first: dict[tuple[Any, ...], tuple[Limit | Rate, str]] = {}
     databases = {backend.alias: backend.database for backend in _backends()}
@@ -168,9 +175,10 @@ def _check_groups() -> Iterator[CheckMessage]:
                 other, other_path = first.setdefault(shared, (each, path))
                 if other.numbers != each.numbers:
                     yield Warning(
-                        f"{other_path} and {path} share the group {each.group!r} and do not agree: "
-                        f"{other.described()} and {each.described()}. While jobs of both are there, the stricter one holds.",
-                        hint="Give both the same numbers, or each a group of its own.",
+                        f"{other_path} and {path} share the group {each.group!r} with different "
+                        f"limits: {other.described()} and {each.described()}. While jobs of both "
+                        "exist, the stricter limit applies.",
+                        hint="Give both the same limit, or each its own group.",
                         id="dbqueue.W005",
                     )
 

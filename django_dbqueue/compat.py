@@ -67,8 +67,8 @@ def remember_receivers() -> None:
     """Cache the receivers of the signals of a job's run.
 
     A lookup without the cache takes a lock, for which a worker's threads would wait. Django's
-    ``Signal(use_caching=True)`` does the same. With eight threads and jobs that do nothing, a
-    worker runs 5,900 jobs a second instead of 3,100.
+    ``Signal(use_caching=True)`` does the same. With eight threads and no-op jobs, a worker runs
+    5,900 jobs a second instead of 3,100.
     """
     for signal in (signals.task_started, signals.task_finished):
         signal.use_caching, signal.sender_receivers_cache = True, WeakKeyDictionary()

@@ -20,9 +20,12 @@ from .models import ClaimedJob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobContext(TaskContext):  # type: ignore[misc, type-arg]
-    """Context passed to a task with ``takes_context``.
+    """Context passed to a task with ``takes_context``, as its first argument ``context``.
 
-    call: the attempt, as its worker sees it.
+    It has Django's ``task_result``, and ``attempt``, which is 1 for the first attempt of a run.
+
+    job: the job's row, to be read only.
+    call: the attempt, as its worker sees it. Private.
     """
 
     job: ClaimedJob
@@ -32,18 +35,24 @@ class JobContext(TaskContext):  # type: ignore[misc, type-arg]
     def metadata(self) -> dict[str, Any]:
         """Metadata of the job, from its caller and from its attempts so far.
 
-        ``save_metadata()`` stores changes.
+        A dict of JSON values that the task may change; ``save_metadata()`` stores the changes.
         """
         return self.job.metadata  # type: ignore[no-any-return]
 
     @property
     def batch(self) -> batch | None:
-        """The batch of the job, which takes more jobs: ``with context.batch: …``."""
+        """The batch of the job, which takes more jobs: ``with context.batch: …``; None without one.
+
+        Reads the batch's row. Raises Batch.DoesNotExist if the row was deleted.
+        """
         return batch.of(self.job.batch_id, self.task_result.backend) if self.job.batch_id else None
 
     @property
     def should_stop(self) -> bool:
-        """True if the task must end: save its position, and raise ``Interrupted``."""
+        """True if the task must end: save its position, and raise ``Interrupted``.
+
+        The worker is shutting down, an operator has stopped the job, or its timeout has passed.
+        """
         return bool(self.call.should_stop)
 
     def save_metadata(self) -> None:
@@ -64,6 +73,10 @@ class JobContext(TaskContext):  # type: ignore[misc, type-arg]
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
         """Report progress: ``done`` of ``total``, with a short note.
+
+        done, total: numbers from 0 on, in one unit, such as rows, bytes or seconds; None for an
+            unknown total.
+        note: text, cut after 200 characters.
 
         The call itself writes nothing, and so costs nothing, in a coroutine too: the worker writes
         the newest report about once a second. Raises TypeError or ValueError for other values.

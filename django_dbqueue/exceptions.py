@@ -12,7 +12,7 @@ class QueueError(Exception):
 
 
 class InvalidOption(QueueError):
-    """An entry of ``TASKS[alias]["OPTIONS"]``, or a flag of ``runqueue``, cannot be used."""
+    """An entry of ``TASKS[alias]["OPTIONS"]``, or a flag of ``runqueue``, is invalid."""
 
 
 class InvalidTaskPath(QueueError):
@@ -31,7 +31,7 @@ class NotYetVisible(QueueError):
 
 
 class BatchFinished(QueueError):
-    """A job cannot be added to a batch, because all jobs of the batch have ended."""
+    """A job cannot be added to a batch, because the batch has finished: all its jobs have ended."""
 
 
 class SqlNotAllowed(QueueError):
@@ -39,7 +39,10 @@ class SqlNotAllowed(QueueError):
 
 
 class CommandNotAllowed(QueueError):
-    """``call_command`` was given a command that ``OPTIONS["allow_commands"]`` does not name."""
+    """``call_command`` was given a command that ``OPTIONS["allow_commands"]`` does not name.
+
+    Commands that ``recurring_command`` declares are allowed too, with exactly these arguments.
+    """
 
 
 class ProcessLost(QueueError):
@@ -62,7 +65,10 @@ class Interruption(BaseException):
 
 
 class TimedOut(Interruption):
-    """Raised in a task that has run for longer than its ``timeout``."""
+    """Raised in a task that has run for longer than its ``timeout``, in seconds.
+
+    The attempt has failed, and counts towards ``max_attempts``.
+    """
 
 
 class Stopped(Interruption):
@@ -81,7 +87,8 @@ class Snoozed(Interruption):
 
     until: seconds from now, or a time.
 
-    The constructor validates the delay, so that no invalid time reaches the database.
+    The constructor validates the delay, so that no invalid time reaches the database. Raises
+    TypeError or ValueError for an invalid delay.
     """
 
     def __init__(self, delay: float | timedelta | datetime) -> None:
@@ -93,8 +100,10 @@ class Retried(Interruption):
     """Raised by ``context.retry()``: the attempt has failed, and the job is retried.
 
     delay: seconds until the next attempt; None takes the delay from the backoff.
+    reason: text recorded with the attempt.
 
-    The cause is the exception that was being handled, if any.
+    The cause is the exception that was being handled, if any. Raises TypeError or ValueError for an
+    invalid delay.
     """
 
     def __init__(self, delay: float | timedelta | None = None, reason: str = "") -> None:
@@ -104,4 +113,7 @@ class Retried(Interruption):
 
 
 class JobLost(Interruption):
-    """Raised in a task whose job belongs to another process now. Its return value is dropped."""
+    """Raised in a task whose job belongs to another process now.
+
+    The attempt's result is dropped: the new owner's stands.
+    """

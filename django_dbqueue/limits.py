@@ -1,4 +1,4 @@
-"""Concurrency limits and rate limits for jobs that have something in common."""
+"""Concurrency limits and rate limits for jobs that share a key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST_GROUP = 100
 # Characters that a column holds.
 LONGEST_KEY = 460
 # Prefix that separates rate-limit keys from concurrency keys. No concurrency key begins with it:
-# that one begins with a quoted group, or with a task's path, which has no space.
+# those begin with a quoted group, or with a task's path, which has no space.
 RATE = "rate "
 MOST = 10**6
 # Upper bound of a rate's ``per``, in seconds.
@@ -27,10 +27,15 @@ Key = Callable[..., Any]
 class Limit:
     """Concurrency limit: ``most`` jobs with one key run at a time.
 
+    most: a whole number, at least 1 and below a million.
     key: a function of some of the call's arguments, by name. Without it, all jobs of the task have
         one key. A call for which it returns None is not limited.
-    group: tasks that name the same group share their limit; without it, each task has its own.
+    group: text of 1 to 100 characters. Tasks that name the same group share their limit; without
+        it, each task has its own.
     on_conflict: the action for a job that finds no slot: "wait", or "discard".
+
+    Raises ValueError for another value. A key function that does not fit the task is refused where
+    the task is declared, with InvalidTask.
     """
 
     most: int
@@ -41,7 +46,7 @@ class Limit:
     def __post_init__(self) -> None:
         _must_be_whole(self.most, "limit()")
         if self.on_conflict not in ("wait", "discard"):
-            raise ValueError(f"limit(on_conflict={self.on_conflict!r}): it is 'wait' or 'discard'.")
+            raise ValueError(f"limit(on_conflict={self.on_conflict!r}): give 'wait' or 'discard'.")
         _must_be_group(self.group, "limit()")
 
     @property
@@ -50,9 +55,11 @@ class Limit:
         return (self.most,)
 
     def described(self) -> str:
+        """Return the limit in words, for messages."""
         return f"{self.most} at a time"
 
     def of_call(self, key: str) -> dict[str, Any]:
+        """Return the limit as stored with a job."""
         return {"key": _fitting(key), "most": self.most, "discard": self.on_conflict == "discard"}
 
 
@@ -65,7 +72,8 @@ def limit(
 ) -> Limit:
     """Limit the number of jobs that run at a time, over all hosts. The arguments are Limit's.
 
-    ``limit(2, key=lambda account_id: account_id)`` allows two jobs of an account at a time.
+    ``limit(2, key=lambda account_id: account_id)`` allows two jobs of an account at a time. Raises
+    ValueError for an invalid value.
     """
     return Limit(most=most, key=key, group=group, on_conflict=on_conflict)
 
@@ -74,10 +82,15 @@ def limit(
 class Rate:
     """Rate limit: ``number`` jobs start in ``per`` seconds, over all hosts.
 
-    The starts follow one another at even intervals.
+    The starts follow one another at even intervals, of ``per / number`` seconds.
 
+    number: a whole number, at least 1 and below a million.
+    per: seconds, or a timedelta; above 0 and below 100 million seconds.
     key, group: as for Limit.
-    burst: the number of jobs that may start together after a pause.
+    burst: the number of jobs that may start together after a pause; a whole number, at least 1 and
+        below a million.
+
+    Raises ValueError for another value.
     """
 
     number: int
@@ -101,6 +114,7 @@ class Rate:
 
     @property
     def seconds(self) -> float:
+        """``per`` in seconds."""
         return self.per.total_seconds() if isinstance(self.per, timedelta) else self.per
 
     @property
@@ -109,9 +123,11 @@ class Rate:
         return (self.seconds / self.number, self.burst)
 
     def described(self) -> str:
+        """Return the rate in words, for messages."""
         return f"{self.number} in {self.seconds:g} s with burst={self.burst}"
 
     def of_call(self, key: str) -> dict[str, Any]:
+        """Return the rate as stored with a job. ``every`` is in seconds."""
         return {
             "key": _fitting(f"{RATE}{key}"),
             "every": self.seconds / self.number,
@@ -128,7 +144,7 @@ def check(task: Any) -> None:
         for each in _as_tuple(getattr(task, name)):
             if not isinstance(each, kind):
                 raise ValueError(
-                    f"{name} must be such as {example}, or a tuple of these, not {each!r}."
+                    f"{name} must be a limit such as {example}, or a tuple of these, not {each!r}."
                 )
             if each.key is not None:
                 unique_keys.check(each.key, task.func, task.takes_context, f"{name}: key")
@@ -144,6 +160,7 @@ def of_call(
 
 
 def of_task(task: Any) -> tuple[Limit | Rate, ...]:
+    """Return the limits and rates of a task."""
     return (*_as_tuple(task.concurrency), *_as_tuple(task.rate))
 
 
@@ -183,7 +200,7 @@ def _key(
     if each.key is None:
         return name
     value = unique_keys.compute(
-        each.key, task, args, kwargs, f"{task.module_path}: what a limit's key returned"
+        each.key, task, args, kwargs, f"{task.module_path}: the return value of a limit's key"
     )
     # Limits of one task by different arguments are separate limits.
     by = "" if each.group else "+".join(unique_keys.wanted(each.key)) + "="

@@ -16,10 +16,11 @@ FIELDS = ("job_id", "task", "queue", "attempt", "process_name")
 class JobFields(logging.Filter):
     """Add ``job_id``, ``task``, ``queue``, ``attempt`` and ``process_name`` to each record.
 
-    The fields are empty outside a job.
+    Outside a job, the fields are empty text. A field that the record has already is left unchanged.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Add the fields, and return True: no record is dropped."""
         job = running_job.get()
         found = job.log_fields if job else {}
         for name in FIELDS:

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GoTo:
-    """Returned by a stage: the job continues at another stage of its pipeline, with ``value``."""
+    """Returned by a stage: the job continues at another stage of its pipeline, with ``value``.
+
+    stage: a task of the pipeline. The job continues at the next stage of that task, or at the first
+        one if none follows. If the pipeline has no such stage, the attempt fails with ValueError.
+    value: the argument of that stage; JSON.
+    """
 
     stage: Task[..., Any]
     value: Any = None
@@ -31,7 +36,10 @@ class GoTo:
 
 @dataclass(frozen=True)
 class Finish:
-    """Returned by a stage: the job ends here, with ``value`` as its result."""
+    """Returned by a stage: the job ends here, as successful.
+
+    value: the result of the job; JSON.
+    """
 
     value: Any = None
 
@@ -40,7 +48,10 @@ class Finish:
 class FanOut:
     """Returned by a stage: one new job per value continues at the next stage, and this job ends.
 
-    The result of this job is the ids of the new jobs. They belong to its batch, if it has one.
+    values: the arguments of the new jobs, one for each; JSON.
+
+    The result of this job is the ids of the new jobs. They belong to its batch, if it has one. In
+    the last stage, the attempt fails with ValueError.
     """
 
     values: Sequence[Any]
@@ -48,14 +59,19 @@ class FanOut:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Stages, in order. Each has the queue, priority, limits and retries of its task."""
+    """Stages, in order, made by ``pipeline()``.
+
+    Each stage has the queue, priority, limits, timeout and retries of its task.
+    """
 
     stages: tuple[Task[..., Any], ...]
 
     def using(self, **settings: Any) -> Pipeline:
         """Return the same pipeline with other settings for its jobs.
 
-        The settings are run_after, metadata, key, version, on_conflict and max_wait.
+        The settings are run_after, expires, metadata, key, version, on_conflict and max_wait, as
+        for ``Task.using()``. Raises TypeError for another setting, which belongs to a stage, and
+        InvalidTask for an invalid value.
         """
         if unknown := settings.keys() - {
             "run_after",
@@ -67,12 +83,17 @@ class Pipeline:
             "expires",
         }:
             raise TypeError(
-                f"{unknown.pop()!r} is a stage's: give it to the stage, such as parse.using(queue_name='cpu')."
+                f"{unknown.pop()!r} is a setting of a stage. Give it to the stage, such as "
+                "parse.using(queue_name='cpu')."
             )
         return replace(self, stages=(self.stages[0].using(**settings), *self.stages[1:]))
 
     def enqueue(self, *args: Any, **kwargs: Any) -> JobResult:
-        """Write one job that starts at the first stage with these arguments."""
+        """Write one job that starts at the first stage with these arguments.
+
+        Raises TypeError or ValueError for arguments that do not fit or are not JSON, and TypeError
+        for a backend of another kind.
+        """
         return self._enqueue([(args, kwargs)])[0]
 
     async def aenqueue(self, *args: Any, **kwargs: Any) -> JobResult:
@@ -82,7 +103,8 @@ class Pipeline:
     def enqueue_on_commit(self, *args: Any, **kwargs: Any) -> None:
         """Enqueue after the caller's open transactions have committed.
 
-        Without an open transaction, enqueue immediately.
+        Without an open transaction, enqueue immediately. Raises TypeError or ValueError at once for
+        arguments that do not fit or are not JSON.
         """
         serialization.bind(self.stages[0].func, self.stages[0].takes_context, args, kwargs)
         after_commit(partial(self.enqueue, *args, **kwargs))
@@ -92,7 +114,8 @@ class Pipeline:
     ) -> Sequence[JobResult]:
         """Write many jobs, all or none.
 
-        Each call is a tuple of positional or a dict of keyword arguments.
+        Each call is a tuple of positional or a dict of keyword arguments. Return one result for
+        each, in their order. Raises TypeError or ValueError as ``enqueue()`` does.
         """
         return self._enqueue(map(split, calls))
 
@@ -100,7 +123,8 @@ class Pipeline:
         backend: Any = self.stages[0].get_backend()
         if not hasattr(backend, "enqueue_many"):
             raise TypeError(
-                f"A pipeline needs a DatabaseBackend; TASKS[{backend.alias!r}] is a {type(backend).__qualname__}."
+                f"A pipeline needs a DatabaseBackend; TASKS[{backend.alias!r}] is a "
+                f"{type(backend).__qualname__}."
             )
         return backend.enqueue_many(self.stages[0], calls, stages=self.stages)  # type: ignore[no-any-return]
 
@@ -111,18 +135,21 @@ def pipeline(*stages: Task[..., Any]) -> Pipeline:
     ``pipeline(fetch, parse, index).enqueue(url)`` runs fetch(url), then parse with the return value
     of fetch, then index with the return value of parse.
 
-    Raises InvalidTask for stages that cannot form a pipeline.
+    Raises InvalidTask for stages that cannot form a pipeline: none at all, a value that is no task,
+    tasks of several backends, or a later stage that does not take one argument or has a
+    ``run_after``.
     """
     if not stages:
         raise InvalidTask("A pipeline needs stages: pipeline(fetch, parse, index).")
     for place, stage in enumerate(stages):
         if not isinstance(stage, Task):
             raise InvalidTask(
-                f"{stage!r} is no task, and cannot be a stage. Decorate it with @task."
+                f"{stage!r} is not a task, and cannot be a stage. Decorate it with @task."
             )
         if stage.backend != stages[0].backend:
             raise InvalidTask(
-                f"{stage.module_path} is of the backend {stage.backend!r}, and the first stage of another."
+                f"{stage.module_path} has the backend {stage.backend!r}, but the first stage has "
+                f"{stages[0].backend!r}. Use one backend for all stages."
             )
         if place:
             _must_follow(stage)
@@ -134,9 +161,12 @@ def _must_follow(stage: Task[..., Any]) -> None:
     try:
         serialization.signature_of(stage.func).bind(*leading, None)
     except TypeError as error:
-        said = f"{stage.module_path} gets one argument, what the stage before it returned: {error}."
+        said = (
+            f"{stage.module_path} gets one argument, the return value of the stage before it: "
+            f"{error}."
+        )
         raise InvalidTask(said) from None
     if stage.run_after is not None:
         raise InvalidTask(
-            f"{stage.module_path} begins when the stage before it ends. Leave its run_after out."
+            f"{stage.module_path} starts when the stage before it ends. Leave its run_after out."
         )

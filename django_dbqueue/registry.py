@@ -59,12 +59,14 @@ def load(path: str) -> Task[..., Any]:
     found = getattr(sys.modules.get(module), name, None)
     if found is None:
         raise InvalidTaskPath(
-            f"{path!r} is not known here. Deploy the code that has it, in the module tasks of an installed app or in one that "
-            "OPTIONS['task_modules'] names: jobs that wait then run, and one that has failed can be retried; or discard it."
+            f"{path!r} is not known here. Deploy the code that has it, in the module tasks of an "
+            "installed app or in one that OPTIONS['task_modules'] names: waiting jobs then run and "
+            "a failed job can be retried. Or discard the job."
         )
     if not isinstance(found, FrameworkTask):
         raise InvalidTaskPath(
-            f"{path!r} is a {type(found).__name__}, not a task. Decorate it with @task, or discard the job."
+            f"{path!r} is a {type(found).__name__}, not a task. Decorate it with @task, or discard "
+            "the job."
         )
     if isinstance(found, Task):
         return found

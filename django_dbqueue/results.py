@@ -31,11 +31,14 @@ STATUS: dict[str, TaskResultStatus] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult(TaskResult):  # type: ignore[misc, type-arg]
-    """A TaskResult that also has the job's ``metadata`` and ``progress``, and can be waited for.
+    """A TaskResult that also has the job's metadata and progress, and can be waited for.
 
     enqueued: the outcome of the call if its key already had a job: "created" (a run of its own),
         "merged" (a waiting or running job took the call over), or "ignored" (the existing job is
         unchanged).
+    metadata: the metadata from the caller and from the job's attempts so far.
+    progress: the last report of the job's last attempt, with ``done``, ``total``, ``note`` and
+        ``fraction``; None if it has not reported.
     """
 
     enqueued: str = "created"
@@ -46,9 +49,14 @@ class JobResult(TaskResult):  # type: ignore[misc, type-arg]
         return f"<JobResult {self.id} {self.status} {self.task.module_path}>"
 
     def refresh(self) -> None:
+        """Read the job again, and update this result.
+
+        Raises TaskResultDoesNotExist if the job was deleted, or is not written yet.
+        """
         self._be_like(self.task.get_backend().get_result(self.id))
 
     async def arefresh(self) -> None:
+        """Asynchronous version of ``refresh()``."""
         self._be_like(await self.task.get_backend().aget_result(self.id))
 
     def _be_like(self, newer: TaskResult[Any, Any]) -> None:
@@ -57,9 +65,13 @@ class JobResult(TaskResult):  # type: ignore[misc, type-arg]
                 object.__setattr__(self, each.name, getattr(newer, each.name))
 
     def wait(self, timeout: float | None = None) -> JobResult:
-        """Refresh until the job has ended, for at most ``timeout`` seconds; return this result.
+        """Refresh until the job has ended, and return this result.
 
-        Raises TimeoutError, and NotYetVisible inside the transaction that enqueued the job.
+        timeout: the longest wait, in seconds; None waits without a limit.
+
+        Polls the database, every 5 ms at first and every 0.5 s in the end. Raises TimeoutError
+        after the timeout, while the job continues; NotYetVisible inside the transaction that
+        enqueued the job; and TaskResultDoesNotExist if the job was deleted.
         """
         for pause in self._pauses(timeout):
             try:
@@ -79,7 +91,7 @@ class JobResult(TaskResult):  # type: ignore[misc, type-arg]
         return self
 
     async def await_(self, timeout: float | None = None) -> JobResult:
-        """Asynchronous version of ``wait()``.
+        """Asynchronous version of ``wait()``. Does not raise NotYetVisible.
 
         The name has an underscore because ``await`` is a keyword.
         """
@@ -98,7 +110,8 @@ class JobResult(TaskResult):  # type: ignore[misc, type-arg]
             yield pause if end is None else max(0.0, min(pause, end - time.monotonic()))
             pause = min(pause * 1.5, 0.5)
         raise TimeoutError(
-            f"Job {self.id} has not ended within {timeout} s: it is {self.status}. Is a worker running?"
+            f"Job {self.id} has not ended within {timeout} s: it is {self.status}. "
+            "Is a worker running?"
         )
 
     def _must_be_visible(self) -> None:
@@ -115,13 +128,13 @@ class JobResult(TaskResult):  # type: ignore[misc, type-arg]
 
 
 class Enqueued(Sequence[JobResult]):
-    """Lazy sequence of the results of calls that were enqueued together.
+    """Lazy sequence of the results of calls that were enqueued together, in their order.
 
-    A result is made on first access, as most results are never accessed. ``make`` makes the result
-    of a new job.
+    A result is made on first access, as most results are never accessed.
     """
 
     def __init__(self, jobs: Sequence[Job], make: Callable[[Job], JobResult]) -> None:
+        """Hold the jobs of the calls, and ``make``, which makes the result of a new job."""
         self._jobs, self._make = jobs, make
         self._made: dict[int, JobResult] = {}
         self._met: Mapping[UUID, tuple[Job, EnqueueStatus]] = {}
@@ -225,7 +238,7 @@ def result_of(
 
 
 def _as_json(document: Any) -> Any:
-    """Replace a document that cannot be decoded with the text that says so.
+    """Replace a document that cannot be decoded with a text about it.
 
     TaskResult accepts only JSON.
     """

@@ -26,6 +26,11 @@ class QueueRouter:
         return [database for database in named if database]
 
     def db_for_read(self, model: Any, **hints: Any) -> str | None:
+        """Return the database for the queue's models: that of the instance, or the first named.
+
+        Return None for models of other apps, and if no backend names a database. Writes follow the
+        same rule.
+        """
         if model._meta.app_label != LABEL:
             return None
         databases = self._databases()
@@ -35,9 +40,14 @@ class QueueRouter:
     db_for_write = db_for_read
 
     def allow_relation(self, one: Any, other: Any, **hints: Any) -> bool | None:
+        """Return True if two rows of the queue are in one database; None for other apps."""
         labels = {one._meta.app_label, other._meta.app_label}
         return one._state.db == other._state.db if labels == {LABEL} else None
 
     def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        """Return True if a database has the queue's tables, None for other apps.
+
+        Return None too if no backend names a database.
+        """
         databases = self._databases()
         return db in databases if app_label == LABEL and databases else None

@@ -15,13 +15,13 @@ from .core import unique_keys
 from .core.options import DAY, MOST_ATTEMPTS
 from .core.time_values import check_expires
 
-# Ten years: every database can add that to a time.
+# Ten years, which every database can add to a time.
 LONGEST_TIMEOUT = 3650 * DAY
 CONFLICTS = ("rerun", "skip", "replace")
 
 
 def check(task: Any) -> None:
-    """Raise InvalidTask, with the value, for options that cannot be honoured."""
+    """Raise InvalidTask, with the value, for invalid options."""
     _check_place(task.func)
     _check_retries(task)
     _check_run(task)
@@ -37,7 +37,8 @@ def _check_place(function: Any) -> None:
     name = getattr(function, "__qualname__", "")
     if name and not name.isidentifier():
         raise InvalidTask(
-            f"{function.__module__}.{name} is not at the top level of its module, where a worker looks for it. Move it there."
+            f"{function.__module__}.{name} is not at the top level of its module, so workers "
+            "cannot import it. Move it there."
         )
 
 
@@ -46,7 +47,8 @@ def _check_retries(task: Any) -> None:
         type(task.max_attempts) is not int or not 1 <= task.max_attempts <= MOST_ATTEMPTS
     ):
         raise InvalidTask(
-            f"max_attempts must be a whole number from 1 to {MOST_ATTEMPTS}, not {task.max_attempts!r}."
+            f"max_attempts must be a whole number from 1 to {MOST_ATTEMPTS}, "
+            f"not {task.max_attempts!r}."
         )
     if task.backoff is not None and not callable(task.backoff):
         raise InvalidTask(
@@ -78,7 +80,8 @@ def _check_run(task: Any) -> None:
 def _check_key(task: Any) -> None:
     if task.on_conflict not in CONFLICTS:
         raise InvalidTask(
-            f"on_conflict must be one of {', '.join(map(repr, CONFLICTS))}, not {task.on_conflict!r}."
+            f"on_conflict must be one of {', '.join(map(repr, CONFLICTS))}, "
+            f"not {task.on_conflict!r}."
         )
     if callable(task.version):
         unique_keys.check(task.version, task.func, task.takes_context, "version")
@@ -89,12 +92,10 @@ def _check_key(task: Any) -> None:
     ):
         raise InvalidTask(f"max_wait must be a timedelta above 0, not {task.max_wait!r}.")
     if task.max_wait is not None and task.on_conflict != "replace":
-        raise InvalidTask(
-            "max_wait bounds how long on_conflict='replace' puts a job off. Add that, or leave max_wait out."
-        )
+        raise InvalidTask("max_wait needs on_conflict='replace'. Add that, or leave max_wait out.")
     if task.key is None:
         if task.version is not None:
-            raise InvalidTask("version compares calls with one key. Add key=..., or leave it out.")
+            raise InvalidTask("version needs a key. Add key=..., or leave version out.")
         return
     if isinstance(task.key, str):
         unique_keys.as_text(task.key, "key")

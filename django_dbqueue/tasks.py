@@ -261,12 +261,14 @@ def task(
     """
     if "run_after" in options:
         raise TypeError(
-            "run_after cannot be defined statically with the @task decorator. Use .using(run_after=...) to set it dynamically."
+            "run_after cannot be defined statically with the @task decorator. "
+            "Use .using(run_after=...) to set it dynamically."
         )
 
     if isinstance(options.get("expires"), datetime):
         raise InvalidTask(
-            "expires of a task must be a timedelta: all jobs after that time would be called off. Use .using()."
+            "expires of a task must be a timedelta: all jobs after that time would be discarded. "
+            "Use .using()."
         )
 
     def decorate(func: Callable[..., Any]) -> Task[..., Any]:
@@ -297,5 +299,6 @@ def split(call: tuple[Any, ...] | dict[str, Any]) -> tuple[tuple[Any, ...], dict
             return (), call
         case _:
             raise TypeError(
-                f"{call!r} is not a call. Give a tuple of positional or a dict of keyword arguments, such as ({call!r},)."
+                f"{call!r} is not a call. Give a tuple of positional or a dict of keyword "
+                f"arguments, such as ({call!r},)."
             )

@@ -18,7 +18,8 @@ from .models.expressions import after
 from .registry import discover
 from .runtime.shutdown import Shutdown
 from .runtime.worker import executor
-from .runtime.worker.durations import RunTimes
+from .runtime.worker.run_times import RunTimes
+from .runtime.worker.services import WorkerServices
 from .runtime.worker.task_call import ThreadCall
 from .runtime.worker.watchdog import Watchdog
 
@@ -26,10 +27,15 @@ from .runtime.worker.watchdog import Watchdog
 def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
     """Run a backend's due jobs, and the jobs that they enqueue, one by one on this thread.
 
-    Returns the number of attempts. ``drain()`` works inside ``TestCase``, as no other process or
-    connection takes part. Jobs that wait for their time, or for a retry, stay unchanged.
-    KeyboardInterrupt ends it and releases the current job. A task's timeout is raised in it as in a
-    worker: between two of the task's own instructions, not while it waits in C code.
+    backend: the alias in ``TASKS``.
+
+    Returns the number of attempts. Raises TypeError for a backend of another kind. A task's
+    exception is the outcome of its job, and is not raised.
+
+    ``drain()`` works inside ``TestCase``, as no other process or connection takes part. Jobs that
+    wait for their time, or for a retry, stay unchanged. KeyboardInterrupt ends it and releases the
+    current job. A task's timeout is raised in it as in a worker: between two of the task's own
+    instructions, not while it waits in C code.
     """
     queue = task_backends[backend]
     if not isinstance(queue, DatabaseBackend):
@@ -43,7 +49,7 @@ def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
     with _process(queue.database) as process, _watched(queue, call):
         while True:
             dispatch(queue.database)
-            lanes = [lane for lane in jobs.lanes() if selector.rank(lane.queue) is not None]
+            lanes = [lane for lane in jobs.lanes() if selector.position(lane.queue) is not None]
             if not lanes:
                 return attempts
             for job in claim(jobs, max(lanes, key=lambda lane: lane.priority), process, limit=1):
@@ -70,11 +76,12 @@ def _run(call: ThreadCall, queue: DatabaseBackend) -> None:
 def _watched(queue: DatabaseBackend, call: list[ThreadCall]) -> Iterator[None]:
     """End the current call when its timeout has passed."""
     ended = Shutdown()
-    Watchdog(queue, float("inf"), RunTimes(), lambda: tuple(call), lambda: None).start(ended)
+    services = WorkerServices(running=lambda: tuple(call))
+    Watchdog(queue, float("inf"), RunTimes(), services).start(ended)
     try:
         yield
     finally:
-        ended.ask()
+        ended.request()
 
 
 @contextmanager

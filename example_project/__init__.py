@@ -1,1 +1,1 @@
-"""An example: every module of the Python standard library is parsed by a job, and can then be searched."""
+"""Example: jobs parse every module of Python's standard library into a search index."""

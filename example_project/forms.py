@@ -2,7 +2,7 @@ from django import forms
 
 
 class SearchForm(forms.Form):
-    """The box: some words to look for in names and docstrings."""
+    """Search box: words to find in names and docstrings."""
 
     q = forms.CharField(
         required=False,

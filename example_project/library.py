@@ -1,4 +1,4 @@
-"""The files of the standard library that runs this project."""
+"""Files of the standard library of this interpreter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOT_LIBRARY = {"site-packages", "dist-packages"}
 
 
 def files() -> Iterator[tuple[str, int]]:
-    """The library's files, in order: the path from its root, with slashes, and when it changed, in nanoseconds."""
+    """Yield the library's files in order: path from its root, and time of change in nanoseconds."""
     for path in sorted(ROOT.rglob("*.py")):
         relative = path.relative_to(ROOT)
         if relative.parts[0] not in NOT_LIBRARY and path.is_file():
@@ -22,7 +22,7 @@ def files() -> Iterator[tuple[str, int]]:
 
 
 def read(path: str) -> bytes:
-    """A file's source, in the encoding that it declares."""
+    """Return a file's source, in the encoding that it declares."""
     return (ROOT / path).read_bytes()
 
 
@@ -31,12 +31,15 @@ def digest(source: bytes) -> str:
 
 
 def module_name(path: str) -> str:
-    """``json`` for ``json/__init__.py``, ``json.decoder`` for ``json/decoder.py``."""
+    """Return ``json`` for ``json/__init__.py``, ``json.decoder`` for ``json/decoder.py``."""
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def excerpt(path: str, line: int, *, before: int = 2, after: int = 7) -> list[tuple[int, str]]:
-    """The numbered lines around one, without blank ones at the ends; none if the file cannot be read any more."""
+    """Return the numbered lines around a line, without blank lines at the ends.
+
+    The list is empty if the file cannot be read any more.
+    """
     first = max(1, line - before)
     try:
         with tokenize.open(ROOT / path) as file:
@@ -51,6 +54,6 @@ def excerpt(path: str, line: int, *, before: int = 2, after: int = 7) -> list[tu
 
 
 def _changed(path: Path) -> int:
-    # An older release that is installed again has an old time of modification, and a new one of its inode.
+    # A reinstalled older release has an old modification time, but a new inode change time.
     status = path.stat()
     return max(status.st_mtime_ns, status.st_ctime_ns)

@@ -1,4 +1,4 @@
-"""What the jobs store: the modules of the standard library, and what is defined in them."""
+"""Tables of the jobs: the modules of the standard library, and their definitions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .parsing import Found
 
 class ModuleQuerySet(models.QuerySet["Module"]):
     def take_changed(self, files: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-        """Note files and when they changed. Returns those that are new here, or newer than was noted before."""
+        """Store files with their times of change. Returns those that are new or have changed."""
         known = {module.path: module for module in self.only("path", "changed")}
         new, newer = [], []
         for path, changed in files:
@@ -31,14 +31,17 @@ class ModuleQuerySet(models.QuerySet["Module"]):
         return [(module.path, module.changed) for module in [*new, *newer]]
 
     def note(self, digest: str, found: Iterable[Found]) -> None:
-        """Keep what was parsed until it is indexed."""
+        """Store parsed definitions until they are indexed."""
         self.update(parsed={"digest": digest, "definitions": [vars(each) for each in found]})
 
     def index(self) -> int:
-        """Have what was parsed take the place of a module's definitions, all or nothing. Returns how many it has now."""
+        """Replace a module's definitions with the parsed ones, all or nothing.
+
+        Returns their number.
+        """
         with transaction.atomic(using=self.db):
             module = self.select_for_update().get()
-            # It is gone if a worker died when all but the job was written, and this is the next attempt.
+            # Empty in the next attempt, if a worker died between this commit and the job's.
             if parsed := module.parsed:
                 module.definitions.all().delete()
                 Definition.objects.bulk_create(
@@ -70,7 +73,7 @@ class Module(models.Model):
 
 class DefinitionQuerySet(models.QuerySet["Definition"]):
     def matching(self, query: str) -> DefinitionQuerySet:
-        """Those that have every word of the query in their name or docstring, the best first."""
+        """Select definitions with all words in their name or docstring, the best matches first."""
         has_all = Q()
         for word in query.split():
             has_all &= Q(qualified_name__icontains=word) | Q(docstring__icontains=word)
@@ -88,7 +91,7 @@ class DefinitionQuerySet(models.QuerySet["Definition"]):
 
 
 class Definition(models.Model):
-    """A module, a class or a function, and where it is."""
+    """A module, class or function, with its place."""
 
     class Kind(models.TextChoices):
         MODULE = "module"
@@ -114,11 +117,11 @@ class ScanQuerySet(models.QuerySet["Scan"]):
         return self.filter(finished_at=None)
 
     def finished(self) -> ScanQuerySet:
-        """Those that are summed up, the newest first."""
+        """Select the finished scans, the newest first."""
         return self.filter(finished_at__isnull=False).order_by("-finished_at", "-pk")
 
     def sum_up(self, jobs: Mapping[str, int]) -> int:
-        """Note how the files went, of whose jobs so many are in each state."""
+        """Store the results of a scan. jobs: the number of its jobs in each state."""
         return self.update(
             indexed=jobs.get(Job.State.SUCCESSFUL, 0),
             failed=jobs.get(Job.State.FAILED, 0),
@@ -127,7 +130,7 @@ class ScanQuerySet(models.QuerySet["Scan"]):
 
 
 class Scan(models.Model):
-    """One look at the library that found files to index, and how that went."""
+    """A scan of the library that found files to index, with its results."""
 
     batch = models.UUIDField(unique=True)
     files = models.PositiveIntegerField()

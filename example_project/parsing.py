@@ -1,4 +1,4 @@
-"""What a module defines, read from its syntax tree."""
+"""Definitions of a module, from its syntax tree."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# A parsed file's own doubtful escapes are not this project's warnings. ("<unknown>" is the file that ast.parse names.)
+# Warnings about invalid escapes in parsed files. ast.parse calls each file "<unknown>".
 warnings.filterwarnings("ignore", category=SyntaxWarning, module="<unknown>")
 warnings.filterwarnings("ignore", category=DeprecationWarning, module="<unknown>")
 
@@ -21,7 +21,7 @@ KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A module, a class or a function in a file."""
+    """A module, class or function in a file."""
 
     kind: str
     name: str
@@ -31,9 +31,9 @@ class Found:
 
 
 def definitions(source: bytes, module: str) -> list[Found]:
-    """All that a module's source defines, in the order of its lines; the module itself is the first.
+    """Return the definitions in a module's source, by line; the module itself comes first.
 
-    Raises SyntaxError, or ValueError for NUL bytes, for what is not Python.
+    Raises SyntaxError for invalid source, and ValueError for NUL bytes.
     """
     tree = ast.parse(source)
     inner = sorted(_walk(tree, module), key=lambda found: found.line)
@@ -41,7 +41,7 @@ def definitions(source: bytes, module: str) -> list[Found]:
 
 
 def _walk(tree: ast.AST, prefix: str) -> Iterator[Found]:
-    # A stack of its own: the library's tests nest deeper than Python recurses.
+    # An explicit stack: the library's tests nest deeper than Python's recursion limit.
     waiting = [(tree, prefix)]
     while waiting:
         parent, prefix = waiting.pop()
@@ -71,5 +71,5 @@ def _found(
 
 
 def storable(text: str) -> str:
-    """Text that every database takes: NUL characters and lone surrogates, which a docstring may hold, are replaced."""
+    """Replace NUL characters and lone surrogates, which some databases refuse."""
     return text.replace("\x00", "\ufffd").encode(errors="backslashreplace").decode()

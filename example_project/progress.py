@@ -1,4 +1,4 @@
-"""How far indexing is, as the jobs' states tell."""
+"""Progress of the indexing, from the states of its jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .tasks import INDEX
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How many of the indexing jobs, one for each file, wait, run, are done, have failed or were called off."""
+    """Number of indexing jobs (one per file) that wait, run, are done, failed or discarded."""
 
     waiting: int
     running: int

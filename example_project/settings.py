@@ -1,4 +1,4 @@
-"""Settings of the example. What differs from place to place comes from the environment: DATABASE_URL, SECRET_KEY, DEBUG."""
+"""Settings of the example. DATABASE_URL, SECRET_KEY and DEBUG come from the environment."""
 
 from pathlib import Path
 from urllib.parse import quote

@@ -18,7 +18,7 @@ MOST_HITS = 50
 
 @dataclass(frozen=True)
 class Hit:
-    """A definition that was found, and the lines of its file around it."""
+    """A search result: a definition, and the lines around it."""
 
     definition: Definition
     lines: list[tuple[int, str]]
@@ -26,7 +26,7 @@ class Hit:
 
 @require_safe
 def search(request: HttpRequest) -> HttpResponse:
-    """What is found for ``?q=``, and how far indexing is."""
+    """Show the search results for ``?q=``, and the progress of the indexing."""
     form = SearchForm(request.GET)
     query = form.cleaned_data["q"] if form.is_valid() else ""
     found = (

@@ -1,4 +1,4 @@
-"""Fixtures for the one suite that every database runs."""
+"""Fixtures for the suite, which runs on every database."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from . import direct
 from .flush import flush
 
 BOTH = ["default", "other"]
-# Seconds after which a test gives up what it waits for: a loaded machine may take ten times as long as a quiet one.
+# Seconds until a test gives up waiting: a busy machine may take ten times as long as an idle one.
 LONG = 120.0
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Iterator[Any]:
-    """What a test logged may hold text that one test process cannot send to another."""
+    """Replace text in a test's log that cannot be sent between test processes."""
     report = yield
     report.sections = [
         (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
@@ -54,8 +54,8 @@ def quick_flush() -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_declared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test declares to recur is forgotten after it."""
+def forget_declarations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the test's declarations of recurring tasks."""
     monkeypatch.setattr(sys.modules["django_dbqueue.recurrence.declare"], "_by_name", {})
 
 
@@ -66,7 +66,7 @@ def backend() -> Any:
 
 @pytest.fixture
 def process(db: Any) -> Process:
-    """A worker process that is alive."""
+    """A live worker process."""
     return a_process("worker@here:1:abc")
 
 
@@ -87,7 +87,7 @@ def a_process(name: str, **values: Any) -> Process:
 
 @pytest.fixture
 def claim(process: Process) -> Callable[..., list[Job]]:
-    """Claim all that is ready, for the process or for another."""
+    """Claim all ready jobs, for this process or another."""
 
     def claim(owner: Process = process, limit: int = 100, group_size: int = 1) -> list[Job]:
         found = (
@@ -99,12 +99,12 @@ def claim(process: Process) -> Callable[..., list[Job]]:
 
 
 def all_claimed(claimer: Claimer, limit: int) -> list[Job]:
-    """What it claims, of all lanes."""
+    """Return the jobs of all lanes that it claims."""
     return list(itertools.chain.from_iterable(claimer.claim(limit)))
 
 
 def until(true: Callable[[], Any], seconds: float = LONG) -> Any:
-    """Wait until something holds, and return it. Fails the test if it never does."""
+    """Wait until the callable returns a true value, and return it; else fail the test."""
     end = time.monotonic() + seconds
     while not (value := true()):
         if time.monotonic() > end:
@@ -114,10 +114,10 @@ def until(true: Callable[[], Any], seconds: float = LONG) -> Any:
 
 
 def is_found_within(task: Any, seconds: float) -> bool:
-    """Whether an idle worker claims a new job of a task so soon: at one of a few tries, as a full machine may delay the others."""
+    """Return whether an idle worker claims a new job in time, in one of a few tries."""
     assert task.enqueue().wait(LONG)
     for _ in range(5):
-        time.sleep(1.5)  # Until it looks as seldom as it ever does.
+        time.sleep(1.5)  # Until its poll interval is at its longest.
         result = task.enqueue()
         result.wait(LONG)
         if (result.started_at - result.enqueued_at).total_seconds() < seconds:
@@ -126,7 +126,7 @@ def is_found_within(task: Any, seconds: float) -> bool:
 
 
 def most_at_a_time(intervals) -> int:
-    """Of those that came to their end: one that was killed has ended at a moment that nobody wrote down."""
+    """Return the maximum overlap of ended intervals. A killed attempt has no recorded end."""
     events = sorted([(i.began_at, 1) for i in intervals] + [(i.ended_at, -1) for i in intervals])
     running = most = 0
     for _time, change in events:
@@ -139,7 +139,7 @@ def most_at_a_time(intervals) -> int:
 def runqueue(
     transactional_db: Any, tmp_path: Any
 ) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start ``runqueue`` as a user would, on the test's own database; ended with the test."""
+    """Start ``runqueue`` as a user would, on the test's database. It ends with the test."""
     started = []
 
     def start(
@@ -175,7 +175,7 @@ def runqueue(
 
 @pytest.fixture
 def worker(backend: Any) -> Iterator[Callable[..., None]]:
-    """Start a worker; it has ended with the test."""
+    """Start a worker. It ends with the test."""
     stop = Shutdown()
     started = []
 
@@ -186,7 +186,7 @@ def worker(backend: Any) -> Iterator[Callable[..., None]]:
         started[-1].start()
 
     yield start
-    stop.ask()
+    stop.request()
     for thread in started:
         thread.join(LONG)
         assert not thread.is_alive()
@@ -194,14 +194,14 @@ def worker(backend: Any) -> Iterator[Callable[..., None]]:
 
 
 def until_somebody_waits_for_a_lock() -> None:
-    """Races are staged: one side holds a lock, and goes on once the other waits for it."""
+    """Wait until one side of a staged race waits for a lock of the other."""
     sql = {
         "postgresql": "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()",
         "mysql": "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
     }[connection.vendor]
 
     def waits() -> bool:
-        time.sleep(0.12)  # MariaDB does not look again while it is asked more often.
+        time.sleep(0.12)  # MariaDB does not refresh this table when it is read more often.
         with connection.cursor() as cursor:
             cursor.execute(sql)
             return cursor.fetchone() is not None
@@ -214,7 +214,7 @@ def log_of(child: subprocess.Popen[str]) -> str:
 
 
 def address_of_the_test_database() -> dict[str, str]:
-    """The settings add ``_test`` and ``_other`` to names of their own; the child takes the test database as it stands."""
+    """Return the environment of a child that uses the test database under its present name."""
     return {
         "DBQUEUE_IN_TEST_DATABASE": "1",
         "DATABASE_URL": os.environ.get("DATABASE_URL", ""),

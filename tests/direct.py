@@ -1,4 +1,4 @@
-"""The engine's functions, on the default database."""
+"""The engine's functions on the default database."""
 
 from __future__ import annotations
 

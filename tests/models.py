@@ -4,20 +4,20 @@ from django_dbqueue.models.expressions import Now
 
 
 class Run(models.Model):
-    """One row for each time that a task ran: its uniqueness shows that no job ran twice."""
+    """One row for each run of a task: the unique constraint shows that no job ran twice."""
 
     job = models.CharField(max_length=64, unique=True)
 
 
 class Effect(models.Model):
-    """What an attempt has done to the world, whatever becomes of the attempt."""
+    """An effect of an attempt, whatever its outcome."""
 
     job = models.CharField(max_length=64, db_index=True)
     attempt = models.PositiveIntegerField()
 
 
 class Interval(models.Model):
-    """From when until when an attempt ran, by the database's time; without an end, if it was killed."""
+    """When an attempt ran, by the database's clock; without an end if it was killed."""
 
     key = models.CharField(max_length=64)
     job = models.CharField(max_length=64)
@@ -27,7 +27,7 @@ class Interval(models.Model):
 
 
 class Mark(models.Model):
-    """What an attempt, by its number in the row, was about: the version of a key, or the stage of a pipeline."""
+    """The version of a key, or the stage of a pipeline, that an attempt ran."""
 
     job = models.CharField(max_length=64, db_index=True)
     attempt = models.PositiveIntegerField()

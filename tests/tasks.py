@@ -1,4 +1,4 @@
-"""Tasks for the tests: well behaved and not."""
+"""Tasks for the tests, well behaved and not."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def sign_in(context, name, password, headers, token=""):
 
 @task(takes_context=True)
 def record(context):
-    """Insert a row that there may be once."""
+    """Insert a row that must be unique."""
     Run.objects.create(job=context.task_result.id)
 
 
 @task(takes_context=True)
 def leave_line(context, path, until="", seconds=0.0, ended=""):
-    """Say in a file that it has begun, which no database can forget; go on until another file is there, and say so in a third."""
+    """Write a line to a file, wait for another file, and write a line to a third."""
     _write_line(context, path)
     while until and not os.path.exists(until):
         time.sleep(0.02)
@@ -63,7 +63,7 @@ def _write_line(context, path):
 
 @task(takes_context=True)
 def count_until(context, path, until):
-    """Ask the database again and again, by a new connection if one is lost, until a file is there."""
+    """Query the database, over a new connection if one is lost, until a file exists."""
     leave_line.func(context, path)
     while not os.path.exists(until):
         try:
@@ -96,7 +96,7 @@ def sleep_too_long(seconds):
 
 @task(timeout=2)
 def count_too_long():
-    """In C code that does not let go of the interpreter."""
+    """Compute in C code that holds the GIL."""
     return sum(range(10**12))
 
 
@@ -108,7 +108,7 @@ def loop_for(seconds):
 
 @task
 def hold_the_interpreter(seconds):
-    """In C code that does not let go of it."""
+    """Sleep in C code that holds the GIL."""
     ctypes.PyDLL(None).usleep(seconds * 1_000_000)
 
 
@@ -137,7 +137,7 @@ async def block_too_long():
 
 @task
 def begin():
-    """Begin a transaction behind Django's back, and leave it open."""
+    """Begin a transaction without Django's knowledge, and leave it open."""
     with connection.cursor() as cursor:
         cursor.execute("BEGIN")
 
@@ -168,7 +168,7 @@ def sleep(seconds):
 
 @task
 def tell_and_sleep(seconds):
-    """Tell that it has begun, and go on for a while."""
+    """Record the start, and sleep."""
     Run.objects.create(job="begun")
     time.sleep(seconds)
 
@@ -257,7 +257,7 @@ class Unrepresentable(BaseException):
 
 @task
 def misbehave(how):
-    """Raise, return or leave behind what a worker must survive."""
+    """Raise, return or leave behind something that a worker must survive."""
     match how:
         case "exit":
             raise SystemExit(3)
@@ -319,7 +319,7 @@ def die(how="kill"):
 
 @task(takes_context=True)
 def count_to(context, end):
-    """Goes on where its last attempt has saved that it was."""
+    """Continue from the metadata of the previous attempt."""
     for number in range(context.metadata.get("done", 0), end):
         Run.objects.create(job=f"{context.task_result.id} {number}")
         context.metadata["done"] = number + 1
@@ -388,7 +388,7 @@ def atomic_change(name):
 
 
 def meanwhile():
-    """What a test does while that task runs."""
+    """Hook of a test, called while the task runs."""
 
 
 @task(atomic=True)
@@ -418,7 +418,7 @@ def compute(seconds):
 
 @task
 def wrong_clock(seconds):
-    """The clock of the worker's host is wrong from now on."""
+    """Set the clock of the worker's host wrong from now on."""
     right = time.time
     time.time = lambda: right() + seconds
 
@@ -587,7 +587,7 @@ def spread(context, depth):
 
 @task(takes_context=True, max_attempts=2)
 def add_and_fail_once(context):
-    """Adds a member to its batch, then fails at its first attempt, inside the block."""
+    """Add a job to its batch, then fail at the first attempt, inside the block."""
     with context.batch:
         add.enqueue(1)
         if context.attempt == 1:
@@ -596,7 +596,7 @@ def add_and_fail_once(context):
 
 @task
 async def cancel_for_ever(value, after_end):
-    """Has its asyncio task cancelled at each turn of the loop: from now on, or from its end on."""
+    """Cancel its asyncio task at each turn of the loop: from now on, or from its end on."""
     loop, own = asyncio.get_running_loop(), asyncio.current_task()
 
     def cancel():
@@ -618,7 +618,7 @@ def echo_text(text, wait=0.0):
 
 @task(timeout=0.5)
 def query_too_long(seconds):
-    """Most of the time it waits for an answer. On the line, without a transaction, as tasks are by default."""
+    """Mostly wait for a reply of the database, without a transaction, as tasks do by default."""
     sql = {"postgresql": f"SELECT pg_sleep({seconds})", "mysql": f"SELECT SLEEP({seconds})"}[
         connection.vendor
     ]
@@ -630,7 +630,7 @@ def query_too_long(seconds):
 
 @task(atomic=True)
 def count_up():
-    """Read, then write. Where the database would let one overwrite what another has written meanwhile, the row is locked."""
+    """Read, then write. Lock the row where the database would allow a lost update."""
     rows = Run.objects.all()
     if connection.vendor == "mysql" and connection.isolation_level == "repeatable read":
         rows = rows.select_for_update()

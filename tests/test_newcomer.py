@@ -1,4 +1,4 @@
-"""A newcomer follows the README, or the quickstart, to the letter: a new project, its own processes, SQLite."""
+"""Follow the README and the quickstart to the letter: a new project, real processes, SQLite."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .test_docs import QUICKSTART, ROOT, blocks, is_settings, name_of
 
 TASKS = "# shop/tasks.py\n"
 
-# In the shell of the project. What is enqueued is run by runqueue, which is waited for.
+# Run in the project's shell, which waits for runqueue to run the enqueued jobs.
 SHELL = """
 import doctest, json, sys, time
 
@@ -40,11 +40,9 @@ for place, language, text in json.load(sys.stdin):
 """
 
 
-@pytest.mark.skipif(
-    connection.vendor != "sqlite", reason="It has a database of its own, which is SQLite's."
-)
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="It has its own SQLite database.")
 @pytest.mark.parametrize("page", [ROOT / "README.md", QUICKSTART], ids=name_of)
-def test_a_new_project_runs_its_first_jobs_by_what_the_page_says(page: Path, tmp_path: Path):
+def test_new_project_runs_its_first_jobs_by_the_page(page: Path, tmp_path: Path):
     env = {
         name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"
     } | {"PYTHONPATH": str(ROOT)}
@@ -65,7 +63,7 @@ def test_a_new_project_runs_its_first_jobs_by_what_the_page_says(page: Path, tmp
     call_command("startapp", "shop", str(tmp_path / "shop"))
     with (tmp_path / "mysite/settings.py").open("a") as settings:
         settings.write('INSTALLED_APPS += ["shop"]\n')
-        # A full machine may hold up whoever writes for longer than SQLite's five seconds.
+        # On a busy machine a writer may wait longer than SQLite's default of five seconds.
         settings.write(f'DATABASES["default"]["OPTIONS"] = {{"timeout": {LONG}}}\n')
         if django.VERSION < (6, 1):
             settings.write('EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"\n')

@@ -1,4 +1,4 @@
-"""When a job runs: what expires, what snoozes, what asks to be tried again, and who comes first."""
+"""When a job runs: expiry, snooze, retry on request, priority and ageing."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def drained(result, times=1):
 
 
 def wait_of(job):
-    """Seconds from the database's time to when a job is due."""
+    """Return the seconds until a job is due, by the database's clock."""
     now = Job.objects.filter(pk=job.pk).values_list(Now(), flat=True).get()
     return (Job.objects.get(pk=job.pk).run_after - now).total_seconds()
 
 
 class TestExpires:
-    def test_a_job_that_is_claimed_in_time_runs(self):
+    def test_job_claimed_in_time_runs(self):
         result = drained(timely.greet.enqueue("you"))
 
         assert result.return_value == "you"
@@ -52,7 +52,7 @@ class TestExpires:
             <= 600
         )
 
-    def test_a_job_that_is_claimed_too_late_is_called_off_and_says_why(self):
+    def test_job_claimed_too_late_is_discarded_with_reason(self):
         result = timely.greet.enqueue("you")
         Job.objects.update(expires_at=after(-1))
 
@@ -68,9 +68,7 @@ class TestExpires:
         assert not Run.objects.exists()
         assert not Failure.objects.exists()
 
-    def test_a_job_that_was_claimed_in_time_and_waited_in_the_worker_for_too_long_does_not_run(
-        self, backend, claim
-    ):
+    def test_job_that_expires_in_the_worker_is_discarded_at_start(self, backend, claim):
         timely.greet.enqueue("you")
         (job,) = claim()
         job.clock -= 601
@@ -80,20 +78,20 @@ class TestExpires:
         assert Execution.objects.get().outcome == "discarded"
         assert not Run.objects.exists()
 
-    def test_of_a_coroutine_it_is_the_same(self):
+    def test_expired_coroutine_is_discarded(self):
         result = timely.snooze_async.using(expires=HOUR).enqueue()
         Job.objects.update(expires_at=after(-1))
 
         assert drained(result).errors[0].exception_class_path == "django_dbqueue.exceptions.Expired"
 
-    def test_one_that_is_not_known_here_is_called_off_too(self):
+    def test_expired_job_of_unknown_task_is_discarded(self):
         Job.objects.create(task="tests.tasks.renamed", queue="default", expires_at=after(-1))
 
         testing.drain()
 
         assert Job.objects.get().state == "discarded"
 
-    def test_it_sends_no_signal_as_it_never_began(self):
+    def test_expired_job_sends_no_signal(self):
         heard = []
         receivers = [
             (signal, lambda **kwargs: heard.append(kwargs))
@@ -112,32 +110,32 @@ class TestExpires:
 
         assert heard == []
 
-    def test_it_counts_from_when_the_job_may_run_first(self):
+    def test_expires_counts_from_run_after(self):
         timely.greet.using(run_after=HOUR).enqueue("you")
         timely.greet.using(run_after=timezone.now() + HOUR).enqueue("you")
 
         for job in Job.objects.all():
             assert job.expires_at - job.run_after == timedelta(minutes=10)
 
-    def test_from_now_if_that_was_long_ago(self):
+    def test_expires_counts_from_now_for_past_run_after(self):
         timely.greet.using(run_after=timezone.now() - HOUR).enqueue("you")
 
         job = Job.objects.get()
         assert abs((job.expires_at - job.enqueued_at).total_seconds() - 600) < 5
 
-    def test_many_have_it_too(self):
+    def test_enqueue_many_sets_expires(self):
         timely.greet.using(run_after=timezone.now() + HOUR).enqueue_many([("you",), ("me",)])
 
         assert Job.objects.filter(expires_at__gt=after(4000)).count() == 2
 
-    def test_a_time_for_one_call_is_taken_as_it_is(self, backend):
+    def test_fixed_time_of_a_call_is_stored_unchanged(self, backend):
         end = timezone.now().replace(microsecond=0) + HOUR
 
         result = tasks.add.using(expires=end).enqueue(1)
 
         assert Job.objects.get().expires_at == end == backend.get_result(result.id).task.expires
 
-    def test_a_time_that_has_just_passed_is_no_error_and_the_job_does_not_run(self):
+    def test_job_with_a_past_time_is_discarded(self):
         result = tasks.add.using(expires=timezone.now() - timedelta(seconds=1)).enqueue(1)
 
         assert drained(result).errors[0].exception_class_path == "django_dbqueue.exceptions.Expired"
@@ -154,7 +152,7 @@ class TestExpires:
             (datetime(2030, 1, 1), "must be an aware datetime"),
         ],
     )
-    def test_what_cannot_be_is_refused(self, expires, said):
+    def test_invalid_expires_is_refused(self, expires, said):
         with pytest.raises(InvalidTask, match=said):
             tasks.add.using(expires=expires)
         with pytest.raises(
@@ -162,22 +160,22 @@ class TestExpires:
         ):
             task(expires=expires)(tasks.add.func)
 
-    def test_a_fixed_time_is_refused_in_the_decorator(self):
+    def test_fixed_time_is_refused_in_the_decorator(self):
         with pytest.raises(InvalidTask, match=r"Use \.using"):
             task(expires=timezone.now() + HOUR)(tasks.add.func)
 
     @pytest.mark.parametrize("run_after", [2 * HOUR, timezone.now() + 2 * HOUR])
-    def test_a_time_that_is_before_run_after_is_refused(self, run_after):
+    def test_expires_before_run_after_is_refused(self, run_after):
         with pytest.raises(InvalidTask, match="expires must be later than run_after"):
             tasks.add.using(run_after=run_after, expires=timezone.now() + HOUR)
 
-    def test_a_retry_that_would_come_too_late_is_none(self):
+    def test_job_is_not_retried_after_its_expires(self):
         result = drained(timely.greet_again_in_an_hour.enqueue())
 
         assert Job.objects.get().state == "failed"
         assert [error.exception_class for error in result.errors] == [ConnectionError]
 
-    def test_later_attempts_are_bound_by_it_too(self):
+    def test_retry_that_expires_is_discarded(self):
         result = tasks.fail_and_wait.using(expires=HOUR).enqueue()
         drained(result)
         Job.objects.update(expires_at=after(-1), run_after=after(-2))
@@ -189,7 +187,7 @@ class TestExpires:
             "discarded",
         ]
 
-    def test_an_operator_who_retries_one_wants_it_to_run(self):
+    def test_expired_job_runs_after_operator_retry(self):
         result = timely.greet.enqueue("you")
         Job.objects.update(expires_at=after(-1))
         testing.drain()
@@ -198,7 +196,7 @@ class TestExpires:
 
         assert drained(result).return_value == "you"
 
-    def test_without_it_a_claim_and_an_attempt_take_no_statement_more(
+    def test_expires_adds_no_statement_to_an_attempt(
         self, backend, claim, django_assert_num_queries
     ):
         tasks.add.enqueue(1)
@@ -207,7 +205,7 @@ class TestExpires:
 
         with django_assert_num_queries(0):
             executor.run(ThreadCall(plain), backend)
-        with django_assert_num_queries(1):  # Its own.
+        with django_assert_num_queries(1):  # The task's own statement.
             executor.run(ThreadCall(with_it), backend)
 
 
@@ -216,7 +214,7 @@ class TestSnooze:
     @pytest.mark.parametrize(
         ("how", "seconds"), [(60, 60), ("minute", 60), (0.5, 0.5), ("time", 3600)]
     )
-    def test_it_ends_the_attempt_and_waits_for_its_time(self, task, how, seconds):
+    def test_snooze_ends_the_attempt_and_schedules_the_job(self, task, how, seconds):
         drained(task.enqueue(how))
 
         job, execution = Job.objects.get(), Execution.objects.get()
@@ -224,7 +222,7 @@ class TestSnooze:
         assert (execution.outcome, execution.error_type, execution.failure) == ("snoozed", "", None)
         assert seconds - 5 < wait_of(job) <= seconds
 
-    def test_a_time_is_kept_as_it_is(self, backend, claim, monkeypatch):
+    def test_snooze_until_a_time_is_exact(self, backend, claim, monkeypatch):
         end = timezone.now().replace(microsecond=0) + HOUR
         monkeypatch.setitem(timely.DELAYS, "then", end)
         timely.snooze.enqueue("then")
@@ -235,7 +233,7 @@ class TestSnooze:
         assert Job.objects.get().run_after == end
 
     @pytest.mark.parametrize("task", [timely.snooze, timely.snooze_async])
-    def test_it_costs_no_attempt_however_often(self, task):
+    def test_repeated_snooze_spends_no_attempt(self, task):
         result = task.enqueue(0, times=4)
 
         assert drained(result, times=5).return_value == 5
@@ -245,13 +243,13 @@ class TestSnooze:
         ] * 4 + ["successful"]
         assert result.errors == []
 
-    def test_except_exception_does_not_swallow_it(self):
+    def test_except_exception_does_not_catch_snooze(self):
         drained(timely.snooze.enqueue())
 
         assert list(Run.objects.values_list("job", flat=True)) == ["attempt 1"]
         assert not issubclass(Snoozed, Exception)
 
-    def test_what_an_atomic_task_wrote_is_rolled_back(self):
+    def test_snooze_of_an_atomic_task_rolls_back(self):
         drained(timely.snooze_atomically.enqueue())
 
         assert Execution.objects.get().outcome == "snoozed"
@@ -260,22 +258,22 @@ class TestSnooze:
     @pytest.mark.parametrize(
         ("how", "error", "said"),
         [
-            ("negative", "ValueError", "snooze(): -1 is no delay"),
-            ("nan", "ValueError", "snooze(): nan is no delay"),
-            ("text", "TypeError", "snooze(): 'soon' is no delay"),
-            ("true", "TypeError", "snooze(): True is no delay"),
+            ("negative", "ValueError", "snooze(): -1 is not a delay"),
+            ("nan", "ValueError", "snooze(): nan is not a delay"),
+            ("text", "TypeError", "snooze(): 'soon' is not a delay"),
+            ("true", "TypeError", "snooze(): True is not a delay"),
             ("naive", "ValueError", "is not an aware datetime"),
-            ("century", "ValueError", "is no delay from 0 to 36,500 days"),
+            ("century", "ValueError", "is not a delay from 0 to 36,500 days"),
         ],
     )
-    def test_what_is_no_delay_fails_the_attempt(self, how, error, said):
+    def test_invalid_delay_fails_the_attempt(self, how, error, said):
         drained(timely.snooze.enqueue(how))
 
         execution = Execution.objects.get()
         assert (execution.outcome, execution.error_type) == ("failed", f"builtins.{error}")
         assert said in execution.message
 
-    def test_it_has_not_finished(self):
+    def test_snooze_sends_no_task_finished(self):
         heard = []
         signals.task_finished.connect(
             lambda **kwargs: heard.append(kwargs), weak=False, dispatch_uid="test"
@@ -289,7 +287,7 @@ class TestSnooze:
 
 class TestRetry:
     @pytest.mark.parametrize("task", [timely.ask_again, timely.ask_again_async])
-    def test_it_is_a_failure_that_is_tried_again_whatever_the_task_says_of_exceptions(self, task):
+    def test_retry_is_a_failure_and_ignores_retry_on(self, task):
         drained(task.enqueue(delay=60, reason="the shop is closed"))
 
         job, execution = Job.objects.get(), Execution.objects.get()
@@ -302,13 +300,13 @@ class TestRetry:
         assert Failure.objects.get().location == "tests/timely.py:_ask_again"
 
     @pytest.mark.parametrize("task", [timely.ask_again, timely.ask_again_async])
-    def test_as_long_as_max_attempts_allows(self, task):
+    def test_retry_stops_at_max_attempts(self, task):
         result = drained(task.enqueue(), times=3)
 
         assert result.status == TaskResultStatus.FAILED
         assert Job.objects.get().failures == 3
 
-    def test_it_is_filed_under_what_was_handled(self):
+    def test_retry_is_grouped_by_the_handled_exception(self):
         result = drained(timely.ask_again.enqueue(handled=True), times=3)
 
         failure = Failure.objects.get()
@@ -321,19 +319,19 @@ class TestRetry:
         assert "ConnectionError: no answer from server 3" in result.errors[2].traceback
         assert "Retried" in result.errors[2].traceback
 
-    def test_a_reason_is_what_is_read_first(self):
+    def test_reason_is_the_message_of_the_execution(self):
         drained(timely.ask_again.enqueue(handled=True, reason="nul"), times=3)
 
         assert {(e.error_type, e.message) for e in Execution.objects.all()} == {
             ("builtins.ConnectionError", "the shop\ufffd is closed")
         }
 
-    def test_without_a_delay_the_back_off_says_it(self):
+    def test_retry_without_a_delay_uses_the_backoff(self):
         drained(timely.ask_again.enqueue(delay=None))
 
         assert 1229 < wait_of(Job.objects.get()) <= 1234
 
-    def test_the_back_off_is_asked_about_what_was_handled_and_may_refuse(self):
+    def test_backoff_gets_the_handled_exception_and_may_refuse(self):
         drained(timely.ask_the_back_off.enqueue(handled=True))
         assert 70 < wait_of(Job.objects.get()) <= 77
 
@@ -342,15 +340,15 @@ class TestRetry:
             == TaskResultStatus.FAILED
         )
 
-    def test_what_is_no_delay_fails_the_attempt(self):
+    def test_invalid_delay_fails_the_attempt(self):
         drained(timely.ask_again.enqueue(delay=-1))
 
-        assert "retry(): -1 is no delay" in Execution.objects.order_by("-pk")[0].message
+        assert "retry(): -1 is not a delay" in Execution.objects.order_by("-pk")[0].message
 
 
 class TestReprioritise:
     @pytest.mark.parametrize("state", Job.State.values)
-    def test_only_what_waits_gets_another_priority(self, state, process):
+    def test_only_waiting_jobs_are_reprioritised(self, state, process):
         owned = {"process": process} if state == "running" else {}
         ended = (
             {"finished_at": timezone.now()}
@@ -367,12 +365,12 @@ class TestReprioritise:
         waits = state in ("ready", "scheduled", "blocked")
         assert (changed, Job.objects.get().priority) == ((1, 50) if waits else (0, 0))
 
-    def test_what_has_it_already_is_not_counted(self):
+    def test_jobs_with_the_same_priority_are_not_counted(self):
         tasks.add.using(priority=50).enqueue(1), tasks.add.enqueue(2)
 
         assert Job.objects.all().reprioritise(50) == 1
 
-    def test_the_jobs_of_a_lane_can_begin_while_the_next_one_is_asked(self, process):
+    def test_claim_yields_the_jobs_of_each_lane(self, process):
         tasks.add.enqueue_many([(1,)] * 3)
         tasks.add.using(priority=5).enqueue_many([(2,)] * 2)
         claimed = Claimer("default", process, QueueSelector(("*",))).claim(10)
@@ -382,7 +380,7 @@ class TestReprioritise:
         assert [job.args for job in next(claimed)] == [[1]] * 3
         assert next(claimed, None) is None
 
-    def test_who_is_first_now_is_claimed_first(self, process):
+    def test_reprioritised_job_is_claimed_first(self, process):
         results = tasks.add.enqueue_many([(1,), (2,)])
         claimer = Claimer("default", process, QueueSelector(("*",)))
 
@@ -391,7 +389,7 @@ class TestReprioritise:
         assert [job.args for job in all_claimed(claimer, 2)] == [[2], [1]]
 
     @pytest.mark.parametrize("priority", [101, -101, 1.5, "50", True, None])
-    def test_what_is_no_priority_is_refused(self, priority):
+    def test_invalid_priority_is_refused(self, priority):
         with pytest.raises(ValueError, match=r"is not a whole number from -100 to 100"):
             Job.objects.all().reprioritise(priority)
 
@@ -401,7 +399,7 @@ class TestAgeing:
     def claimer(self, process, monkeypatch):
         monkeypatch.setattr(
             LaneCursors, "LONG", 3600.0
-        )  # No look takes long, however full the machine is.
+        )  # A slow scan on a busy machine does not count as long.
 
         def claimer(*queues, ageing=None):
             claimer = Claimer(
@@ -413,7 +411,7 @@ class TestAgeing:
         return claimer
 
     def served(self, claimer, rounds=20):
-        """A stream of urgent jobs: before each claim there is another one. The number of claims until the old one's turn."""
+        """Claim from a stream of urgent jobs. Return the number of claims until the old job."""
         old = tasks.add.using(priority=-5).enqueue("old")
         Job.objects.update(run_after=after(-60_000))
         for number in range(1, rounds + 1):
@@ -424,32 +422,32 @@ class TestAgeing:
             assert job.args == ["urgent"]
         return None
 
-    def test_without_it_a_stream_of_urgent_jobs_starves_the_others(self, claimer):
+    def test_urgent_jobs_starve_others_without_ageing(self, claimer):
         assert self.served(claimer()) is None
 
-    def test_with_it_an_old_job_has_its_turn(self, claimer):
+    def test_old_job_is_claimed_first_with_ageing(self, claimer):
         assert self.served(claimer(ageing=5000.0)) == 1  # Twelve steps: -5 counts as 7.
 
-    def test_one_that_is_not_old_enough_waits(self, claimer):
+    def test_job_that_is_not_old_enough_waits(self, claimer):
         assert (
             self.served(claimer(ageing=6100.0)) is None
         )  # Nine steps: -5 counts as 4. The tenth comes after 1,000 s.
 
-    def test_an_old_job_goes_before_those_of_other_queues_that_rank_alike(self, claimer):
+    def test_old_job_goes_before_jobs_of_equally_ranked_queues(self, claimer):
         old = tasks.add.using(priority=-5, queue_name="low").enqueue("old")
         Job.objects.update(run_after=after(-600))
         tasks.add.using(priority=5, queue_name="high").enqueue("urgent")
 
         assert str(next(claimer(ageing=50.0).claim(1))[0].pk) == old.id
 
-    def test_the_order_of_queues_that_an_operator_has_chosen_stays(self, claimer):
+    def test_ageing_keeps_the_order_of_queues(self, claimer):
         tasks.add.using(priority=-5, queue_name="low").enqueue("old")
         Job.objects.update(run_after=after(-600))
         urgent = tasks.add.using(priority=-100, queue_name="high").enqueue("urgent")
 
         assert str(next(claimer("high", "low", ageing=1.0).claim(1))[0].pk) == urgent.id
 
-    def test_it_holds_from_claim_to_claim_between_two_looks(self, claimer):
+    def test_ageing_holds_between_two_scans(self, claimer):
         claimer = claimer(ageing=50.0)
         claimer.FRESH = 3600.0
         tasks.add.using(priority=-5).enqueue_many([("old",)] * 3)
@@ -460,9 +458,7 @@ class TestAgeing:
 
         assert [job.args[0] for job in served] == ["old"] * 3 + ["urgent"] * 3
 
-    def test_without_it_lanes_are_read_with_no_statement_more(
-        self, claimer, django_assert_max_num_queries
-    ):
+    def test_ageing_adds_one_statement_for_each_lane(self, claimer, django_assert_max_num_queries):
         tasks.add.enqueue(1), tasks.add.using(priority=1).enqueue(1)
         plain, ageing = claimer(), claimer(ageing=60.0)
         for each in (plain, ageing):
@@ -478,7 +474,7 @@ class TestAgeing:
 
 @pytest.mark.django_db(transaction=True)
 class TestThroughAWorker:
-    def test_what_expired_snoozed_and_asked_again_in_threads_and_coroutines(self, runqueue):
+    def test_expired_snoozed_and_retried_jobs_in_threads_and_coroutines(self, runqueue):
         expired = timely.greet.enqueue("nobody")
         Job.objects.update(expires_at=after(-1))
         again = {task: task.enqueue(0.1, times=2) for task in (timely.snooze, timely.snooze_async)}
@@ -499,7 +495,7 @@ class TestThroughAWorker:
             assert len(result.wait(timeout=LONG).errors) == 3
         assert Failure.objects.get().count == 6
 
-    def test_an_old_job_of_low_priority_is_run_beside_a_stream_of_urgent_ones(self, runqueue):
+    def test_old_job_of_low_priority_runs_before_urgent_ones(self, runqueue):
         old = tasks.add.using(priority=-20).enqueue(1)
         Job.objects.update(run_after=after(-60))
         tasks.nothing.using(priority=20).enqueue_many([()] * 50)
@@ -509,11 +505,11 @@ class TestThroughAWorker:
 
         order = list(Execution.objects.order_by("started_at").values_list("job", flat=True))
         assert len(order) == 51
-        # As many steps before them at each claim.
+        # The same number of steps is before them at each claim.
         assert str(order[0]) == old.id
 
 
-def test_a_snoozed_job_is_no_warning(caplog):
+def test_snoozed_job_is_logged_as_info(caplog):
     caplog.set_level(logging.INFO, "django_dbqueue")
 
     drained(timely.snooze.enqueue())
@@ -524,12 +520,12 @@ def test_a_snoozed_job_is_no_warning(caplog):
 
 
 @pytest.mark.parametrize("given", ["soon", -1, None])
-def test_what_is_raised_by_hand_is_checked_as_well(given):
-    with pytest.raises((TypeError, ValueError), match=r"snooze\(\): .* is no delay"):
+def test_raised_snoozed_validates_its_delay(given):
+    with pytest.raises((TypeError, ValueError), match=r"snooze\(\): .* is not a delay"):
         raise Snoozed(given)
 
 
-def test_a_project_without_time_zones_gives_times_without_them(settings):
+def test_project_without_time_zones_uses_naive_times(settings):
     settings.USE_TZ = False
 
     assert tasks.add.using(expires=datetime(2130, 1, 1)).expires == Snoozed(

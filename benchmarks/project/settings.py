@@ -1,4 +1,7 @@
-"""One Django project for every system that is measured. ``BENCH_SYSTEM`` names it, ``DATABASE_URL`` its database."""
+"""Django project of every measured system.
+
+``BENCH_SYSTEM`` names the system, ``DATABASE_URL`` its database.
+"""
 
 import environ
 
@@ -16,7 +19,7 @@ _database = env.db("DATABASE_URL") | {"CONN_MAX_AGE": _system.conn_max_age}
 if _system.pool:
     _database.setdefault("OPTIONS", {})["pool"] = _system.pool
 if env("DATABASE_URL").startswith("sqlite"):
-    # Those of this project's page on operations.
+    # The options that this project's page on operations recommends.
     _database["OPTIONS"] = {
         "transaction_mode": "IMMEDIATE",
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL",

@@ -1,4 +1,4 @@
-"""What the jobs do. Each system makes tasks of these functions in its own way."""
+"""Functions of the jobs. Each system makes tasks of them in its own way."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def carry(payload):
 
 @task
 def pay(account):
-    """One read and one write, as a small real job has them."""
+    """Do one read and one write, like a small real job."""
     from .models import Account
 
     found = Account.objects.get(pk=account)
@@ -53,7 +53,7 @@ def pay(account):
 
 @task
 def stamp(number):
-    """Note when it started."""
+    """Note the start time."""
     note(number)
 
 
@@ -62,7 +62,7 @@ waiting = most = 0
 
 @task
 async def wait(seconds):
-    """Note whenever more of them wait at a time than ever before."""
+    """Note each new maximum of jobs that wait at a time."""
     global waiting, most
     waiting += 1
     if waiting > most:

@@ -1,4 +1,7 @@
-"""Write the tables and plots of a page, between the marks that it has for each: ``<!-- table: drain -->`` … ``<!-- end -->``."""
+"""Write the tables and plots of a page between its markers.
+
+A marker is ``<!-- table: drain -->`` … ``<!-- end -->``.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def main() -> None:
         "files",
         nargs="*",
         type=Path,
-        help="Of figures, as JSON. All in benchmarks/figures, if none is given.",
+        help="Files of figures, as JSON. Default: all in benchmarks/figures.",
     )
     parser.add_argument(
         "--into",
@@ -45,7 +48,7 @@ def write(folder: Path, figures: Figures) -> None:
 
 
 def part(folder: Path, figures: Figures, kind: str, name: str) -> str:
-    """What is between two marks."""
+    """Return the text between two markers."""
     if kind == "table":
         return TABLES[name](figures) or NOTHING
     title, draw = PLOTS[name]

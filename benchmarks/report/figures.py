@@ -1,4 +1,4 @@
-"""The figures of some runs. What is compared is of one run: machines and hours differ."""
+"""Figures of several runs. Systems are compared within one run only: machines and hours differ."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Run:
-    """One file of figures: by scenario and by system, one for each round."""
+    """One file of figures, by scenario and system, with one entry per round."""
 
     facts: dict[str, Any]
     runs: dict[str, dict[str, list[dict[str, Any]]]]
@@ -49,7 +49,7 @@ class Run:
         return median(values) if values else None
 
     def spread(self, scenario: str, system: str, figure: str = "rate") -> float:
-        """Half of what lies between the lowest and the highest, as a part of the median."""
+        """Return half of the range, as a fraction of the median."""
         values = self.values(scenario, system, figure)
         return (max(values) - min(values)) / 2 / median(values) if median(values) else 0.0
 
@@ -61,12 +61,12 @@ class Run:
         ]
 
     def size(self, scenarios: Iterable[str]) -> tuple[int, int]:
-        """How many of them it has, and how many systems in all of these."""
+        """Return the number of these scenarios in the run, and of systems in them."""
         systems = [len(self.runs[scenario]) for scenario in scenarios if scenario in self.runs]
         return len(systems), sum(systems)
 
     def best(self, scenario: str, systems: Iterable[str]) -> float | None:
-        """The highest rate that one of them has."""
+        """Return the highest rate of these systems."""
         return max(filter(None, (self.median(scenario, name) for name in systems)), default=None)
 
 
@@ -78,10 +78,10 @@ class Figures:
         self.runs = runs
 
     def of(self, *scenarios: str) -> Run:
-        """On PostgreSQL with its defaults."""
+        """Return the run on PostgreSQL with its defaults. As ``on()``."""
         return self.on("PostgreSQL", *scenarios)
 
     def on(self, database: str, *scenarios: str) -> Run:
-        """The run on this database that has the most of these scenarios, and the most systems in them."""
+        """Return the run on a database with most of these scenarios, then with most systems."""
         runs = (run for run in self.runs if run.facts["database"] == database)
         return max(runs, key=lambda run: run.size(scenarios), default=NONE)

@@ -1,4 +1,4 @@
-"""What was to be reached, and what is."""
+"""Goals, and whether they are reached."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from .figures import DJANGO_RIVALS, OUR, Figures, Run
 
 @dataclass(frozen=True)
 class Goal:
-    """At least so much, or at most; ``reached`` says how much it is, or None if that was not measured."""
+    """A goal of at least ``least`` or at most ``most``.
+
+    reached: returns the measured value; None if it was not measured.
+    """
 
     name: str
     reached: Callable[[Figures], float | None]
@@ -145,7 +148,7 @@ def waited(database: str) -> Callable[[Figures], float | None]:
 
 
 def beside(scenario: str, others: list[str]) -> Callable[[Figures], float | None]:
-    """Our rate, as a multiple of the best of the others'."""
+    """Return our rate as a multiple of the best rate of the others."""
 
     def ratio(figures: Figures) -> float | None:
         run = figures.of(scenario)

@@ -1,4 +1,4 @@
-"""Plots, as SVG. Each says whether there was anything to draw."""
+"""Plots, as SVG. Each function returns False without figures to draw."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STYLE = {
 
 @contextmanager
 def drawn(file: Path, title: str, height: float) -> Iterator[Any]:
-    """Axes, which are written to the file."""
+    """Yield axes, and write them to the file."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -44,7 +44,7 @@ def drawn(file: Path, title: str, height: float) -> Iterator[Any]:
 def drain(figures: Figures, title: str, file: Path) -> bool:
     scenarios = {"1 × 8": "drain 1 × 8", "2 × 4": "drain 2 × 4"}
     run = figures.of(*scenarios.values())
-    # Beside what is no queue, all queues would be as short.
+    # Beside the bars of the limits, those of all queues would look equally short.
     names = [name for name in run.systems(scenarios.values()) if name not in LIMITS]
     if not names:
         return False
@@ -120,7 +120,7 @@ def grid(figures: Figures, title: str, file: Path) -> bool:
 
 
 def snapshot(figures: Figures, title: str, file: Path) -> bool:
-    """The rate of each round in each five seconds."""
+    """Plot each round's rate in intervals of five seconds."""
     scenarios = {"none": "snapshot, none", "held": "snapshot, held"}
     run = figures.of(*scenarios.values())
     if not run.systems(scenarios.values()):
@@ -147,7 +147,7 @@ def snapshot(figures: Figures, title: str, file: Path) -> bool:
 
 
 PLOTS: dict[str, tuple[str, Callable[[Figures, str, Path], bool]]] = {
-    "drain": ("Jobs a second that do nothing", drain),
+    "drain": ("No-op jobs a second", drain),
     "latency": ("From the commit to the start", latency),
     "grid": ("Jobs a second, by processes and threads", grid),
     "snapshot": ("Jobs a second, while another session holds a snapshot", snapshot),

@@ -1,4 +1,4 @@
-"""Tables in Markdown. A cell is the median of the rounds, with half of what lies between the lowest and the highest."""
+"""Tables in Markdown. A cell holds the median of the rounds ± half of their range."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Column = tuple[str, str, str]
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Empty if it has no rows. All columns but the first are of numbers."""
+    """Return a table; empty without rows. All columns but the first hold numbers."""
     if not rows:
         return ""
     lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
@@ -24,7 +24,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def by_system(columns: Sequence[Column], figures: Figures, compared: bool = False) -> str:
-    """A row for each system; if they are compared, with its part of what ours has."""
+    """Return a row for each system; if ``compared``, with its value as a multiple of ours."""
     scenarios = [scenario for _, scenario, _ in columns]
     run = figures.of(*scenarios)
     headings, rows = ["System"], []
@@ -42,7 +42,7 @@ def by_system(columns: Sequence[Column], figures: Figures, compared: bool = Fals
 
 
 def by_scenario(first: str, names: Mapping[str, str], figures: Figures) -> str:
-    """Ours in several scenarios, each also as a part of the first of them."""
+    """Return our rates in several scenarios, each also as a percentage of the first."""
     run, (ungrouped, *_) = figures.of(*names.values()), names.values()
     base = run.median(ungrouped, OUR)
     rows = []
@@ -72,7 +72,7 @@ def number(value: float) -> str:
 
 
 def facts(figures: Figures) -> str:
-    """What is measured with, in all runs, and not what was."""
+    """Return the machine and the versions of all runs."""
     found: dict[str, dict[str, None]] = {}
     for run in figures.runs:
         for name, value in run.facts.items():
@@ -97,7 +97,7 @@ def versions(figures: Figures) -> str:
 
 
 def wanted(name: str, lines: Sequence[str]) -> list[str]:
-    """Of what is installed for a rival: itself, Django and what it has beside these."""
+    """Select a rival's requirements and Django from its installed packages."""
     asked = {re.split(r"[\[=<>]", each)[0] for each in (*system(name).requires, "django")}
     return [
         line.replace("==", " ")
@@ -120,7 +120,7 @@ def reached(figures: Figures) -> str:
 
 
 def databases(figures: Figures) -> str:
-    """Ours on each, of the run that has the most of it."""
+    """Return our figures on each database, from the most complete run."""
     columns = [
         *((scenario, "rate") for scenario in PORTABLE[:-1]),
         ("latency", "p50"),

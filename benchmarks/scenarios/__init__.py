@@ -1,4 +1,4 @@
-"""What is measured, by name. Each function takes a system's bench, and returns the figures of one run."""
+"""Scenarios by name. Each function takes a system's bench and returns the figures of one run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Scenario = Callable[[Bench], dict[str, Any]]
 
 # Processes and threads.
 GRID = [(1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (2, 4), (2, 8), (4, 4)]
-# The most usual of them.
+# The most common of them.
 SHAPES = [(1, 1), (1, 8), (2, 4)]
-# Bytes, and how many jobs have as many.
+# Sizes of arguments in bytes, and numbers of jobs.
 SIZES = {"100 B": (100, 20_000), "10 kB": (10_000, 5000), "1 MB": (1_000_000, 100)}
-# How many jobs a call makes, and how many are made.
+# Jobs per call, and total number of jobs.
 BATCHES = {1: 2000, 10: 10_000, 100: 50_000, 1000: 50_000, 10_000: 50_000}
 
 SCENARIOS: dict[str, Scenario] = {
@@ -55,7 +55,7 @@ SCENARIOS: dict[str, Scenario] = {
     },
 }
 
-# What is measured unless something else is asked for.
+# Scenarios that are measured by default.
 USUAL = [
     *[
         "enqueue",
@@ -64,5 +64,5 @@ USUAL = [
     ],
     *["latency", "idle"],
 ]
-# What is measured on other databases than PostgreSQL.
+# Scenarios that are measured by default on other databases than PostgreSQL.
 PORTABLE = ["enqueue", "enqueue many", "drain 1 × 1", "drain 1 × 8", "drain 2 × 4", "latency"]

@@ -1,4 +1,4 @@
-"""What the whole way of a job costs the database: it is enqueued, claimed and settled."""
+"""The database's cost of a job, from enqueue to settle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from .drain import progress
 
 
 def cost(bench: Bench, jobs: int = 10_000, size: int = 512) -> dict[str, Any]:
-    """Of a job with so many bytes of arguments, enqueued by itself and run under load. Nothing is vacuumed in between."""
+    """Return the cost of a job with ``size`` bytes of arguments.
+
+    Jobs are enqueued one by one and run under load, without vacuum in between.
+    """
     bench.log_statements()
     already = bench.ended(jobs)
     with bench.counting() as enqueued:

@@ -1,4 +1,4 @@
-"""Jobs that wait are run to their end: how many in a second, and at which cost."""
+"""Run waiting jobs: their rate and their cost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from .. import machine
 from ..bench import Bench
 
-# At the longest, in seconds, that a drain is watched, and that its first job is waited for.
+# Longest measurement of a drain, and longest wait for its first job, in seconds.
 WINDOW, START = 8.0, 60.0
 
 Times = list[tuple[float, int]]
@@ -25,7 +25,7 @@ def drain(
 
 
 def snapshot(bench: Bench, held: bool, jobs: int = 200_000, window: float = 60.0) -> dict[str, Any]:
-    """While another session has a transaction open that sees the rows as they were before: nothing can be vacuumed."""
+    """Drain while another session holds a snapshot, so that vacuum cannot remove dead rows."""
     jobs = min(jobs, bench.system.backlog)
     bench.drive("enqueue_many", function="noop", jobs=jobs)
     with ExitStack() as stack:
@@ -40,7 +40,7 @@ def snapshot(bench: Bench, held: bool, jobs: int = 200_000, window: float = 60.0
 def waiting(
     bench: Bench, seconds: float, jobs: int = 100_000, coroutines: int = 4000
 ) -> dict[str, Any]:
-    """Coroutines that wait for so long: how many in a second, and the most at a time."""
+    """Return the rate of coroutines that wait, and the largest number at a time."""
     jobs = min(jobs, bench.system.backlog)
     bench.drive("enqueue_many", function="wait", jobs=jobs, seconds=seconds)
     figures, _ = run(bench, 1, 8, jobs, BENCH_COROUTINES=str(coroutines))
@@ -50,7 +50,10 @@ def waiting(
 def run(
     bench: Bench, processes: int, threads: int, jobs: int, window: float = WINDOW, **env: str
 ) -> tuple[dict[str, Any], Times]:
-    """What is enqueued is run: the figures, those of time from the first job that has ended on, and when how many had ended."""
+    """Run the enqueued jobs. Returns the figures, and the number of ended jobs at each time.
+
+    Rates count from the first ended job on.
+    """
     bench.settle()
     already = bench.ended(jobs)
     with bench.counting() as used, bench.worker(processes, threads, **env) as pid:
@@ -61,7 +64,7 @@ def run(
     (begin, first), (end, last) = times[0], times[-1]
     if end == begin:
         raise ValueError(
-            f"{jobs} jobs are too few: {bench.name} had ended them when it was first looked at."
+            f"{jobs} jobs are too few: {bench.name} had ended them before the first poll."
         )
     rates = {"rate": (last - first) / (end - begin), "worker_cpu_ms": cost * 1000 / (last - first)}
     return {**rates, **{name: value / last for name, value in used.items()}}, times
@@ -70,7 +73,7 @@ def run(
 def progress(
     bench: Bench, jobs: int, already: int, window: float = WINDOW
 ) -> Iterator[tuple[float, int]]:
-    """When how many had ended, from the first on."""
+    """Yield times with the number of ended jobs, from the first ended job on."""
     deadline, began, ended = time.monotonic() + START, None, 0
     while ended < jobs and time.monotonic() < (deadline if began is None else began + window):
         now, ended = time.monotonic(), bench.ended(jobs) - already
@@ -83,7 +86,7 @@ def progress(
 
 
 def rates(times: Times, seconds: float = 5.0) -> list[float]:
-    """Jobs a second in each stretch of so many seconds; what is left at the end, if it is at least a second."""
+    """Return the rate in each interval; the rest at the end counts from one second on."""
     found, (begin, first) = [], times[0]
     for now, ended in times[1:]:
         is_last = now == times[-1][0]

@@ -1,4 +1,4 @@
-"""Jobs are enqueued by one client: how many in a second, and at which cost."""
+"""Enqueue jobs from one client: their rate and their cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..bench import Bench
 
 
 def enqueue(bench: Bench, jobs: int) -> dict[str, Any]:
-    """One by one, each committed by itself."""
+    """Enqueue jobs one by one, each in its own commit."""
     with bench.counting() as used:
         took = bench.drive("enqueue", function="noop", jobs=jobs)
     return {**_figures(took, jobs), **{name: value / jobs for name, value in used.items()}}
@@ -17,7 +17,7 @@ def enqueue(bench: Bench, jobs: int) -> dict[str, Any]:
 def enqueue_many(
     bench: Bench, jobs: int, task: str = "noop", batch: int | None = None, **given: Any
 ) -> dict[str, Any]:
-    """So many with each call, or all with one."""
+    """Enqueue ``batch`` jobs with each call, or all with one."""
     jobs = min(jobs, bench.system.backlog)
     return _figures(
         bench.drive("enqueue_many", function=task, jobs=jobs, batch=batch, **given), jobs

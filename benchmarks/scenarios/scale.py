@@ -1,4 +1,4 @@
-"""A drain beside very many rows: as many jobs in each, so that the rates can be compared."""
+"""Drains beside very many rows, all of the same number of jobs, so that rates are comparable."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .drain import run
 
 MILLION, JOBS = 1_000_000, 100_000
 
-# How many are beside those that are measured, and of which kind (see System.fill).
+# Kind (see System.fill) and number of the rows beside the measured jobs.
 BESIDE = {
     "nothing else": ("", 0),
     "1M ready": ("ready", MILLION),
@@ -21,7 +21,7 @@ BESIDE = {
 
 
 def scale(bench: Bench, beside: str, jobs: int = JOBS, of_a_million: float = 1.0) -> dict[str, Any]:
-    """``of_a_million`` makes a trial of it smaller."""
+    """Drain jobs beside other rows. ``of_a_million`` scales the number of rows, for tests."""
     kind, number = BESIDE[beside]
     jobs = min(jobs, bench.system.backlog)
     if kind == "lanes":

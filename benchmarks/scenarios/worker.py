@@ -1,4 +1,4 @@
-"""A worker that has nothing else to do: how soon it begins a job, and what it costs."""
+"""An idle worker: its latency and its cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..systems import Unsupported
 
 
 def latency(bench: Bench, jobs: int = 300, pause: float = 0.1) -> dict[str, Any]:
-    """From the commit of a job to the start of its function, in milliseconds."""
+    """Return the time from the commit of a job to the start of its function, in milliseconds."""
     with bench.worker(1, 8):
         time.sleep(5)
         committed = bench.drive("ping", jobs=jobs, pause=pause)["committed"]
@@ -27,7 +27,7 @@ def latency(bench: Bench, jobs: int = 300, pause: float = 0.1) -> dict[str, Any]
 
 
 def idle(bench: Bench, seconds: float = 20.0) -> dict[str, Any]:
-    """In a second; and memory in MB, beside that of a shell of Django."""
+    """Return the cost per second, and the memory in MB beside that of Django's shell."""
     if not bench.system.waits:
         raise Unsupported("It is never idle.")
     bench.log_statements()

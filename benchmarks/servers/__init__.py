@@ -1,4 +1,4 @@
-"""What is measured on: a small file for each kind of database."""
+"""Database servers of the benchmark: one small file for each kind."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ DATABASES = ["postgresql", "mariadb", "sqlite"]
 
 
 class Server:
-    """Makes a database for each measurement from a template for each system: none finds another's dead rows."""
+    """Server that creates a database for each measurement, from a template for each system.
 
-    # What it is called in a report.
+    So no measurement runs beside another's dead rows.
+    """
+
+    # Its name in reports.
     name = ""
 
     def __init__(self) -> None:
         self._made: set[str] = set()
 
     def make(self, database: str, template: str = "") -> str:
-        """Its address."""
+        """Create a database and return its URL."""
         self.drop(database)
         self._made.add(database)
         return self._make(database, template)
 
     def has(self, database: str) -> bool:
-        """Whether it was made by this benchmark: a template of an earlier one may have other tables."""
+        """Return True if this run made the database: older templates may have other tables."""
         return database in self._made
 
     def drop(self, database: str) -> None:
@@ -36,7 +39,7 @@ class Server:
         self._made.discard(database)
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Drop all databases of this run."""
         for database in [*self._made]:
             self.drop(database)
 
@@ -47,18 +50,18 @@ class Server:
         raise NotImplementedError
 
     def connect(self, database: str) -> Any:
-        """A connection, each of whose statements is committed by itself."""
+        """Return a connection in autocommit mode."""
         raise NotImplementedError
 
     def settle(self, connection: Any) -> None:
-        """Let a database be as one that has been in use for a while."""
+        """Bring the database into the state of one in use, with statistics."""
         raise NotImplementedError
 
     def log_statements(self, database: str) -> None:
-        """From now on, have its counters count the statements of what connects."""
+        """Count the statements of new connections in the counters, if the server can."""
 
     def counters(self, database: str) -> dict[str, int]:
-        """What the server has done since it was started, as far as it counts."""
+        """Return the server's counters since its start; empty if it does not count."""
         return {}
 
     def facts(self) -> dict[str, Any]:
@@ -67,7 +70,7 @@ class Server:
 
 @contextmanager
 def server(database: str, settings: Sequence[str] = ()) -> Iterator[Server]:
-    """For as long as it is needed. Each setting is ``name=value``, of one that is started for it."""
+    """Run a server. Settings (``name=value``) are for a server that the benchmark starts."""
     with import_module(f"{__name__}.{database}").server(settings) as found:
         try:
             yield found
@@ -76,11 +79,12 @@ def server(database: str, settings: Sequence[str] = ()) -> Iterator[Server]:
 
 
 def given_url(*schemes: str) -> str:
-    """The address in BENCH_URL, or none. What it must begin with is given."""
+    """Return the URL in BENCH_URL, or an empty string. Its scheme must be one of these."""
     url = os.environ.get("BENCH_URL", "")
     if url and (scheme := urlsplit(url).scheme) not in schemes:
         kinds = " or ".join(map(repr, schemes))
         raise SystemExit(
-            f"BENCH_URL begins with {scheme!r}, not with {kinds}: choose its kind with --database, or unset it."
+            f"BENCH_URL begins with {scheme!r}, not with {kinds}: choose its kind with --database, "
+            "or unset it."
         )
     return url

@@ -1,4 +1,4 @@
-"""MariaDB: the one that BENCH_URL names, whose user may create databases."""
+"""MariaDB: the server in BENCH_URL. Its user must be able to create databases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ FACTS = ["version", "innodb_flush_log_at_trx_commit", "innodb_buffer_pool_size",
 def server(settings: Sequence[str]) -> Iterator[Server]:
     if settings or not (url := given_url("mysql")):
         raise SystemExit(
-            "Name a MariaDB, with the settings that it is to have: BENCH_URL=mysql://user:password@host:3306"
+            "Set BENCH_URL=mysql://user:password@host:3306 to a MariaDB server, and configure that "
+            "server instead of using --set."
         )
     yield MariaDB(url)
 

@@ -1,4 +1,4 @@
-"""PostgreSQL: one of the benchmark's own with a server's defaults, or the one that BENCH_URL names."""
+"""PostgreSQL: the benchmark's own server with default settings, or the server in BENCH_URL."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def server(settings: Sequence[str]) -> Iterator[Server]:
     if url := given_url("postgresql", "postgres"):
         if settings:
             raise SystemExit(
-                f"{', '.join(settings)}: only a server of the benchmark's own can be given settings."
+                f"{', '.join(settings)}: only the benchmark's own server takes settings. "
+                "Leave --set out, or unset BENCH_URL."
             )
         yield PostgreSQL(url)
         return
@@ -75,12 +76,12 @@ class PostgreSQL(Server):
         return psycopg.connect(self._address(database), autocommit=True)
 
     def settle(self, connection: Any) -> None:
-        """Its statistics are known, and nothing is left to write that would be written during what is measured next."""
+        """Update statistics and write all pages, so that the next measurement does not."""
         connection.execute("VACUUM ANALYZE")
         self._do("CHECKPOINT")
 
     def log_statements(self, database: str) -> None:
-        """In the log of a server of the benchmark's own, as it comes without pg_stat_statements."""
+        """Count statements in the log of the own server, which lacks pg_stat_statements."""
         if self._log:
             for setting in (
                 "log_statement = 'all'",

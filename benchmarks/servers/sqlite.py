@@ -17,7 +17,7 @@ from . import Server
 def server(settings: Sequence[str]) -> Iterator[Server]:
     if settings:
         raise SystemExit(
-            "SQLite takes no settings here: it has those of this project's documentation."
+            "SQLite takes no settings: it runs with those of the documentation. Leave --set out."
         )
     with tempfile.TemporaryDirectory(prefix="dbqueue-bench-") as folder:
         yield SQLite(Path(folder))

@@ -1,4 +1,4 @@
-"""The systems that are measured: one small file each, with the settings that its documentation has for production."""
+"""Measured systems: one small file each, with the production settings of its documentation."""
 
 from __future__ import annotations
 
@@ -24,53 +24,54 @@ RIVALS = [
 
 
 class Unsupported(Exception):
-    """A system cannot do what is measured."""
+    """A system lacks the measured feature."""
 
 
 class System:
-    """What a benchmark asks of a queue; where there is a default, it is that of Django's Tasks. Whatever imports the system
-    itself does so inside the methods, as the driver has it installed, and the benchmark has not.
+    """Interface of a queue under test. The defaults are those of Django's Tasks framework.
+
+    Methods import the system themselves: it is installed for the driver, not for the benchmark.
     """
 
-    # What pip installs for it, beside Django and psycopg.
+    # Requirements for pip, beside Django and psycopg.
     requires: tuple[str, ...] = ()
     apps: tuple[str, ...] = ()
-    # Of Django's settings; of these, for how many seconds a connection is kept (None: for ever), or the pool of connections.
+    # Django settings; CONN_MAX_AGE in seconds (None: for ever), or the connection pool's options.
     settings: dict[str, Any] = {}
     conn_max_age: int | None = 0
     pool: dict[str, int] | None = None
-    # The statement that says how many jobs have ended.
+    # Statement that counts ended jobs.
     ended = ""
     # Whether its worker waits when there is nothing to do.
     waits = True
-    # With how many jobs a drain begins, at the most.
+    # Largest number of jobs at the start of a drain.
     backlog = 1_000_000
 
     def lacks(self) -> str:
-        """What it needs that is not here, if anything."""
+        """Return the missing requirement; empty if there is none."""
         return ""
 
     @contextmanager
     def beside(self) -> Iterator[dict[str, str]]:
-        """Run what it needs beside the database, and yield how to reach that, as environment variables."""
+        """Run services that it needs beside the database. Yields their environment variables."""
         yield {}
 
     def count_ended(self, query: Callable[[str], Any], jobs: int) -> int:
-        """How many of so many jobs have ended."""
+        """Return the number of ended jobs."""
         return int(query(self.ended))
 
     def task(self, function: Callable[..., Any]) -> Any:
-        """The function as a task. Raises Unsupported."""
+        """Return the function as a task. Raises Unsupported."""
         from django.tasks import task
 
         return task(function)
 
     def limited(self, function: Callable[..., Any]) -> Any:
-        """As a task of which one job runs at a time. Raises Unsupported."""
+        """Return the function as a task with a limit of one job. Raises Unsupported."""
         raise Unsupported(f"{self.__module__} is not set up with limits.")
 
     def prepare(self) -> None:
-        """Make what it needs in an empty database."""
+        """Create its tables in an empty database."""
         from django.core.management import call_command
 
         call_command("migrate", run_syncdb=True, verbosity=0)
@@ -79,24 +80,28 @@ class System:
         task.enqueue(*args)
 
     def enqueue_many(self, task: Any, calls: Iterable[tuple[Any, ...]]) -> None:
-        """One by one, where it has nothing better."""
+        """Enqueue many jobs: one by one, unless the system has a better way."""
         for call in calls:
             self.enqueue(task, *call)
 
     def fill(self, kind: str, jobs: int) -> None:
-        """Put so many jobs into the database: "ready", "finished", "unserved" (in a queue that the worker leaves alone),
-        "tomorrow", or ready in 200 "lanes" (20 queues with 10 priorities each). Raises Unsupported.
+        """Fill the database with jobs of a kind. Raises Unsupported.
+
+        kind: "ready", "finished", "unserved" (in a queue that the worker does not serve),
+            "tomorrow", or "lanes" (ready, in 20 queues with 10 priorities each).
         """
         raise Unsupported(f"{self.__module__} cannot be filled.")
 
     def work(self, processes: int, threads: int) -> None:
-        """Run jobs until the process is told to end."""
+        """Run jobs until SIGTERM."""
         raise NotImplementedError
 
 
 class Rival(System):
-    """Another project's queue, in an environment of its own. Its connections are kept, as that is its best setting. Fewer jobs
-    wait than for ours, as many as it ends while it is watched: some have to be enqueued one by one.
+    """Another project's queue, in its own environment.
+
+    Its connections are kept, which is its best setting. A drain begins with fewer jobs than ours,
+    about as many as end during the measurement: some systems have to enqueue them one by one.
     """
 
     conn_max_age = None
@@ -107,7 +112,7 @@ class Rival(System):
 
 
 def fork(processes: int) -> None:
-    """Go on in so many processes, where a system leaves it to its users to start more than one."""
+    """Fork into several processes, for systems that leave that to their users."""
     for _ in range(processes - 1):
         if not os.fork():
             break

@@ -1,7 +1,8 @@
-"""Celery with a Redis of its own, and no results: a worker has a pool of threads, and more workers are forks of the first.
+"""Celery with its own Redis, without results: a pool of threads; more workers are forks.
 
-It closes its connections after each job, so that only a pool keeps them (which its default, a pool of processes, makes anew for
-each job). It enqueues many one by one, and runs no coroutines.
+It closes its connections after each job, so only a connection pool keeps them; with its default, a
+pool of processes, the connection pool is new for each job. It enqueues many jobs one by one, and
+runs no coroutines.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Adapter(Rival):
                     redis.terminate()
 
     def count_ended(self, query: Callable[[str], Any], jobs: int) -> int:
-        """All but those that wait, and those that workers have taken and not begun."""
+        """Subtract waiting jobs, and jobs that workers have received but not started."""
         return jobs - self._ask("LLEN celery") - self._ask("HLEN unacked")
 
     def task(self, function: Callable[..., Any]) -> Any:
@@ -86,7 +87,7 @@ class Adapter(Rival):
         return app
 
     def _ask(self, question: str) -> int:
-        """Of Redis, in its protocol, as the benchmark itself has no client for it."""
+        """Query Redis in its own protocol: the benchmark has no client for it."""
         with (
             socket.create_connection(self._address) as connection,
             connection.makefile("rw") as redis,
@@ -96,7 +97,7 @@ class Adapter(Rival):
             return int(redis.readline().strip().lstrip(":"))
 
     def _wait(self, seconds: float = 10.0) -> None:
-        """Until it answers."""
+        """Wait until Redis answers."""
         deadline = time.monotonic() + seconds
         while True:
             try:

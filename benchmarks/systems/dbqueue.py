@@ -14,7 +14,7 @@ ID = """(
     || '7' || substr(replace(gen_random_uuid()::text, '-', ''), 14)
 )::uuid"""
 EARLIER = "now() - interval '3 days'"
-# In what a job of each kind differs from a new one.
+# Columns of each kind of job that differ from a new job's.
 KINDS = {
     "ready": {},
     "finished": {
@@ -28,8 +28,10 @@ KINDS = {
 }
 EXECUTIONS = """
 INSERT INTO dbqueue_execution
-    (job_id, attempt, outcome, process, claimed_at, started_at, finished_at, error_type, message, traceback, log)
-SELECT id, attempt, state, 'worker@benchmark:1:abc', started_at, started_at, finished_at, '', '', '', ''
+    (job_id, attempt, outcome, process, claimed_at, started_at, finished_at,
+    error_type, message, traceback, log)
+SELECT id, attempt, state, 'worker@benchmark:1:abc', started_at, started_at, finished_at,
+    '', '', '', ''
 FROM dbqueue_job WHERE state = 'successful'
 """
 
@@ -46,7 +48,8 @@ class Adapter(System):
             }
         }
     }
-    # Each job has one. It is asked ten times a second, and counting a million rows would keep a core busy.
+    # Each job has one execution. The query runs ten times a second, and a count of a million rows
+    # would keep a core busy.
     ended = "SELECT coalesce(max(id), 0) FROM dbqueue_execution"
 
     def task(self, function: Callable[..., Any]) -> Any:
@@ -63,7 +66,7 @@ class Adapter(System):
         task.enqueue_many(calls)
 
     def fill(self, kind: str, jobs: int) -> None:
-        """Copies of a job that is enqueued as any other."""
+        """Insert copies of an enqueued job."""
         from django.db import connection, transaction
 
         from django_dbqueue.models import Job

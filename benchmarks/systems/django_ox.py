@@ -23,6 +23,6 @@ class Adapter(Rival):
     def work(self, processes: int, threads: int) -> None:
         from django.core.management import call_command
 
-        # Its supervisor starts each process with the command that it was started with itself, and knows Django's only.
+        # Its supervisor starts processes with its own command line, and accepts only Django's.
         sys.argv[0] = "django-admin"
         call_command("ox_worker", processes=processes, concurrency=threads)

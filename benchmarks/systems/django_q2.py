@@ -1,6 +1,6 @@
-"""Django Q2 with its broker for the ORM: its workers are processes, so that there are as many as others have threads.
+"""Django Q2 with its ORM broker: its workers are processes, as many as others have threads.
 
-It enqueues many one by one, and runs no coroutines.
+It enqueues many jobs one by one, and runs no coroutines.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class Adapter(Rival):
     requires = ("django-q2",)
     apps = ("django_q",)
     backlog = 5000
-    # Those of its page on brokers. It keeps all jobs, as the others do: its default, to keep the last 250, locks each of these
-    # for every job, and does a third as many.
+    # The settings of its page on brokers. It keeps all jobs, as the others do: its default keeps
+    # the last 250, locks all of these for every job, and has a third of the rate.
     settings = {
         "Q_CLUSTER": {
             "name": "DjangORM",

@@ -1,7 +1,7 @@
-"""django-tasks-db: a worker has one thread and one process, so that there are as many processes as others have threads.
+"""django-tasks-db: a worker is one process with one thread; as many as others have threads.
 
-They are forks of one, which costs less memory and a shorter start than if each were started by itself. It enqueues many one by
-one.
+They are forks of one, which takes less memory and starts sooner than separate processes. It
+enqueues many jobs one by one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ class Adapter(Rival):
     settings = {
         "TASKS": {"default": {"BACKEND": "django_tasks_db.DatabaseBackend", "QUEUES": ["default"]}}
     }
-    ended = "SELECT count(*) FROM django_tasks_database_dbtaskresult WHERE status IN ('SUCCESSFUL', 'FAILED')"
+    ended = """
+        SELECT count(*) FROM django_tasks_database_dbtaskresult
+        WHERE status IN ('SUCCESSFUL', 'FAILED')
+    """
 
     def work(self, processes: int, threads: int) -> None:
         from django.core.management import call_command

@@ -1,4 +1,4 @@
-"""No queue, but what Django's ORM needs for the same work: a loop that does it, and a row that is created as any other."""
+"""No queue: the cost of the same work with Django's ORM, as a loop, and of creating one row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import System, Unsupported, fork
 class Adapter(System):
     apps = ("django_dbqueue",)
     waits = False
-    # A payment is one more on an account.
+    # A payment adds one to an account.
     ended = "SELECT sum(balance) FROM project_account"
 
     def task(self, function: Callable[..., Any]) -> Any:
@@ -22,7 +22,7 @@ class Adapter(System):
         return function
 
     def enqueue(self, task: Any, *args: Any) -> None:
-        """The row that a job of this project has."""
+        """Create the row of a job of this project."""
         from django_dbqueue.models import Job
 
         Job.objects.create(
@@ -31,7 +31,7 @@ class Adapter(System):
 
     def enqueue_many(self, task: Any, calls: Iterable[tuple[Any, ...]]) -> None:
         if task.__name__ != "pay":
-            raise Unsupported("It only pays, which nobody needs to ask it for.")
+            raise Unsupported("It only pays, and its payments need no jobs.")
 
     def work(self, processes: int, threads: int) -> None:
         from ..driver import ACCOUNTS

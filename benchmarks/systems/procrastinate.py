@@ -1,4 +1,4 @@
-"""Procrastinate, with its Django app: a worker is an event loop that runs functions in threads; more are forks of the first."""
+"""Procrastinate with its Django app: an event loop that runs functions in threads; or forks."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ class Adapter(Rival):
 
 
 def _named(task: Any, args: tuple[Any, ...]) -> dict[str, Any]:
-    """Its arguments have names."""
+    """Return the arguments by name, as it requires."""
     return dict(zip(signature(task.func).parameters, args, strict=True)) if args else {}

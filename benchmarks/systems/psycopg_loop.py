@@ -1,4 +1,4 @@
-"""No queue, but what PostgreSQL and Python allow: a loop that claims a hundred rows, calls functions, and settles."""
+"""No queue, the limit of PostgreSQL with Python: a loop claims 100 rows, calls, and settles."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ import psycopg
 from . import System, Unsupported, fork
 
 TABLES = """
-CREATE TABLE job (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, task text, args jsonb, state text DEFAULT 'ready',
-    finished_at timestamptz);
+CREATE TABLE job (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, task text, args jsonb,
+    state text DEFAULT 'ready', finished_at timestamptz);
 CREATE INDEX job_ready ON job (id) WHERE state = 'ready';
 """
 CLAIM = """
 UPDATE job SET state = 'running' WHERE id = ANY(ARRAY(
-    SELECT id FROM job WHERE state = 'ready' ORDER BY id LIMIT 100 FOR UPDATE SKIP LOCKED)) RETURNING id, task, args
+    SELECT id FROM job WHERE state = 'ready' ORDER BY id LIMIT 100 FOR UPDATE SKIP LOCKED))
+RETURNING id, task, args
 """
 SETTLE = "UPDATE job SET state = 'successful', finished_at = now() WHERE id = ANY(%s)"
 INSERT = "INSERT INTO job (task, args) VALUES (%s, %s)"

@@ -1,6 +1,7 @@
 """steady-queue: a supervisor with workers, a dispatcher and a scheduler, each a process.
 
-It closes its connections after each job, so that only a pool keeps them. It enqueues many one by one, and runs no coroutines.
+It closes its connections after each job, so only a connection pool keeps them. It enqueues many
+jobs one by one, and runs no coroutines.
 """
 
 from __future__ import annotations

@@ -1,109 +1,97 @@
-"""Operator actions on rows: button, admin action, permission, question and answer in one place."""
+"""All operator actions, each with its permission, its texts, and the change that it makes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
+from datetime import timedelta
 
 from django import forms
-from django.db.models import QuerySet
-from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
+from ..core.queue_selector import check_name
 from ..engine.recurring import run_now
+from ..models import Execution
 from ..models.enums import HIGHEST_PRIORITY
+from ..models.queue import clear
 from ..recurrence.target import enqueue
-from .config import alias_for
-
-Rows = QuerySet[Any]
-Text = str | Promise
-
-
-def themselves(rows: Rows) -> Rows:
-    return rows
+from .base_actions import Action, all_of
+from .config import alias_for, backend
+from .formatting import duration
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verb:
-    """An operator action on rows.
+class Length(timedelta):
+    """A duration with the text format of the pages."""
 
-    name: the end of its URL, and the name of its admin action.
-    permission: suffix of the required permission, the page's ``has_<permission>_permission``.
-    label: text of its button.
-    means: its effect on a row, shown before a confirmation.
-    done: text of its result, before the number of rows: "Discarded: 3 jobs." The text may contain
-        the value, as ``%(value)s``.
-    eligible: the given rows that the action would change.
-    act: changes the rows and returns their number. With ``field``, it takes the value too:
-        ``act(rows, value)``.
-    target: the affected rows for the selected ones. The actions of a failure affect its jobs.
-    asks_from: number of rows from which the action asks first; None: never.
-    field: input that the action requires. It then always asks, and accepts only valid input.
-    """
-
-    name: str
-    permission: str
-    label: Text
-    means: Text
-    done: Text
-    eligible: Callable[[Any], Rows]
-    act: Callable[..., int]
-    target: Callable[[Rows], Rows] = themselves
-    asks_from: int | None = None
-    field: forms.Field | None = None
-
-    def asks(self, number: int) -> bool:
-        return self.field is not None or (self.asks_from is not None and number >= self.asks_from)
-
-    def form(self, data: Any = None) -> forms.Form | None:
-        """Return the form for its value, bound to ``data`` if there is any."""
-        if self.field is None:
-            return None
-        form = type("ValueForm", (forms.Form,), {"value": self.field})
-        return form(data)  # type: ignore[no-any-return]
+    def __str__(self) -> str:
+        return duration(self)
 
 
-RETRY = Verb(
+class QueueField(forms.CharField):
+    """Form field for the name of a queue that the first backend accepts."""
+
+    def clean(self, value: object) -> str:
+        name: str = super().clean(value)
+        first = backend()
+        names = sorted(first.queues) if first else []
+        try:
+            check_name(name)
+        except ValueError as error:
+            raise forms.ValidationError(str(error)) from None
+        if names and name not in names:
+            raise forms.ValidationError(
+                _("Unknown queue %(name)s. Give one of %(names)s."),
+                params={"name": name, "names": ", ".join(names)},
+            )
+        return name
+
+
+# Jobs.
+
+RETRY = Action(
     name="retry",
-    permission="retry",
+    permission="retry_job",
     label=_("Retry"),
-    means=_("A retried job is ready again, and runs as soon as a worker is free."),
+    short_description=_("Retry selected %(verbose_name_plural)s"),
+    effect=_("A retried job becomes ready, and runs as soon as a worker is free."),
     done=_("Ready to run again"),
     eligible=lambda jobs: jobs.retriable(),
-    act=lambda jobs: jobs.retry(),
-    asks_from=2,
+    run=lambda jobs: jobs.retry(),
+    confirm_from=2,
 )
-DISCARD = Verb(
+DISCARD = Action(
     name="discard",
-    permission="discard",
+    permission="discard_job",
     label=_("Discard"),
-    means=_("A discarded job does not run, unless it is retried."),
+    short_description=_("Discard selected %(verbose_name_plural)s"),
+    effect=_("A discarded job does not run unless it is retried."),
     done=_("Discarded"),
     eligible=lambda jobs: jobs.discardable(),
-    act=lambda jobs: jobs.discard(),
-    asks_from=1,
+    run=lambda jobs: jobs.discard(),
+    confirm_from=1,
 )
-STOP = Verb(
+STOP = Action(
     name="stop",
-    permission="stop",
+    permission="stop_job",
     label=_("Stop"),
-    means=_(
-        "A running job is interrupted, and is then discarded. If it does not let itself be interrupted, its process is ended."
+    short_description=_("Stop selected %(verbose_name_plural)s"),
+    effect=_(
+        "A running job is interrupted and discarded. "
+        "If it cannot be interrupted, its process is terminated."
     ),
-    done=_("Being stopped"),
+    done=_("Stop requested"),
     eligible=lambda jobs: jobs.stoppable(),
-    act=lambda jobs: jobs.stop(),
-    asks_from=1,
+    run=lambda jobs: jobs.stop(),
+    confirm_from=1,
 )
-REPRIORITISE = Verb(
+REPRIORITISE = Action(
     name="reprioritise",
-    permission="reprioritise",
+    permission="reprioritise_job",
     label=_("Set priority"),
-    means=_("Of the jobs of a queue, the one with the highest priority runs first."),
-    done=_("Given priority %(value)s"),
+    short_description=_("Set priority of selected %(verbose_name_plural)s"),
+    effect=_("Within a queue, jobs with a higher priority run first."),
+    done=_("Priority set to %(value)s"),
     eligible=lambda jobs: jobs.waiting(),
-    act=lambda jobs, priority: jobs.reprioritise(priority),
+    run=lambda jobs, priority: jobs.reprioritise(priority),
     field=forms.IntegerField(
         label=_("Priority"),
         min_value=-HIGHEST_PRIORITY,
@@ -111,61 +99,194 @@ REPRIORITISE = Verb(
         help_text=_("From -100 to 100."),
     ),
 )
-MUTE = Verb(
+MOVE = Action(
+    name="move",
+    permission="move_job",
+    label=_("Move to another queue"),
+    short_description=_("Move selected %(verbose_name_plural)s to another queue"),
+    effect=_("Waiting jobs move to the other queue. Running and finished jobs stay in theirs."),
+    done=_("Moved to “%(value)s”"),
+    eligible=lambda jobs: jobs.waiting(),
+    run=lambda jobs, queue: jobs.move(queue),
+    field=QueueField(
+        label=_("Queue"), max_length=100, help_text=_("Name of a queue that a worker serves.")
+    ),
+)
+
+# Failures, and their jobs.
+
+RETRY_FAILED = replace(
+    RETRY,
+    label=_("Retry all failed jobs"),
+    short_description=_("Retry all failed jobs of selected %(verbose_name_plural)s"),
+    target=Execution.objects.failed_jobs,
+    confirm_from=1,
+)
+DISCARD_FAILED = replace(
+    DISCARD,
+    label=_("Discard all failed jobs"),
+    short_description=_("Discard all failed jobs of selected %(verbose_name_plural)s"),
+    target=Execution.objects.failed_jobs,
+)
+MUTE = Action(
     name="mute",
-    permission="triage",
+    permission="triage_failure",
     label=_("Mute"),
-    means=_("A muted failure stays muted, however often it is seen again."),
+    short_description=_("Mute selected %(verbose_name_plural)s"),
+    effect=_("A muted failure stays muted when it occurs again."),
     done=_("Muted"),
     eligible=lambda failures: failures.open(),
-    act=lambda failures: failures.mute(),
+    run=lambda failures: failures.mute(),
 )
-RESOLVE = Verb(
+RESOLVE = Action(
     name="resolve",
-    permission="triage",
+    permission="triage_failure",
     label=_("Resolve"),
-    means=_("A resolved failure is open again as soon as it is seen again."),
+    short_description=_("Resolve selected %(verbose_name_plural)s"),
+    effect=_("A resolved failure is reopened when it occurs again."),
     done=_("Resolved"),
     eligible=lambda failures: failures.unresolved(),
-    act=lambda failures: failures.resolve(),
+    run=lambda failures: failures.resolve(),
 )
-REOPEN = Verb(
+REOPEN = Action(
     name="reopen",
-    permission="triage",
+    permission="triage_failure",
     label=_("Reopen"),
-    means=_("A reopened failure is listed as open again."),
-    done=_("Open again"),
+    short_description=_("Reopen selected %(verbose_name_plural)s"),
+    effect=_("A reopened failure is listed as open again."),
+    done=_("Reopened"),
     eligible=lambda failures: failures.closed(),
-    act=lambda failures: failures.reopen(),
+    run=lambda failures: failures.reopen(),
 )
-ENABLE = Verb(
+
+# Recurring tasks.
+
+ENABLE = Action(
     name="enable",
-    permission="enable",
+    permission="enable_recurringtask",
     label=_("Enable"),
-    means=_("An enabled task runs again, from its next time on."),
+    short_description=_("Enable selected %(verbose_name_plural)s"),
+    effect=_("An enabled task runs again, from its next scheduled time."),
     done=_("Enabled"),
     eligible=lambda tasks: tasks.disabled(),
-    act=lambda tasks: tasks.enable(),
+    run=lambda tasks: tasks.enable(),
 )
-DISABLE = Verb(
+DISABLE = Action(
     name="disable",
-    permission="enable",
+    permission="enable_recurringtask",
     label=_("Disable"),
-    means=_(
-        "A disabled task is not enqueued until it is enabled. Jobs that it has enqueued already run."
-    ),
+    short_description=_("Disable selected %(verbose_name_plural)s"),
+    effect=_("A disabled task is not enqueued until it is enabled. Its enqueued jobs still run."),
     done=_("Disabled"),
     eligible=lambda tasks: tasks.enabled(),
-    act=lambda tasks: tasks.disable(),
-    asks_from=2,
+    run=lambda tasks: tasks.disable(),
+    confirm_from=2,
 )
-RUN_NOW = Verb(
+RUN_NOW = Action(
     name="run",
-    permission="run",
+    permission="run_recurringtask",
     label=_("Run now"),
-    means=_("It is enqueued once more, at once; its next time stays."),
+    short_description=_("Run selected %(verbose_name_plural)s now"),
+    effect=_("The task is enqueued immediately, in addition to its schedule."),
     done=_("Enqueued"),
-    eligible=themselves,
-    act=lambda tasks: run_now(tasks, lambda row, wait: enqueue(row, wait, alias_for(row))),
-    asks_from=2,
+    eligible=all_of,
+    run=lambda tasks: run_now(tasks, lambda row, wait: enqueue(row, wait, alias_for(row))),
+    confirm_from=2,
+)
+
+# Queues and tasks.
+
+PAUSE = Action(
+    name="pause",
+    permission="pause_queue",
+    label=_("Pause"),
+    short_description=_("Pause selected %(verbose_name_plural)s"),
+    effect=_("Workers claim none of its jobs until it is resumed. Running jobs continue."),
+    done=_("Paused"),
+    eligible=lambda rows: rows.pausable(),
+    run=lambda rows: rows.pause(),
+    confirm_from=2,
+)
+RESUME = Action(
+    name="resume",
+    permission="pause_queue",
+    label=_("Resume"),
+    short_description=_("Resume selected %(verbose_name_plural)s"),
+    effect=_("Workers claim its jobs again."),
+    done=_("Resumed"),
+    eligible=lambda rows: rows.paused(),
+    run=lambda rows: rows.resume(),
+)
+PAUSE_FOR = Action(
+    name="pause_for",
+    permission="pause_queue",
+    label=_("Pause for a while"),
+    short_description=_("Pause selected %(verbose_name_plural)s for a while"),
+    effect=_(
+        "Workers claim none of its jobs for this duration, or until it is resumed. "
+        "Running jobs continue."
+    ),
+    done=_("Paused for %(value)s"),
+    eligible=all_of,
+    run=lambda rows, length: rows.pause(until=length),
+    field=forms.TypedChoiceField(
+        label=_("Duration"),
+        choices=[
+            (900, _("15 minutes")),
+            (3600, _("1 hour")),
+            (4 * 3600, _("4 hours")),
+            (24 * 3600, _("1 day")),
+        ],
+        coerce=lambda seconds: Length(seconds=int(seconds)),
+        initial=3600,
+    ),
+)
+CLEAR = Action(
+    name="clear",
+    permission="discard_job",
+    label=_("Discard all waiting jobs"),
+    short_description=_("Discard all waiting jobs of selected %(verbose_name_plural)s"),
+    effect=_("Discarded jobs do not run unless they are retried. Running jobs continue."),
+    done=_("Discarded"),
+    target=lambda queues: queues.waiting(),
+    eligible=all_of,
+    run=clear,
+    confirm_from=1,
+)
+RESTRICT = Action(
+    name="restrict",
+    permission="restrict_queue",
+    label=_("Set limit"),
+    short_description=_("Set limit of selected %(verbose_name_plural)s"),
+    effect=_("The limit applies to all hosts together. Running jobs continue."),
+    done=_("Limit set to %(value)s"),
+    eligible=all_of,
+    run=lambda queues, limit: queues.restrict(limit),
+    field=forms.IntegerField(
+        label=_("Maximum number of jobs that run at a time"),
+        min_value=1,
+        max_value=999_999,
+        required=False,
+        help_text=_("Empty: the limit from the settings."),
+    ),
+)
+
+# The jobs of batches.
+
+RETRY_BATCH = replace(
+    RETRY_FAILED,
+    effect=_(
+        "A retried job becomes ready. The callbacks of a finished batch are not enqueued again."
+    ),
+    target=lambda batches: batches.jobs().failed(),
+)
+DISCARD_BATCH = replace(
+    DISCARD,
+    label=CLEAR.label,
+    short_description=CLEAR.short_description,
+    effect=_(
+        "Discarded jobs do not run unless they are retried. "
+        "Running jobs continue, and the batch finishes when they have ended."
+    ),
+    target=lambda batches: batches.jobs().waiting(),
 )

@@ -1,16 +1,16 @@
-"""A job's history, newest attempt first."""
+"""Attempts of a job, newest first."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.utils.translation import gettext as _
 
 from ..models import Execution, Job, StackTrace
 from . import formatting
 
-SHOWN = 50
+MOST_ATTEMPTS = 50
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,9 @@ class Attempt:
     """An attempt as shown on the job's page.
 
     since: start of the wait for this attempt.
+    is_open: the traceback is unfolded.
     is_earlier: the attempt is of another run, before the job was re-enqueued by its key.
-    stage: position in the pipeline, in words.
+    stage: position in the pipeline, as text.
     """
 
     execution: Execution
@@ -34,9 +35,7 @@ class Attempt:
 
     @property
     def waited(self) -> str:
-        return formatting.duration(
-            max(self.execution.started_at - self.since, self.since - self.since)
-        )
+        return formatting.duration(max(self.execution.started_at - self.since, timedelta()))
 
     @property
     def ran(self) -> str:
@@ -44,11 +43,11 @@ class Attempt:
 
     @property
     def ended(self) -> str:
-        return formatting.moment(self.execution.finished_at)
+        return formatting.timestamp(self.execution.finished_at)
 
 
 def stack_of(job: Job) -> StackTrace | None:
-    """Return the stack that the worker recorded last, if the job hangs."""
+    """Return the stack trace that the worker recorded last, if the job hangs."""
     if job.state != Job.State.RUNNING:
         return None
     return StackTrace.objects.filter(job=job, attempt=job.attempt).first()
@@ -56,10 +55,10 @@ def stack_of(job: Job) -> StackTrace | None:
 
 def attempts_of(job: Job) -> list[Attempt]:
     """Return the newest attempts. The newest one with an error is open."""
-    executions = list(job.executions.order_by("-attempt")[: SHOWN + 1])
+    executions = list(job.executions.order_by("-attempt")[: MOST_ATTEMPTS + 1])
     ends = [each.finished_at for each in executions] + [job.enqueued_at]
     newest_error = next((each for each in executions if each.error_type), None)
-    shown = zip(executions[:SHOWN], ends[1:], strict=False)
+    shown = zip(executions[:MOST_ATTEMPTS], ends[1:], strict=False)
     return [
         Attempt(
             each,
@@ -73,7 +72,7 @@ def attempts_of(job: Job) -> list[Attempt]:
 
 
 def _stage(job: Job, execution: Execution) -> str:
-    """Return the stage of an attempt in words.
+    """Return the stage of an attempt as text.
 
     The name is included only for the current run: an earlier run may have had other stages.
     """

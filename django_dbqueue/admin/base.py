@@ -12,31 +12,33 @@ from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.utils.functional import cached_property
+from django.utils.functional import Promise, cached_property
 from django.utils.text import capfirst
 
 from ..models.bounded_count import count
 
+Text = str | Promise
+
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]
-    """Count rows up to the limit: rows beyond it are found by a filter, not by paging."""
+    """Count rows up to a limit: rows beyond it are found by a filter, not by paging."""
 
     @cached_property
     def count(self) -> int:
         return count(self.object_list)  # type: ignore[arg-type]
 
 
-class Page(ChangeList):
-    """Load only the displayed columns of its rows, and their related data for all rows at once.
+class ReadOnlyChangeList(ChangeList):
+    """Load only the displayed columns of its rows, and their details for all rows at once.
 
     Actions get the unchanged rows.
     """
 
-    model_admin: Any
+    model_admin: ReadOnlyAdmin
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
-        """Return the page's own ordering for any request: a huge table is sorted by no other."""
-        return list(self.model_admin.ordering)
+        """Return the page's own ordering: a huge table is sorted by no other column."""
+        return list(self.model_admin.ordering or ())
 
     def get_filters(self, request: HttpRequest) -> Any:
         try:
@@ -45,18 +47,18 @@ class Page(ChangeList):
             raise IncorrectLookupParameters from error
 
     def get_results(self, request: HttpRequest) -> None:
-        self.queryset = self.model_admin.listed(self.queryset)
+        self.queryset = self.model_admin.list_queryset(self.queryset)
         super().get_results(request)
         if not self.query and not self.get_filters_params():
-            # The list leaves no row out: a link to all rows is not needed.
+            # The list is unfiltered: a link to all rows is not needed.
             self.full_result_count = self.result_count
-        self.result_list = self.model_admin.completed(list(self.result_list))
+        self.result_list = self.model_admin.with_details(list(self.result_list))
 
 
-class ReadingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """Read-only pages for users with the view permission.
 
-    They offer no form, and therefore not Django's delete action either.
+    They have no form, and therefore no delete action of Django's.
     """
 
     list_per_page = 50
@@ -66,26 +68,26 @@ class ReadingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     sortable_by = ()
     empty_value_display = "–"
     paginator = BoundedPaginator
-    hint: Any = ""
+    hint: Text = ""
 
     class Media:
         css = {"all": ["django_dbqueue/admin.css"]}
 
-    def listed(self, rows: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the rows of the list, with the columns that the list needs."""
+    def list_queryset(self, rows: QuerySet[Any]) -> QuerySet[Any]:
+        """Return the rows with the columns that the list needs."""
         return rows
 
-    def completed(self, rows: list[Any]) -> list[Any]:
-        """Return the rows of one page, with data that is queried for all of them together."""
+    def with_details(self, rows: list[Any]) -> list[Any]:
+        """Return the rows with data that is queried for all of them together."""
         return rows
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        return Page
+        return ReadOnlyChangeList
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
-        """Allow only the filters that the page offers.
+        """Allow only the filters of the page.
 
-        Others, such as ``kwargs__password__startswith``, would read hidden values.
+        Others, such as ``kwargs__password__startswith``, would reveal hidden values.
         """
         offered = set()
         for each in self.get_list_filter(request) if request else self.list_filter:
@@ -100,15 +102,18 @@ class ReadingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        context = {
-            "title": capfirst(self.opts.verbose_name_plural),
-            "hint": self.hint,
-            **(extra_context or {}),
-        }
+        title = capfirst(self.opts.verbose_name_plural)
+        context = {"title": title, "hint": self.hint, **(extra_context or {})}
         return super().changelist_view(request, context)
 
-    def beside(self, request: HttpRequest, one: Any) -> dict[str, Any]:
-        """Return the context of one object's page, beside its fields."""
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Any:
+        found = super().get_object(request, object_id, from_field)
+        return self.with_details([found])[0] if found else None
+
+    def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """Return the template context of a row's page, in addition to its fields."""
         return {"title": capfirst(self.opts.verbose_name)}
 
     def change_view(
@@ -118,15 +123,10 @@ class ReadingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        one = (
-            self.get_object(request, unquote(object_id))
-            if self.has_view_permission(request)
-            else None
-        )
-        context = self.beside(request, one) if one else {}
-        return super().change_view(
-            request, object_id, form_url, {**context, **(extra_context or {})}
-        )
+        may = self.has_view_permission(request)
+        row = self.get_object(request, unquote(object_id)) if may else None
+        context = {**(self.page_context(request, row) if row else {}), **(extra_context or {})}
+        return super().change_view(request, object_id, form_url, context)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         return flatten_fieldsets(self.fieldsets or ())

@@ -1,8 +1,9 @@
-"""Run verbs on rows: as an action on a selection, or from a button on one object's page."""
+"""Operator actions: in the list, on a selection of rows, and as buttons on the page of a row."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,90 +12,161 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model, QuerySet
-from django.forms import Form
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.forms import Field, Form
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext as _
 
 from ..models.bounded_count import BoundedCount, count
-from .actions import Verb
-from .base import ReadingAdmin
+from .base import ReadOnlyAdmin, Text
 
-SHOWN = 10
+EXAMPLES = 10
+# Parameters of a list that are not filters.
+PAGING = ("p", "o", "e")
+
+Rows = QuerySet[Any]
 
 
-class OperatingAdmin(ReadingAdmin):
-    """Lists with ``verbs`` as actions on any number of rows, for users with the permission."""
+def all_of(rows: Rows) -> Rows:
+    return rows
 
-    verbs: tuple[Verb, ...] = ()
 
-    def allows(self, request: HttpRequest, verb: Verb) -> bool:
-        permitted: Callable[[HttpRequest], bool] = getattr(
-            self, f"has_{verb.permission}_permission"
-        )
-        return self.has_view_permission(request) and permitted(request)
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """An operator action. It is also the callable that Django's admin expects in ``actions``.
+
+    name: its name in the list of actions, and the last part of its button's URL.
+    permission: codename of the required permission.
+    label: text of its button.
+    short_description: text in the list of actions. Django fills in the model's names.
+    effect: explanation on the confirmation page.
+    done: text of its result, before the number of rows: "Discarded: 3 jobs." The text may contain
+        the value, as ``%(value)s``.
+    eligible: filters the rows that the action would change.
+    run: changes the rows and returns their number; with ``field``: ``run(rows, value)``.
+    target: the affected rows for the selected ones. The actions of a failure affect its jobs.
+    confirm_from: number of rows from which the action needs a confirmation; None: never.
+    field: value that the action requires. It then always needs a confirmation.
+    """
+
+    name: str
+    permission: str
+    label: Text
+    short_description: Text
+    effect: Text
+    done: Text
+    eligible: Callable[[Any], Rows]
+    run: Callable[..., int]
+    target: Callable[[Any], Rows] = all_of
+    confirm_from: int | None = None
+    field: Field | None = None
+    # Templates read its fields, and must not call it.
+    do_not_call_in_templates = True
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    def __call__(
+        self, model_admin: ActionAdmin, request: HttpRequest, rows: Rows
+    ) -> HttpResponse | None:
+        return model_admin.run_action(request, rows, self)
+
+    def needs_confirmation(self, number: int) -> bool:
+        is_many = self.confirm_from is not None and number >= self.confirm_from
+        return self.field is not None or is_many
+
+    def form(self, data: QueryDict | None = None) -> Form | None:
+        """Return the form for the value, bound to ``data`` if given; None without ``field``."""
+        if self.field is None:
+            return None
+        form = type("ValueForm", (Form,), {"value": self.field})
+        return form(data)  # type: ignore[no-any-return]
+
+
+class ActionAdmin(ReadOnlyAdmin):
+    """Pages with ``actions``, for users with their permissions."""
+
+    actions: tuple[Action, ...] = ()
+
+    def may_run(self, request: HttpRequest, action: Action) -> bool:
+        permission = f"dbqueue.{action.permission}"
+        return self.has_view_permission(request) and request.user.has_perm(permission)
+
+    def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
+        """Return the actions that the user may run."""
+        # Django passes ``action_location`` since version 6.1.
+        given = {} if action_location is None else {"action_location": action_location}
+        denied = {action.name for action in self.actions if not self.may_run(request, action)}
+        found = super().get_actions(request, **given)
+        return {name: each for name, each in found.items() if name not in denied}
 
     def get_urls(self) -> list[URLPattern]:
-        return [*map(self._path, self.verbs), *super().get_urls()]
+        return [*map(self._path, self.actions), *super().get_urls()]
 
-    def beside(self, request: HttpRequest, one: Any) -> dict[str, Any]:
-        return {**super().beside(request, one), "buttons": self._buttons(request, one)}
+    def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        return {**super().page_context(request, row), "buttons": self._buttons(request, row)}
 
-    def carry_out(
-        self, request: HttpRequest, rows: QuerySet[Any], verb: Verb, one: Model | None = None
+    def run_action(
+        self, request: HttpRequest, rows: Rows, action: Action, one: Model | None = None
     ) -> HttpResponse | None:
-        """Run the verb, or ask first. ``one`` is the object on whose page the button was."""
-        if not self.allows(request, verb):
+        """Run the action, or ask for confirmation. ``one`` is the row whose button was pressed."""
+        if not self.may_run(request, action):
             raise PermissionDenied
-        target = verb.target(rows)
+        target = action.target(rows)
         total = count(target)
-        form = verb.form(request.POST if "confirmed" in request.POST else None)
-        if verb.asks(total) and ("confirmed" not in request.POST or (form and not form.is_valid())):
-            return self._ask(request, target, total, verb, one, form)
-        given = form.cleaned_data if form else {}
-        said = _outcome(target, total, verb.act(target, *given.values()), verb, given)
-        self.message_user(request, *said)
-        if one and said[1] == messages.SUCCESS:
-            self.log_change(request, one, said[0])
+        is_confirmed = "confirmed" in request.POST
+        form = action.form(request.POST if is_confirmed else None)
+        is_complete = is_confirmed and (form is None or form.is_valid())
+        if action.needs_confirmation(total) and not is_complete:
+            return self._confirmation(request, target, total, action, one, form)
+        values = form.cleaned_data if form else {}
+        changed = action.run(target, *values.values())
+        message = _result(target, total, changed, action, values)
+        self.message_user(request, message, messages.SUCCESS if changed else messages.WARNING)
+        if one and changed:
+            self.log_change(request, one, message)
         return None
 
-    def _operate(self, request: HttpRequest, object_id: str, verb: Verb) -> HttpResponse:
-        if not self.allows(request, verb):
+    def _press(self, request: HttpRequest, object_id: str, action: Action) -> HttpResponse:
+        if not self.may_run(request, action):
             raise PermissionDenied
         one = self.get_object(request, unquote(object_id))
         if one is None:
             raise Http404
-        # After a login in between, the request is a GET without the action to run.
-        rows = self.model._default_manager.filter(pk=one.pk)
-        asked = self.carry_out(request, rows, verb, one) if request.method == "POST" else None
-        return asked or HttpResponseRedirect(self._url("change", one.pk))
+        answer = None
+        # After a login in between, the request is a GET, which must not run the action.
+        if request.method == "POST":
+            answer = self.run_action(request, self._row(one), action, one)
+        return answer or HttpResponseRedirect(self._url("change", one.pk))
 
-    def _ask(
+    def _confirmation(
         self,
         request: HttpRequest,
-        target: QuerySet[Any],
+        target: Rows,
         total: int,
-        verb: Verb,
+        action: Action,
         one: Model | None,
         form: Form | None,
     ) -> HttpResponse:
-        eligible = verb.eligible(target)
+        eligible = action.eligible(target)
         number = count(eligible)
         request.current_app = self.admin_site.name
+        question = _("%(action)s: are you sure?") % {"action": action.label}
         context = {
             **self.admin_site.each_context(request),
-            "title": verb.label if form else _("%(verb)s: are you sure?") % {"verb": verb.label},
+            "title": action.label if form else question,
             "opts": self.opts,
             "media": self.media,
-            "verb": verb,
+            "action": action,
             "form": form,
-            "what": _named(target, number),
+            "affected": _counted(target, number),
             "number": number,
-            "left": _left(total, number),
+            "unchanged": _unchanged(total, number),
             "one": one,
-            "examples": eligible[:SHOWN],
-            "more": number > SHOWN,
+            "examples": eligible[:EXAMPLES],
+            "has_more": number > EXAMPLES,
             "filters": [] if one else _filters(request),
             "fields": _fields(request),
             "back": self._url("change", one.pk) if one else request.get_full_path(),
@@ -102,21 +174,22 @@ class OperatingAdmin(ReadingAdmin):
         return TemplateResponse(request, "admin/dbqueue/confirmation.html", context)
 
     def _buttons(self, request: HttpRequest, one: Model) -> list[dict[str, Any]]:
-        """Return buttons for the verbs that the user may run and that would change a row."""
-        rows = self.model._default_manager.filter(pk=one.pk)
+        """Return buttons for the actions that the user may run and that would change a row."""
         return [
-            {"verb": verb, "url": self._url(verb.name, one.pk)}
-            for verb in self.verbs
-            if self.allows(request, verb) and verb.eligible(verb.target(rows)).exists()
+            {"action": action, "url": self._url(action.name, one.pk)}
+            for action in self.actions
+            if self.may_run(request, action)
+            and action.eligible(action.target(self._row(one))).exists()
         ]
 
-    def _path(self, verb: Verb) -> URLPattern:
-        view = self.admin_site.admin_view(partial(self._operate, verb=verb))
-        return path(
-            f"<path:object_id>/{verb.name}/",
-            view,
-            name=f"dbqueue_{self.opts.model_name}_{verb.name}",
-        )
+    def _row(self, one: Model) -> Rows:
+        rows: Rows = self.model._default_manager.filter(pk=one.pk)
+        return rows
+
+    def _path(self, action: Action) -> URLPattern:
+        view = self.admin_site.admin_view(partial(self._press, action=action))
+        name = f"dbqueue_{self.opts.model_name}_{action.name}"
+        return path(f"<path:object_id>/{action.name}/", view, name=name)
 
     def _url(self, name: str, pk: Any) -> str:
         return reverse(
@@ -126,37 +199,32 @@ class OperatingAdmin(ReadingAdmin):
         )
 
 
-def _named(rows: QuerySet[Any], number: int) -> str:
+def _counted(rows: Rows, number: int) -> str:
     opts = rows.model._meta
     return f"{number} {opts.verbose_name if number == 1 else opts.verbose_name_plural}"
 
 
-def _outcome(
-    target: QuerySet[Any], total: int, changed: int, verb: Verb, given: dict[str, Any]
-) -> tuple[str, int]:
-    if not changed:
-        return f"{_('Nothing was changed.')} {_left(total, changed)}".strip(), messages.WARNING
-    said = _("%(done)s: %(rows)s.") % {
-        "rows": _named(target, changed),
-        "done": verb.done % given if given else verb.done,
-    }
-    return f"{said} {_left(total, changed)}".strip(), messages.SUCCESS
+def _result(target: Rows, total: int, changed: int, action: Action, values: dict[str, Any]) -> str:
+    if changed:
+        done = action.done % values if values else action.done
+        text = _("%(done)s: %(rows)s.") % {"done": done, "rows": _counted(target, changed)}
+    else:
+        text = _("Nothing was changed.")
+    return f"{text} {_unchanged(total, changed)}".strip()
 
 
-def _left(total: int, changed: int) -> str:
+def _unchanged(total: int, changed: int) -> str:
     if isinstance(total, BoundedCount):
-        return _("All others are left as they are.")
+        return _("All others are unchanged.")
     left = total - changed
-    return _("Left as they are: %(count)s.") % {"count": left} if left > 0 else ""
+    return _("Unchanged: %(count)s.") % {"count": left} if left > 0 else ""
 
 
 def _filters(request: HttpRequest) -> list[tuple[str, str]]:
-    across = request.POST.get("select_across") == "1"
-    return [
-        (name, str(value))
-        for name, value in request.GET.items()
-        if across and name not in ("p", "o", "e")
-    ]
+    """Return the list's filters, if the action applies to all rows that match them."""
+    if request.POST.get("select_across") != "1":
+        return []
+    return [(name, str(value)) for name, value in request.GET.items() if name not in PAGING]
 
 
 def _fields(request: HttpRequest) -> list[tuple[str, str]]:

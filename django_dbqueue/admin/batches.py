@@ -1,152 +1,164 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, ClassVar
 from uuid import UUID
 
 from django.contrib import admin
 from django.db.models import Q, QuerySet
-from django.http import HttpRequest, HttpResponse
-from django.utils.html import format_html
-from django.utils.translation import gettext_lazy as _
+from django.http import HttpRequest
+from django.utils.html import format_html, format_html_join
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
-from ..models import Batch
-from . import columns, formatting
-from .actions import DISCARD, RETRY
-from .base_actions import OperatingAdmin
-from .batch_progress import bar, followers, numbers, unsuccessful
+from ..core.progress_value import ProgressValue
+from ..models import Batch, Job
+from ..models.bounded_count import BoundedCount
+from ..models.enums import FINISHED, UNSUCCESSFUL, State
+from . import columns, formatting, progress
+from .actions import DISCARD_BATCH, RETRY_BATCH
+from .base_actions import ActionAdmin
 from .filters import FinishedFilter
 
-DISCARD_REST = replace(
-    DISCARD,
-    label=_("Discard the rest"),
-    means=_(
-        "All of its jobs that wait are discarded. What runs already goes on, and when it has ended, the batch has finished."
-    ),
-    target=lambda batches: batches.jobs().waiting(),  # type: ignore[attr-defined]
-)
-RETRY_FAILED = replace(
-    RETRY,
-    label=_("Retry all failed jobs"),
-    means=_(
-        "A retried job is ready again. What follows a batch that has finished already does not follow once more."
-    ),
-    target=lambda batches: batches.jobs().failed(),  # type: ignore[attr-defined]
-    asks_from=1,
+# Unsuccessful states first, then the unfinished ones, then the successful one.
+STATES = (
+    State.FAILED,
+    State.DISCARDED,
+    State.RUNNING,
+    State.READY,
+    State.BLOCKED,
+    State.SCHEDULED,
+    State.SUCCESSFUL,
 )
 
 
-@admin.display(description=_("batch"))
-def described(batch: Batch) -> str:
+@admin.display(description=gettext_lazy("batch"))
+def description(batch: Batch) -> str:
     if not batch.description:
-        return formatting.brief(batch.pk)
-    return format_html("{}<br>{}", batch.description, formatting.brief(batch.pk))
+        return formatting.short_id(batch.pk)
+    return format_html("{}<br>{}", batch.description, formatting.short_id(batch.pk))
 
 
-@admin.display(description=_("id"))
-def identity(batch: Batch) -> str:
+@admin.display(description=gettext_lazy("id"))
+def full_id(batch: Batch) -> str:
     return format_html('<span class="dbq-id">{}</span>', batch.pk)
 
 
-@admin.display(description=_("state"))
+@admin.display(description=gettext_lazy("state"))
 def state(batch: Any) -> str:
     if batch.is_abandoned:
-        what = (
-            _("Finished, abandoned by its opener")
-            if batch.finished_at
-            else _("Abandoned by its opener")
-        )
-        return formatting.badge(what, "✕", "bad")
-    if batch.finished_at and any(unsuccessful(batch).values()):
-        return formatting.badge(_("Finished, not all well"), "✕", "bad")
+        text = _("Finished, abandoned") if batch.finished_at else _("Abandoned")
+        return formatting.badge(text, "✕", "bad")
+    if batch.finished_at and any(batch.jobs_by_state.get(each) for each in UNSUCCESSFUL):
+        return formatting.badge(_("Finished, not all successful"), "✕", "bad")
     if batch.finished_at:
         return formatting.badge(_("Finished"), "✓", "good")
-    return (
-        formatting.badge(_("Under way"), "▸", "runs")
-        if batch.sealed_at
-        else formatting.badge(_("Being filled"), "◷", "waits")
-    )
+    if batch.sealed_at:
+        return formatting.badge(_("In progress"), "▸", "runs")
+    return formatting.badge(_("Adding jobs"), "◷", "waits")
 
 
-@admin.display(description=_("state"))
-def state_and_bar(batch: Any) -> str:
+@admin.display(description=gettext_lazy("ended"))
+def bar(batch: Any) -> str:
+    """Return the progress bar, or a text if there are more jobs than are counted."""
+    numbers: dict[str, int] = batch.jobs_by_state
+    if any(isinstance(number, BoundedCount) for number in numbers.values()):
+        return _("too many jobs to count")
+    if not numbers:
+        return _("no jobs")
+    ended = sum(numbers.get(state, 0) for state in FINISHED)
+    return progress.bar(ProgressValue(ended, sum(numbers.values())))
+
+
+@admin.display(description=gettext_lazy("state"))
+def state_and_bar(batch: Batch) -> str:
     return format_html("{}<br>{}", state(batch), bar(batch))
 
 
+@admin.display(description=gettext_lazy("jobs"))
+def jobs(batch: Any) -> str:
+    """Return the number of jobs in each state, each linked to the jobs."""
+    badges = [
+        (each, formatting.state(f"{number} {each.label}", each))
+        for each in STATES
+        if (number := batch.jobs_by_state.get(each))
+    ]
+    links = [
+        (formatting.jobs_link(badge, batch=batch.pk, state=each.value),) for each, badge in badges
+    ]
+    return format_html_join(" ", '<span class="dbq-number">{}</span>', links) or "–"
+
+
 @admin.register(Batch)
-class BatchAdmin(OperatingAdmin):
-    hint = _(
-        "Jobs that belong together, and what follows when all of them have ended. Newest first."
-    )
-    verbs = (RETRY_FAILED, DISCARD_REST)
-    actions = ("retry", "discard")
+class BatchAdmin(ActionAdmin):
+    hint = gettext_lazy("Groups of jobs, with callbacks for when all have ended. Newest first.")
+    actions = (RETRY_BATCH, DISCARD_BATCH)
     list_display = (
-        described,
+        description,
         state_and_bar,
-        numbers,
-        columns.age("created_at", _("created")),
-        columns.age("finished_at", _("finished")),
+        jobs,
+        columns.age("created_at", gettext_lazy("created")),
+        columns.age("finished_at", gettext_lazy("finished")),
     )
     list_filter = (FinishedFilter,)
     list_per_page = 25
     ordering = ("-pk",)
     search_fields = ("description",)
-    search_help_text = _("A part of its description, or its id.")
-    fieldsets: ClassVar[Any] = (
-        (
-            None,
-            {
-                "fields": (
-                    (state, bar, identity),
-                    (
-                        columns.time("created_at", _("created")),
-                        columns.time("finished_at", _("finished")),
-                    ),
-                )
-            },
-        ),
+    search_help_text = gettext_lazy("Part of the description, or the id.")
+    times = (
+        columns.time("created_at", gettext_lazy("created")),
+        columns.time("finished_at", gettext_lazy("finished")),
     )
+    fieldsets: ClassVar[Any] = ((None, {"fields": ((state, bar, full_id), times)}),)
 
-    def completed(self, rows: list[Any]) -> list[Any]:
+    def with_details(self, rows: list[Any]) -> list[Any]:
         for batch in rows:
-            batch.tallied = batch.tally()
+            batch.jobs_by_state = batch.tally()
         return rows
-
-    def get_object(
-        self, request: HttpRequest, object_id: str, from_field: str | None = None
-    ) -> Batch | None:
-        found: Batch | None = super().get_object(request, object_id, from_field)
-        return self.completed([found])[0] if found else None
 
     def get_search_results(
         self, request: HttpRequest, rows: QuerySet[Batch], text: str
     ) -> tuple[QuerySet[Batch], bool]:
+        text = text.strip()
         try:
-            return rows.filter(pk=UUID(text.strip())), False
+            return rows.filter(pk=UUID(text)), False
         except ValueError:
-            return rows.filter(
-                Q(description__icontains=text.strip()) if text.strip() else Q()
-            ), False
+            return rows.filter(Q(description__icontains=text) if text else Q()), False
 
-    def beside(self, request: HttpRequest, one: Batch) -> dict[str, Any]:
-        may = request.user.has_perm("dbqueue.view_job")
+    def page_context(self, request: HttpRequest, row: Batch) -> dict[str, Any]:
         return {
-            **super().beside(request, one),
-            "may_view_jobs": may,
-            "numbers": numbers(one),
-            "followers": followers(one),
+            **super().page_context(request, row),
+            "may_view_jobs": request.user.has_perm("dbqueue.view_job"),
+            "jobs": jobs(row),
+            "callbacks": _callbacks(row),
         }
 
-    @admin.action(description=_("Retry all failed jobs of selected batches"), permissions=["retry"])
-    def retry(self, request: HttpRequest, rows: QuerySet[Batch]) -> HttpResponse | None:
-        return self.carry_out(request, rows, RETRY_FAILED)
 
-    @admin.action(description=_("Discard the rest of selected batches"), permissions=["discard"])
-    def discard(self, request: HttpRequest, rows: QuerySet[Batch]) -> HttpResponse | None:
-        return self.carry_out(request, rows, DISCARD_REST)
+def _callbacks(batch: Batch) -> list[dict[str, str]]:
+    """Return the callbacks, each with its job if it has been enqueued."""
+    conditions = {
+        "on_finish": _("When all jobs have ended"),
+        "on_success": _("If all jobs are successful"),
+    }
+    ids = {name: batch.follower(name) for name in conditions}
+    found = Job.objects.only("task", "state").in_bulk([pk for pk in ids.values() if pk])
+    enqueued = {str(pk): job for pk, job in found.items()}
+    return [
+        {
+            "condition": condition,
+            "task": formatting.last_part(getattr(batch, name)["task"]),
+            "job": _callback_job(batch, ids[name], enqueued),
+        }
+        for name, condition in conditions.items()
+        if getattr(batch, name)
+    ]
 
-    def has_retry_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("dbqueue.retry_job")
 
-    def has_discard_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("dbqueue.discard_job")
+def _callback_job(batch: Batch, pk: str | None, enqueued: dict[str, Job]) -> str:
+    if pk in enqueued:
+        link = formatting.link("job", pk, formatting.short_id(pk))
+        return format_html("{} {}", link, columns.state(enqueued[pk]))
+    if pk:
+        return _("Enqueued; the job has been deleted.")
+    if batch.finished_at:
+        return _("Not enqueued: not all jobs were successful.")
+    return _("Not enqueued yet.")

@@ -2,63 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django.contrib import admin
-from django.contrib.admin.utils import quote
-from django.urls import reverse
 from django.utils.html import format_html
-from django.utils.http import urlencode
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..models import Job, Process
+from ..models import Failure, Job, Process
+from ..models.pausing import Pausable
 from . import formatting
+from .base import Text
 
 # Columns of a job that lists do not read.
 NOT_LISTED = ("args", "kwargs", "result", "metadata", "limits", "pipeline")
+
+Column = Callable[[Any], str]
 
 
 @admin.display(description=gettext_lazy("job"))
 def task_and_id(job: Job) -> str:
     """Return task, id and, if there is one, key: users know the job by its key."""
-    named = formatting.short(job.task)
+    task = formatting.last_part(job.task)
     if job.key:
-        named = format_html(
-            '{} <span class="dbq-key">{}</span>', named, Truncator(key(job)).chars(60)
-        )
-    return format_html("{}<br>{}", named, formatting.brief(job.pk))
+        short_key = Truncator(key(job)).chars(60)
+        task = format_html('{} <span class="dbq-key">{}</span>', task, short_key)
+    return format_html("{}<br>{}", task, formatting.short_id(job.pk))
 
 
 @admin.display(description=gettext_lazy("job"))
 def linked_job(job: Job) -> str:
-    return format_html(
-        '<a href="{}">{}</a>', reverse("admin:dbqueue_job_change", args=[job.pk]), task_and_id(job)
-    )
+    return formatting.link("job", job.pk, task_and_id(job))
 
 
 @admin.display(description=gettext_lazy("state"))
-def state(row: Any) -> str:
+def state(row: Job | Failure) -> str:
     return formatting.state(row.get_state_display(), row.state)
 
 
 @admin.display(description=gettext_lazy("queue"))
 def linked_queue(job: Job) -> str:
-    query = urlencode({"queue": job.queue})
-    return format_html(
-        '<a href="{}?{}">{}</a>', reverse("admin:dbqueue_job_changelist"), query, job.queue
-    )
+    return formatting.jobs_link(job.queue, queue=job.queue)
 
 
 @admin.display(description=gettext_lazy("task"))
 def linked_task(job: Job) -> str:
     """Return a link to the page on which the task can be paused."""
-    return format_html(
-        '<a href="{}">{}</a>',
-        reverse("admin:dbqueue_taskstate_change", args=[quote(job.task)]),
-        job.task,
-    )
+    return formatting.link("taskstate", job.task, job.task)
 
 
 @admin.display(description=gettext_lazy("key"))
@@ -69,11 +61,7 @@ def key(job: Job) -> str:
 
 @admin.display(description=gettext_lazy("batch"))
 def linked_batch(job: Job) -> str:
-    if job.batch is None:
-        return "–"
-    return format_html(
-        '<a href="{}">{}</a>', reverse("admin:dbqueue_batch_change", args=[job.batch.pk]), job.batch
-    )
+    return formatting.link("batch", job.batch.pk, job.batch) if job.batch else "–"
 
 
 @admin.display(description=gettext_lazy("state"))
@@ -81,48 +69,42 @@ def paused(row: Any) -> str:
     """Return whether a queue or a task is paused, as a badge."""
     if not row.is_paused(row.seen_at):
         return formatting.badge(_("Active"), "▸", "good")
-    return format_html("{} {}", formatting.badge(_("Paused"), "‖", "waits"), span_of_pause(row))
+    return format_html("{} {}", formatting.badge(_("Paused"), "‖", "waits"), pause_span(row))
 
 
-def span_of_pause(row: Any) -> str:
+def pause_span(row: Pausable) -> str:
     """Return the start of a pause, and its end if known."""
+    start = formatting.timestamp(row.paused_at)
     if row.resume_at is None:
-        return format_html(_("since {}"), formatting.moment(row.paused_at))
-    return format_html(
-        _("since {}, until {}"), formatting.moment(row.paused_at), formatting.moment(row.resume_at)
-    )
+        return format_html(_("since {}"), start)
+    return format_html(_("since {}, until {}"), start, formatting.timestamp(row.resume_at))
 
 
 @admin.display(description=gettext_lazy("attempts"))
 def attempts(job: Job) -> str:
-    said = str(job.attempt - job.attempts_before)
+    text = str(job.attempt - job.attempts_before)
     if job.failures:
-        said = _("%(attempts)s (%(failures)d failed)") % {
-            "attempts": said,
+        text = _("%(attempts)s (%(failures)d failed)") % {
+            "attempts": text,
             "failures": job.failures,
         }
-    return (
-        _("%(attempts)s, and %(before)d before it was asked for again")
-        % {"attempts": said, "before": job.attempts_before}
-        if job.attempts_before
-        else said
-    )
-
-
-@admin.display(description=gettext_lazy("enqueued"))
-def enqueued(job: Job) -> str:
-    return formatting.ago(job.enqueued_at)
+    if job.attempts_before:
+        text = _("%(attempts)s, and %(before)d before it was re-enqueued") % {
+            "attempts": text,
+            "before": job.attempts_before,
+        }
+    return text
 
 
 @admin.display(description=gettext_lazy("last error"))
 def last_error(job: Any) -> str:
-    """Return the error of the newest attempt, from the columns that the list adds."""
+    """Return the error of the last attempt, from the columns that the list adds."""
     if not job.error:
         return ""
     return format_html(
         '{}<br><span class="dbq-quiet dbq-said">{}</span>',
-        formatting.short(job.error),
-        job.said[:100],
+        formatting.last_part(job.error),
+        job.error_message[:100],
     )
 
 
@@ -146,19 +128,17 @@ def owner(job: Any) -> str:
         return "–"
     if job.process is None:
         return formatting.badge(_("Gone"), "✕", "bad")
-    return format_html(
-        "{} {}", formatting.alive(job.process.is_alive(job.seen_at)), linked_process(job.process)
-    )
+    is_alive = formatting.alive(job.process.is_alive(job.seen_at))
+    return format_html("{} {}", is_alive, linked_process(job.process))
 
 
 @admin.display(description=gettext_lazy("process"))
 def owner_and_heartbeat(job: Any) -> str:
     if job.process is None:
         return owner(job)
-    said = format_html(
-        _("last heartbeat {}"), formatting.ago(job.process.heartbeat_at, job.seen_at)
-    )
-    return format_html('{}<br><span class="dbq-quiet">{}</span>', owner(job), said)
+    last = formatting.ago(job.process.heartbeat_at, job.seen_at)
+    text = format_html(_("last heartbeat {}"), last)
+    return format_html("{}<br>{}", owner(job), formatting.quiet(text))
 
 
 @admin.display(description=gettext_lazy("last heartbeat"))
@@ -172,34 +152,28 @@ def alive(process: Any) -> str:
 
 
 def linked_process(process: Process) -> str:
-    address = reverse("admin:dbqueue_process_change", args=[process.pk])
-    return format_html('<a href="{}">{}</a>', address, formatting.process(process.name))
+    return formatting.link("process", process.pk, formatting.process(process.name))
 
 
-def time(name: str, description: Any) -> Any:
+def time(name: str, description: Text) -> Column:
     """Return a column for a time field: the exact time, and its age."""
 
-    @admin.display(description=description)
+    @admin.display(description=description)  # type: ignore[arg-type]
     def column(row: Any) -> str:
         value = getattr(row, name)
-        return (
-            format_html(
-                '{} <span class="dbq-quiet">({})</span>',
-                formatting.moment(value),
-                formatting.ago(value),
-            )
-            if value
-            else "–"
-        )
+        if not value:
+            return "–"
+        relative = format_html("({})", formatting.ago(value))
+        return format_html("{} {}", formatting.timestamp(value), formatting.quiet(relative))
 
     column.__name__ = name
     return column
 
 
-def age(name: str, description: Any) -> Any:
+def age(name: str, description: Text) -> Column:
     """Return a column for a time field: its age."""
 
-    @admin.display(description=description)
+    @admin.display(description=description)  # type: ignore[arg-type]
     def column(row: Any) -> str:
         return formatting.ago(getattr(row, name))
 

@@ -1,4 +1,4 @@
-"""Options for the pages: those of the first backend that stores its jobs in a database."""
+"""Options of the pages: those of the first database backend of the project."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ def backend() -> DatabaseBackend | None:
 
 
 def alias_for(row: RecurringTask) -> str | None:
-    """Return the backend through which a recurring task is enqueued.
+    """Return the alias of the backend that enqueues a recurring task.
 
-    It is this queue's backend for a command, and the task's own (None) for a task.
+    A command has the first backend; a task has its own (None).
     """
     first = backend()
     return first.alias if first and row.command else None
 
 
 def limit_of(queue: Queue) -> int | None:
-    """Return the concurrency limit of a queue: an operator's, or that of the settings."""
+    """Return the limit of a queue: the operator's, or the one from the settings."""
     first = backend()
     return queue.limit or (first.options_of(queue.name).limit if first else None)
 

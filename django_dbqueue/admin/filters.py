@@ -8,7 +8,8 @@ from uuid import UUID
 
 from django.contrib.admin import ModelAdmin, SimpleListFilter
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.db.models import QuerySet
+from django.contrib.admin.views.main import ChangeList
+from django.db.models import Model, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
@@ -23,58 +24,54 @@ class Filter(SimpleListFilter):
     field: str
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> Choices:
-        choices = list(self.found())
+        choices = list(self.options(model_admin.model))
         value = self.value()
-        return (
-            choices
-            if value in (None, *(choice for choice, word in choices))
-            else [(value, value), *choices]
-        )
+        is_known = value in (None, *(choice for choice, _text in choices))
+        return choices if is_known else [(value, value), *choices]
 
-    def found(self) -> Choices:
-        raise NotImplementedError
+    def options(self, model: Any) -> Choices:
+        return []
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset if self.value() is None else queryset.filter(**{self.field: self.value()})
 
 
-class JobStateFilter(Filter):
+class StateFilter(Filter):
     title, parameter_name, field = _("state"), "state", "state"
 
-    def found(self) -> Choices:
-        return Job.State.choices
+    def options(self, model: type[Job | Failure]) -> Choices:
+        return model.State.choices
 
 
 class QueueFilter(Filter):
     title, parameter_name, field = _("queue"), "queue", "queue"
 
-    def found(self) -> Choices:
-        return [
-            (name, name)
-            for name in Queue.objects.order_by("name").values_list("name", flat=True)[:100]
-        ]
+    def options(self, model: Any) -> Choices:
+        names = Queue.objects.order_by("name").values_list("name", flat=True)[:100]
+        return [(name, name) for name in names]
 
 
 class TaskFilter(Filter):
     title, parameter_name, field = _("task"), "task", "task"
 
-    def found(self) -> Choices:
+    def options(self, model: Any) -> Choices:
         named = [(task, task.rpartition(".")[2]) for task in Job.objects.recent_tasks()]
         return sorted(named, key=lambda choice: choice[1])
 
 
 class IdFilter(SimpleListFilter):
-    """Filter by an object that other pages link to by its id; shown only while in use."""
+    """Filter by the id of a row that links here from its page; shown only while in use."""
 
-    model: Any
+    model: type[Model]
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> Choices:
         if self.value() is None:
             return []
-        return [(self.value(), self.model.objects.filter(pk=self.number).first() or self.value())]
+        row = self.model._default_manager.filter(pk=self.pk).first()
+        return [(self.value(), row or self.value())]
 
     @property
-    def number(self) -> Any:
+    def pk(self) -> Any:
         value = self.value() or ""
         if not (value.isascii() and value.isdigit() and len(value) < 19):
             raise IncorrectLookupParameters
@@ -87,59 +84,54 @@ class FailureFilter(IdFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
         if self.value() is None:
             return queryset
-        return queryset.filter(pk__in=Execution.objects.filter(failure=self.number).values("job"))
+        return queryset.filter(pk__in=Execution.objects.filter(failure=self.pk).values("job"))
 
 
 class ProcessFilter(IdFilter):
     title, parameter_name, model = _("process"), "process", Process
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return queryset if self.value() is None else queryset.running().filter(process=self.number)  # type: ignore[attr-defined]
+    def queryset(self, request: HttpRequest, queryset: Any) -> QuerySet[Job]:
+        if self.value() is None:
+            return queryset  # type: ignore[no-any-return]
+        return queryset.running().filter(process=self.pk)  # type: ignore[no-any-return]
 
 
 class BatchFilter(IdFilter):
     title, parameter_name, model = _("batch"), "batch", Batch
 
     @property
-    def number(self) -> Any:
+    def pk(self) -> UUID:
         try:
             return UUID(self.value() or "")
         except ValueError:
             raise IncorrectLookupParameters from None
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
-        return queryset if self.value() is None else queryset.filter(batch=self.number)
+        return queryset if self.value() is None else queryset.filter(batch=self.pk)
 
 
 class LimitFilter(Filter):
-    """Filter by the key of a limit that jobs wait for; shown only while in use."""
+    """Filter by the limit that jobs are waiting on; shown only while in use."""
 
-    title, parameter_name, field = _("waits for"), "waits_for", "blocked_by"
+    title, parameter_name, field = _("waiting on limit"), "waits_for", "blocked_by"
 
-    def found(self) -> Choices:
-        return []
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        # Only blocked jobs wait for a limit, and the index contains no others.
-        return super().queryset(
-            request, queryset if self.value() is None else queryset.filter(state=Job.State.BLOCKED)
-        )
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        # All waiting jobs are blocked, and the index contains only blocked jobs.
+        blocked = queryset if self.value() is None else queryset.filter(state=Job.State.BLOCKED)
+        return super().queryset(request, blocked)
 
 
-class WaitedForFilter(SimpleListFilter):
-    """Show only the limits that jobs wait for, unless another choice is made.
+class WaitingJobsFilter(SimpleListFilter):
+    """Show only limits with waiting jobs by default: there may be a limit for each customer."""
 
-    There may be one of the other limits for each customer.
-    """
-
-    title, parameter_name = _("which"), "which"
+    title, parameter_name = _("limits"), "which"
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> Choices:
         return [("all", _("All in use"))]
 
-    def choices(self, changelist: Any) -> Iterator[Any]:
-        of_all, *rest = super().choices(changelist)
-        yield {**of_all, "display": _("Waited for")}
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        default, *rest = super().choices(changelist)
+        yield {**default, "display": _("With waiting jobs")}
         yield from rest
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
@@ -153,18 +145,9 @@ class FinishedFilter(SimpleListFilter):
         return [("no", _("No")), ("yes", _("Yes"))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return (
-            queryset
-            if self.value() is None
-            else queryset.filter(finished_at__isnull=self.value() == "no")
-        )
-
-
-class FailureStateFilter(Filter):
-    title, parameter_name, field = _("state"), "state", "state"
-
-    def found(self) -> Choices:
-        return Failure.State.choices
+        if self.value() is None:
+            return queryset
+        return queryset.filter(finished_at__isnull=self.value() == "no")
 
 
 class LastSeenFilter(SimpleListFilter):

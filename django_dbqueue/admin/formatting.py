@@ -1,4 +1,4 @@
-"""Formatting of values on every page: states, times, durations, JSON.
+"""Formatting of values on every page: states, times, durations, schedules, JSON, links.
 
 Values that come from jobs are text, and are escaped.
 """
@@ -8,18 +8,26 @@ from __future__ import annotations
 import json
 from datetime import datetime, timedelta, timezone
 from typing import Any
+from uuid import UUID
 
+from django.conf import settings
+from django.contrib.admin.utils import quote
+from django.urls import reverse
 from django.utils.formats import date_format
 from django.utils.html import format_html
+from django.utils.http import urlencode
 from django.utils.timezone import is_aware, localtime
 from django.utils.translation import gettext as _
 
-from ..models import Execution, Failure, Job
+from ..exceptions import InvalidSchedule
+from ..models import Execution, Failure, Job, RecurringTask
+from ..recurrence.cron_syntax import checked
+from .base import Text
 
 LONGEST_JSON = 50_000
 
-# Icon and tone of each badge: never a colour alone.
-LOOKS = {
+# Icon and tone of each state: never a colour alone.
+BADGES: dict[str, tuple[str, str]] = {
     Job.State.SCHEDULED: ("◷", "waits"),
     Job.State.BLOCKED: ("⊘", "waits"),
     Job.State.READY: ("○", "waits"),
@@ -37,18 +45,18 @@ LOOKS = {
 }
 
 
-def badge(word: Any, icon: str, tone: str) -> str:
+def badge(text: Text, icon: str, tone: str) -> str:
     return format_html(
         '<span class="dbq-badge dbq-{}"><span aria-hidden="true">{}</span> {}</span>',
         tone,
         icon,
-        word,
+        text,
     )
 
 
-def state(word: Any, value: str) -> str:
-    """Return the badge of a state or an outcome. Outcomes that end a job look like its state."""
-    return badge(word, *LOOKS.get(value, ("●", "quiet")))  # type: ignore[call-overload]
+def state(text: Text, value: str) -> str:
+    """Return the badge of a state or an outcome. An outcome looks like the state of that name."""
+    return badge(text, *BADGES.get(value, ("●", "quiet")))
 
 
 def alive(is_alive: bool) -> str:
@@ -57,11 +65,16 @@ def alive(is_alive: bool) -> str:
     return badge(_("Silent"), "✕", "bad")
 
 
-def moment(time: datetime | None) -> str:
+def quiet(text: object) -> str:
+    """Return secondary text."""
+    return format_html('<span class="dbq-quiet">{}</span>', text)
+
+
+def timestamp(time: datetime | None) -> str:
     """Format a time as local time, with UTC as its title."""
     if time is None:
         return "–"
-    return _time(time, date_format(localtime(time) if is_aware(time) else time, "Y-m-d H:i:s"))
+    return _tag(time, date_format(localtime(time) if is_aware(time) else time, "Y-m-d H:i:s"))
 
 
 def ago(time: datetime | None, now: datetime | None = None) -> str:
@@ -69,11 +82,10 @@ def ago(time: datetime | None, now: datetime | None = None) -> str:
     if time is None:
         return "–"
     passed = (now or datetime.now(time.tzinfo)) - time
-    said = _("%(time)s ago") if passed >= timedelta() else _("in %(time)s")
-    # Whole seconds: by the time the page is read, it is older than a fraction of a second.
-    return _time(
-        time, said % {"time": duration(timedelta(seconds=round(abs(passed).total_seconds())))}
-    )
+    text = _("%(time)s ago") if passed >= timedelta() else _("in %(time)s")
+    # Whole seconds: a fraction has passed before the page is read.
+    seconds = timedelta(seconds=round(abs(passed).total_seconds()))
+    return _tag(time, text % {"time": duration(seconds)})
 
 
 def duration(length: timedelta) -> str:
@@ -95,33 +107,82 @@ def _both(large: str, small: str, number: float) -> str:
     return f"{large} {small % number}" if number >= 1 else large
 
 
-def pretty(value: Any) -> str:
-    """Format JSON for reading; only the beginning if it is very long."""
+def schedule(row: RecurringTask) -> str:
+    """Describe the schedule of a recurring task."""
+    if row.every is not None:
+        text = _("every %(time)s, from the end of a run") if row.drift else _("every %(time)s")
+        return text % {"time": duration(row.every)}
+    return f"{_cron(row.cron)} ({row.timezone or settings.TIME_ZONE})"
+
+
+def _cron(expression: str) -> str:
+    """Describe a cron expression, or return it if it has no short description."""
+    try:
+        fields = checked(expression).split()
+    except InvalidSchedule:
+        return expression
+    match fields:
+        case ["*", "*", "*", "*", "*"]:
+            return _("every minute")
+        case [minute, "*", "*", "*", "*"] if minute.startswith("*/") and 60 % int(minute[2:]) == 0:
+            return _("every %d minutes") % int(minute[2:])
+        case [minute, "*", "*", "*", "*"] if minute.isdigit():
+            return _("hourly, at minute %d") % int(minute)
+        case [minute, hour, day, "*", weekday] if minute.isdigit() and hour.isdigit():
+            time = f"{int(hour):02}:{int(minute):02}"
+            if (day, weekday) == ("*", "*"):
+                return _("daily at %(time)s") % {"time": time}
+            if day == "*":
+                return _("%(days)s at %(time)s") % {"days": weekday, "time": time}
+            if day.isdigit() and weekday == "*":
+                return _("monthly on day %(day)s at %(time)s") % {"day": day, "time": time}
+    return expression
+
+
+def json_text(value: object) -> str:
+    """Format a value as indented JSON; only the beginning if it is very long."""
     text = json.dumps(value, indent=2, ensure_ascii=False, default=repr)
     if len(text) > LONGEST_JSON:
         text = text[:LONGEST_JSON] + "\n[…]"
     return format_html('<pre class="dbq-text">{}</pre>', text)
 
 
-def short(path: str) -> str:
+def last_part(path: str) -> str:
     """Return the last part of a dotted path, with the path as its title."""
     return format_html('<span title="{}">{}</span>', path, path.rpartition(".")[2])
 
 
 def process(name: str) -> str:
-    """Format a process's name. It is long, so lines may break where its parts begin."""
+    """Format the name of a process. Lines may break between its parts."""
     role, at, place = name.partition("@")
     host, colon, rest = place.partition(":")
     return format_html("{}{}<wbr>{}<wbr>{}{}", role, at, host, colon, rest)
 
 
-def brief(pk: Any) -> str:
+def short_id(pk: UUID | str) -> str:
     """Shorten an id to its beginning (the time) and its unique end, with the id as its title."""
     text = str(pk)
     return format_html('<span class="dbq-id" title="{}">{}…{}</span>', text, text[:8], text[-8:])
 
 
-def _time(time: datetime, text: str) -> str:
+def link(model: str, pk: UUID | int | str, text: object) -> str:
+    """Return a link to the page of a row."""
+    address = reverse(f"admin:dbqueue_{model}_change", args=[quote(pk)])
+    return format_html('<a href="{}">{}</a>', address, text)
+
+
+def jobs_link(text: object, **filters: Any) -> str:
+    """Return a link to the list of jobs with these filters."""
+    address = reverse("admin:dbqueue_job_changelist")
+    return format_html('<a href="{}?{}">{}</a>', address, urlencode(filters), text)
+
+
+def job_count(number: int, **filters: Any) -> str:
+    """Return a number of jobs, with a link to them if there are any."""
+    return jobs_link(number, **filters) if number else "0"
+
+
+def _tag(time: datetime, text: str) -> str:
     exact = (
         time.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
         if is_aware(time)

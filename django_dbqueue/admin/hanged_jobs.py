@@ -14,61 +14,55 @@ from ..models import HangedJob
 from ..models.enums import OnLost
 from ..models.expressions import Now
 from . import columns
-from .base import ReadingAdmin
+from .base import ReadOnlyAdmin
 from .config import options
 from .filters import QueueFilter
 from .formatting import duration
 
 
-@admin.display(description=gettext_lazy("what will happen"))
-def prospect(job: Any) -> str:
-    if job.stop_asked_at:
+@admin.display(description=gettext_lazy("what happens next"))
+def outlook(job: Any) -> str:
+    if job.stop_requested_at:
         return _("It is being stopped.")
     if job.process and job.process.is_alive(job.seen_at):
-        return _("It runs on until it ends, or is stopped. Its page shows where it is.")
+        return _("It runs until it ends or is stopped. Its page shows its stack trace.")
     if job.on_lost == OnLost.FAIL:
-        return _(
-            "Its process is dead: it is recorded as lost, and fails, as it must not run twice."
-        )
-    return _("Its process is dead: it is recorded as lost, and runs again.")
+        return _("Its process is dead. The attempt is lost, and the job fails: it runs only once.")
+    return _("Its process is dead. The attempt is lost, and the job is retried.")
 
 
 @admin.register(HangedJob)
-class HangedJobAdmin(ReadingAdmin):
+class HangedJobAdmin(ReadOnlyAdmin):
     list_display = (
         columns.linked_job,
         "queue",
         columns.running_for,
         columns.owner_and_heartbeat,
-        prospect,
+        outlook,
     )
     list_display_links = None
     list_filter = (QueueFilter,)
     ordering = ("started_at", "pk")
 
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+    def get_queryset(self, request: HttpRequest) -> QuerySet[HangedJob]:
         rows: Any = super().get_queryset(request)
-        longest, own = (
-            options().hanged_after,
-            {queue: options().of(queue).hanged_after for queue in options().per_queue},
-        )
-        hanged = rows.hanged(after_seconds=longest, by_queue=own)
+        config = options()
+        by_queue = {queue: config.of(queue).hanged_after for queue in config.per_queue}
+        hanged = rows.hanged(after_seconds=config.hanged_after, by_queue=by_queue)
         return hanged.select_related("process").annotate(seen_at=Now())  # type: ignore[no-any-return]
 
-    def listed(self, rows: QuerySet[Any]) -> QuerySet[Any]:
+    def list_queryset(self, rows: QuerySet[HangedJob]) -> QuerySet[HangedJob]:
         return rows.defer(*columns.NOT_LISTED)
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         hint = _(
-            "Jobs that have been running for more than {} (or what their queue allows), or for many times as long as usual, "
-            "or whose process no longer says that it is alive."
+            "Jobs that have been running for more than {} (or the limit of their queue) "
+            "or for many times as long as usual, or whose process sends no heartbeat."
         )
-        context = {
-            "hint": hint.format(duration(timedelta(seconds=options().hanged_after))),
-            **(extra_context or {}),
-        }
+        limit = duration(timedelta(seconds=options().hanged_after))
+        context = {"hint": hint.format(limit), **(extra_context or {})}
         return super().changelist_view(request, context)
 
     def change_view(
@@ -78,7 +72,7 @@ class HangedJobAdmin(ReadingAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        """Redirect to the job's page, which also shows a job that does not hang any more."""
+        """Redirect to the job's page, which also shows a job that no longer hangs."""
         return HttpResponseRedirect(
             reverse("admin:dbqueue_job_change", args=[object_id], current_app=self.admin_site.name)
         )

@@ -1,26 +1,24 @@
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from django.contrib import admin
 from django.db.models import OuterRef, QuerySet, Subquery
 from django.http import HttpRequest
-from django.urls import reverse
 from django.utils.html import format_html
-from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..limits import RATE
 from ..models import Job, Semaphore, Slot
 from ..models.bounded_count import count
 from ..models.expressions import Now
 from . import columns, formatting
-from .base import ReadingAdmin
-from .filters import WaitedForFilter
-from .limit_text import taken as said_taken
-from .limit_text import terms
+from .base import ReadOnlyAdmin
+from .filters import WaitingJobsFilter
 
-SHOWN = 20
+MOST_JOBS = 20
 
 
 @admin.display(description=gettext_lazy("limit"))
@@ -30,84 +28,127 @@ def name(row: Semaphore) -> str:
 
 @admin.display(description=gettext_lazy("allows"))
 def allows(row: Semaphore) -> str:
-    return terms(row.most, row.every, row.burst)
+    return _rule(row.most, row.every, row.burst)
 
 
 @admin.display(description=gettext_lazy("now"))
-def taken(row: Any) -> str:
+def usage(row: Any) -> str:
     if row.every and row.earliest and row.earliest > row.seen_at:
-        return format_html(_("the next starts {}"), formatting.ago(row.earliest, row.seen_at))
-    return said_taken(row.number, row.most)
+        return format_html(_("next start {}"), formatting.ago(row.earliest, row.seen_at))
+    return _taken(row.taken_slots, row.most)
 
 
-@admin.display(description=gettext_lazy("jobs that wait"))
-def waiting(row: Any) -> Any:
-    if not row.waits:
-        return 0
-    query = urlencode({"waits_for": row.pk})
-    return format_html(
-        '<a href="{}?{}">{}</a>', reverse("admin:dbqueue_job_changelist"), query, str(row.waits)
-    )
+@admin.display(description=gettext_lazy("waiting jobs"))
+def waiting(row: Any) -> str:
+    return formatting.job_count(row.waiting_jobs, waits_for=row.pk)
 
 
-@admin.display(description=gettext_lazy("next in line, enqueued"))
-def next_in_line(row: Any) -> str:
-    return formatting.ago(row.next_since, row.seen_at)
+@admin.display(description=gettext_lazy("next job, enqueued"))
+def next_job(row: Any) -> str:
+    return formatting.ago(row.next_enqueued_at, row.seen_at)
 
 
 @admin.register(Semaphore)
-class SemaphoreAdmin(ReadingAdmin):
+class SemaphoreAdmin(ReadOnlyAdmin):
     hint = gettext_lazy(
-        "What keeps jobs waiting: so many at a time, or in a time. Whoever ends gives room to the next in line."
+        "Concurrency and rate limits with waiting jobs. When a job finishes, the next one starts."
     )
-    list_display = (name, allows, taken, waiting, next_in_line)
-    list_filter = (WaitedForFilter,)
+    list_display = (name, allows, usage, waiting, next_job)
+    list_filter = (WaitingJobsFilter,)
     list_per_page = 25
     ordering = ("pk",)
     search_fields = ("key",)
-    fieldsets: ClassVar[Any] = ((None, {"fields": ((allows, taken), (waiting, next_in_line))}),)
+    fieldsets: ClassVar[Any] = ((None, {"fields": ((allows, usage), (waiting, next_job))}),)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Semaphore]:
         rows: QuerySet[Semaphore] = super().get_queryset(request)
         first = Job.objects.waiting_for(OuterRef("pk")).values("enqueued_at")[:1]
-        return rows.annotate(seen_at=Now(), next_since=Subquery(first))
+        return rows.annotate(seen_at=Now(), next_enqueued_at=Subquery(first))
 
-    def completed(self, rows: list[Any]) -> list[Any]:
-        numbers = Slot.objects.count_by_key(row.pk for row in rows)
+    def with_details(self, rows: list[Any]) -> list[Any]:
+        taken = Slot.objects.count_by_key(row.pk for row in rows)
         for row in rows:
-            row.number, row.waits = (
-                numbers[row.pk],
-                count(Job.objects.waiting_for(row.pk), "blocked_by", "-priority", "id"),
-            )
+            blocked = Job.objects.waiting_for(row.pk)
+            row.taken_slots = taken[row.pk]
+            row.waiting_jobs = count(blocked, "blocked_by", "-priority", "id")
         return rows
 
-    def get_object(
-        self, request: HttpRequest, object_id: str, from_field: str | None = None
-    ) -> Semaphore | None:
-        found: Semaphore | None = super().get_object(request, object_id, from_field)
-        return self.completed([found])[0] if found else None
-
-    def beside(self, request: HttpRequest, one: Semaphore) -> dict[str, Any]:
-        taken = Slot.objects.taken().filter(semaphore=one.pk).select_related("job")
-        held = taken.order_by("job__started_at", "slot_group", "-job__priority", "job")[:SHOWN]
-        line = Job.objects.waiting_for(one.pk).defer(*columns.NOT_LISTED)[:SHOWN]
-        shown = {
+    def page_context(self, request: HttpRequest, row: Semaphore) -> dict[str, Any]:
+        taken = Slot.objects.taken().filter(semaphore=row.pk).select_related("job")
+        slots = taken.order_by("job__started_at", "slot_group", "-job__priority", "job")[:MOST_JOBS]
+        blocked = Job.objects.waiting_for(row.pk).defer(*columns.NOT_LISTED)[:MOST_JOBS]
+        return {
+            **super().page_context(request, row),
             "holders": [
                 {
-                    **_row(slot.job, slot.job.started_at),
+                    **_job(slot.job, slot.job.started_at),
                     "is_behind": before is not None and before.slot_group == slot.slot_group,
                 }
-                for before, slot in zip([None, *held], held, strict=False)
+                for before, slot in zip([None, *slots], slots, strict=False)
             ],
-            "line": [_row(job, job.enqueued_at) for job in line],
+            "waiting": [_job(job, job.enqueued_at) for job in blocked],
             "may_view_jobs": request.user.has_perm("dbqueue.view_job"),
         }
-        return {**super().beside(request, one), **shown}
 
 
-def _row(job: Job, since: Any) -> dict[str, Any]:
+def _job(job: Job, since: datetime | None) -> dict[str, Any]:
     return {
         "job": columns.linked_job(job),
         "since": formatting.ago(since),
         "priority": job.priority,
     }
+
+
+def limits_of(job: Job, linked: bool) -> list[str]:
+    """Return the limits of a job, each with its current use, in two queries."""
+    if not job.limits:
+        return []
+    keys = [limit["key"] for limit in job.limits]
+    rows, taken = Semaphore.objects.in_bulk(keys), Slot.objects.count_by_key(keys)
+    return [
+        _limit(limit, rows.get(limit["key"]), taken[limit["key"]], linked) for limit in job.limits
+    ]
+
+
+def _limit(limit: dict[str, Any], row: Semaphore | None, taken: int, linked: bool) -> str:
+    """Return the text for one limit of a job.
+
+    The values of the row apply. Without a row, as long as no job was claimed, those of the job
+    apply.
+    """
+    every = timedelta(seconds=limit["every"]) if "every" in limit else None
+    most, every, burst = (
+        (row.most, row.every, row.burst)
+        if row
+        else (limit.get("most"), every, limit.get("burst", 1))
+    )
+    label: str = format_html("<strong>{}</strong>", limit_name(limit["key"]))
+    if row and linked:
+        label = formatting.link("semaphore", row.pk, label)
+    text = format_html("{}: {}", label, _rule(most, every, burst))
+    if most is not None:
+        text = format_html("{} {}", text, _taken(taken, most))
+    if limit.get("discard"):
+        text = format_html("{}, {}", text, _("discarded if the limit is reached"))
+    return text
+
+
+def limit_name(key: str) -> str:
+    return key.removeprefix(RATE)
+
+
+def _rule(most: int | None, every: timedelta | None, burst: int) -> str:
+    if most is not None:
+        return _("%d at a time") % most
+    text = _("one every %s") % formatting.duration(every or timedelta())
+    return _("%(rate)s, burst of %(burst)d") % {"rate": text, "burst": burst} if burst > 1 else text
+
+
+def _taken(number: int, most: int | None) -> str:
+    """Return the number of taken slots out of all; none for a rate, which holds no slots."""
+    if most is None:
+        return "–"
+    text = _("%(number)d of %(most)d taken") % {"number": number, "most": most}
+    if number >= most:
+        return formatting.badge(text, "⊘", "waits")
+    return formatting.badge(text, "○", "good")

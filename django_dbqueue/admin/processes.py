@@ -5,13 +5,11 @@ from typing import Any, ClassVar
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.urls import reverse
-from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Job, Process
 from . import columns, formatting
-from .base import ReadingAdmin
+from .base import ReadOnlyAdmin
 
 
 @admin.display(description=_("name"))
@@ -21,11 +19,8 @@ def name(process: Process) -> str:
 
 
 @admin.display(description=_("running jobs"))
-def running(process: Any) -> Any:
-    if not process.running:
-        return 0
-    address = reverse("admin:dbqueue_job_changelist")
-    return format_html('<a href="{}?process={}">{}</a>', address, process.pk, process.running)
+def running(process: Any) -> str:
+    return formatting.job_count(process.running, process=process.pk)
 
 
 @admin.display(description=_("supervisor"))
@@ -35,13 +30,14 @@ def supervisor(process: Process) -> str:
 
 @admin.display(description=_("details"))
 def details(process: Process) -> str:
-    return formatting.pretty(process.details)
+    return formatting.json_text(process.details)
 
 
 @admin.register(Process)
-class ProcessAdmin(ReadingAdmin):
+class ProcessAdmin(ReadOnlyAdmin):
     hint = _(
-        "What runs the jobs. A process that is silent for too long is taken for dead, and its jobs are recovered."
+        "Workers, dispatchers and supervisors. "
+        "A process without a heartbeat is declared dead, and its jobs are recovered."
     )
     list_display = (
         name,
@@ -70,14 +66,8 @@ class ProcessAdmin(ReadingAdmin):
         rows: Any = super().get_queryset(request)
         return rows.select_related("supervisor").seen()  # type: ignore[no-any-return]
 
-    def completed(self, rows: list[Any]) -> list[Any]:
+    def with_details(self, rows: list[Any]) -> list[Any]:
         numbers = Job.objects.count_running()
         for process in rows:
             process.running = numbers.get(process.pk, 0)
         return rows
-
-    def get_object(
-        self, request: HttpRequest, object_id: str, from_field: str | None = None
-    ) -> Process | None:
-        found = super().get_object(request, object_id, from_field)
-        return self.completed([found])[0] if found else None

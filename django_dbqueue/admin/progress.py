@@ -1,4 +1,4 @@
-"""Progress that a job has reported: a bar, and in words."""
+"""Progress that a job has reported, as a bar and as text."""
 
 from __future__ import annotations
 
@@ -16,60 +16,60 @@ from ..models import Job
 from ..models.enums import WAITING, State
 from ..models.progress import progress_of
 from . import columns, formatting
-from .limit_text import named
+from .limits import limit_name
 
 
 @admin.display(description=gettext_lazy("state"))
 def state_and_progress(job: Job) -> str:
-    """Return the state of a job, and for a running job its progress.
+    """Return the state of a job, with its progress while it runs.
 
-    Earlier progress is on the job's page only. For a waiting job, return the cause of
-    the wait, or that the job has expired.
+    A waiting job has the reason for the wait instead, or the text that it has expired.
     """
-    beneath = _beneath(job)
-    return format_html("{}<br>{}", columns.state(job), beneath) if beneath else columns.state(job)
+    detail = _detail(job)
+    return format_html("{}<br>{}", columns.state(job), detail) if detail else columns.state(job)
 
 
-def _beneath(job: Any) -> str:
+def _detail(job: Any) -> str:
     if job.state == State.RUNNING and (progress := progress_of(job)):
         return bar(progress.value)
     if job.state in WAITING and job.expires_at and job.expires_at <= job.seen_at:
-        return format_html('<span class="dbq-quiet">{}</span>', _("expired"))
+        return formatting.quiet(_("expired"))
     if job.state == State.SCHEDULED:
         return formatting.ago(job.run_after, job.seen_at)
     if job.state == State.BLOCKED:
-        return format_html(
-            '<span class="dbq-quiet">{}</span>', Truncator(named(job.blocked_by)).chars(60)
-        )
+        return formatting.quiet(Truncator(limit_name(job.blocked_by)).chars(60))
     return ""
 
 
-def described(job: Any) -> str:
+def summary(job: Any) -> str:
     """Return the progress for the job's page; empty if the job has not reported any."""
     progress = progress_of(job)
     if progress is None:
         return ""
-    noted, when = progress.value, formatting.ago(progress.noted_at, job.seen_at)
-    return format_html('{} {} <span class="dbq-quiet">({})</span>', bar(noted), noted.note, when)
+    value = progress.value
+    when = format_html("({})", formatting.ago(progress.updated_at, job.seen_at))
+    return format_html("{} {} {}", bar(value), value.note, formatting.quiet(when))
 
 
-def bar(noted: ProgressValue) -> str:
+def bar(value: ProgressValue) -> str:
     """Return the progress bar, or a text if the total is unknown."""
-    said = _said(noted)
-    if noted.fraction is None:
-        return format_html('<span class="dbq-quiet">{}</span>', said)
-    value = f"{noted.fraction:.4f}"
+    text = _text(value)
+    if value.fraction is None:
+        return formatting.quiet(text)
     return format_html(
-        '<progress class="dbq-bar" value="{}" aria-label="{}"></progress> {}', value, said, said
+        '<progress class="dbq-bar" value="{}" aria-label="{}"></progress> {}',
+        f"{value.fraction:.4f}",
+        text,
+        text,
     )
 
 
-def _said(noted: ProgressValue) -> str:
-    done = number_format(noted.done, force_grouping=True)
-    if noted.total is None:
+def _text(value: ProgressValue) -> str:
+    done = number_format(value.done, force_grouping=True)
+    if value.total is None:
         return _("%(done)s done") % {"done": done}
-    total = number_format(noted.total, force_grouping=True)
-    percent = number_format(int((noted.fraction or 0) * 100))
+    total = number_format(value.total, force_grouping=True)
+    percent = number_format(int((value.fraction or 0) * 100))
     return _("%(done)s of %(total)s (%(percent)s %%)") % {
         "done": done,
         "total": total,

@@ -1,4 +1,4 @@
-"""Form for a recurring task created in the admin, with the checks of declarations in code."""
+"""Form for recurring tasks that are created in the admin, validated like those in code."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..recurrence.target import RecurringCall
 from ..registry import discover
 from .config import alias_for, options
 
-WHAT = ("name", "task", "command", "args", "kwargs", "queue", "priority")
-WHEN = ("cron", "timezone", "every", "drift", "starts_at", "ends_at")
-HOW = ("missed", "most_missed", "jitter")
-
 
 class RecurringTaskForm(forms.ModelForm):  # type: ignore[type-arg]
     class Meta:
         model = RecurringTask
-        fields = (*WHAT, *WHEN, *HOW)
+        fields = (
+            *("name", "task", "command", "args", "kwargs", "queue", "priority"),
+            *("cron", "timezone", "every", "drift", "starts_at", "ends_at"),
+            *("missed", "most_missed", "jitter"),
+        )
         widgets = {"args": forms.Textarea({"rows": 2}), "kwargs": forms.Textarea({"rows": 2})}
 
     def clean_args(self) -> Any:
@@ -42,7 +42,7 @@ class RecurringTaskForm(forms.ModelForm):  # type: ignore[type-arg]
     def _check_schedule(self, row: RecurringTask) -> None:
         try:
             if not row.next_times(1):
-                self.add_error("ends_at", _("There is no time left before it ends."))
+                self.add_error("ends_at", _("There is no time left before “ends at”."))
         except InvalidSchedule as error:
             self.add_error("cron" if row.cron else "every", str(error))
 

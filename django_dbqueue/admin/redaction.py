@@ -40,29 +40,24 @@ def call_without_secrets(row: Job | RecurringTask) -> tuple[Any, Any]:
     """Return the redacted positional and keyword arguments of a job or a recurring task.
 
     The parameter names of the task's function decide. The name of ``*args`` counts for each of its
-    values. For a keyword without a parameter, the name of ``**kwargs`` counts beside its own.
+    values. For a keyword without a parameter, the name of ``**kwargs`` counts too.
     """
-    parameters = _parameters(row)
     by_kind: dict[Any, list[str]] = {}
-    for each in parameters:
+    for each in _parameters(row):
         by_kind.setdefault(each.kind, []).append(each.name)
-    (rest,), (extra,) = (
-        by_kind.get(Parameter.VAR_POSITIONAL, [""]),
-        by_kind.get(Parameter.VAR_KEYWORD, [""]),
-    )
-    places = by_kind.get(Parameter.POSITIONAL_ONLY, []) + by_kind.get(
-        Parameter.POSITIONAL_OR_KEYWORD, []
-    )
-    own = {*places, *by_kind.get(Parameter.KEYWORD_ONLY, [])} - {
-        *by_kind.get(Parameter.POSITIONAL_ONLY, [])
-    }
+    [rest] = by_kind.get(Parameter.VAR_POSITIONAL, [""])
+    [extra] = by_kind.get(Parameter.VAR_KEYWORD, [""])
+    only_positional = by_kind.get(Parameter.POSITIONAL_ONLY, [])
+    either = by_kind.get(Parameter.POSITIONAL_OR_KEYWORD, [])
+    places = only_positional + either
+    by_name = {*either, *by_kind.get(Parameter.KEYWORD_ONLY, [])}
     args, kwargs = row.args, row.kwargs
     # A row that was inserted by hand may hold anything.
     if isinstance(args, list):
         named = zip(args, chain(places, repeat(rest)), strict=False)
         args = [HIDDEN if _is_secret(name) else each for each, name in named]
     if isinstance(kwargs, dict) and _is_secret(extra):
-        kwargs = {name: each if name in own else HIDDEN for name, each in kwargs.items()}
+        kwargs = {name: each if name in by_name else HIDDEN for name, each in kwargs.items()}
     return without_secrets(args), without_secrets(kwargs)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 
@@ -13,8 +12,7 @@ from ..models import Execution, Job
 from . import columns, formatting
 from .attempts import Attempt
 
-# Maximum number of linked child jobs.
-CHILDREN = 50
+MOST_CHILDREN = 50
 
 
 def stages_of(job: Job, attempts: list[Attempt]) -> list[dict[str, Any]]:
@@ -23,7 +21,7 @@ def stages_of(job: Job, attempts: list[Attempt]) -> list[dict[str, Any]]:
     passed = {each.stage for each in executions if each.outcome == Execution.Outcome.SUCCESSFUL}
     return [
         {
-            "name": formatting.short(stage["task"]),
+            "name": formatting.last_part(stage["task"]),
             "queue": stage["queue"],
             "is_current": place == job.stage,
             "badge": _badge(job, place, place in passed),
@@ -39,25 +37,21 @@ def _badge(job: Job, place: int, has_passed: bool) -> str:
 
 
 def children_of(job: Job) -> str:
-    """Return links to the child jobs that a job has become at its stage, with their states."""
-    ids = _ids(job)
-    found = Job.objects.only("task", "state").in_bulk(ids[:CHILDREN]) if ids else {}
+    """Return links to the child jobs of a job that has fanned out, with their states."""
+    ids = _child_ids(job)
+    found = Job.objects.only("task", "state").in_bulk(ids[:MOST_CHILDREN]) if ids else {}
     if not found:
         return ""
     links = [
-        (
-            reverse("admin:dbqueue_job_change", args=[pk]),
-            formatting.brief(pk),
-            columns.state(found[pk]),
-        )
-        for pk in found
+        (formatting.link("job", pk, formatting.short_id(pk)), columns.state(child))
+        for pk, child in found.items()
     ]
     more = _("and %d more") % (len(ids) - len(found)) if len(ids) > len(found) else ""
-    items = format_html_join("", '<li><a href="{}">{}</a> {}</li>', links)
+    items = format_html_join("", "<li>{} {}</li>", links)
     return format_html('<ul class="dbq-list">{}</ul>{}', items, more)
 
 
-def _ids(job: Job) -> list[UUID]:
+def _child_ids(job: Job) -> list[UUID]:
     """Return the ids in the result of a job that ended at a stage before its last."""
     ended_early = job.state == Job.State.SUCCESSFUL and (job.stage or 0) + 1 < len(job.stages)
     if not ended_early or not isinstance(job.result, list):

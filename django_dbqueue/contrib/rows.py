@@ -21,7 +21,7 @@ def run(sql: str, parameters: Any, database: str, keep: int, timeout: timedelta 
     """Run a statement and return its first ``keep`` rows as dicts.
 
     For a statement that returns no rows, return the number of changed rows. Raises ValueError for
-    several statements and for columns of the same name: a part of their result would be lost.
+    several statements, and for columns of the same name, as part of their result would be lost.
     """
     connection = connections[database]
     with connection.cursor() as cursor:
@@ -33,7 +33,7 @@ def run(sql: str, parameters: Any, database: str, keep: int, timeout: timedelta 
         # SQLite refuses several statements itself.
         if connection.vendor != "sqlite" and cursor.nextset():
             raise ValueError(
-                "run_sql takes one statement, and was given several. Enqueue a job for each."
+                "run_sql takes one statement, but got several. Enqueue a job for each."
             )
         return result
 
@@ -42,7 +42,7 @@ def _rows(cursor: Any, keep: int) -> list[dict[str, Any]]:
     names = [column[0] for column in cursor.description]
     if twice := [name for name, times in Counter(names).items() if times > 1]:
         raise ValueError(
-            f"Several columns are called {twice[0]!r}, and a row is a dict. Give them different names with AS."
+            f"Several columns are named {twice[0]!r}, but a row is a dict. Rename them with AS."
         )
     found = cursor.fetchmany(keep) if keep else []
     return [dict(zip(names, map(as_json, row), strict=True)) for row in found]

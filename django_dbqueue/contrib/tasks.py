@@ -55,17 +55,16 @@ def _check_command(backend: Any, name: Any, /, *args: Any, **options: Any) -> No
     known = management.get_commands()
     if not isinstance(name, str) or name not in known:
         near = difflib.get_close_matches(str(name), known, n=1)
-        hint = (
-            f"Did you mean {near[0]!r}?" if near else "manage.py help lists those that there are."
-        )
+        hint = f"Did you mean {near[0]!r}?" if near else "manage.py help lists the commands."
         raise ValueError(f"call_command: {name!r} is not a management command. {hint}")
     config = getattr(backend, "config", None)
     if config is None or (
         name not in config.allow_commands and not _is_declared(backend.alias, name, args, options)
     ):
         raise CommandNotAllowed(
-            f"call_command may not run {name!r}. To allow it, name it in TASKS[{backend.alias!r}]['OPTIONS']['allow_commands']; "
-            "or declare it with recurring_command(), which allows these arguments alone."
+            f"call_command may not run {name!r}. Add it to "
+            f"TASKS[{backend.alias!r}]['OPTIONS']['allow_commands'], or declare it with "
+            "recurring_command(), which allows only these arguments."
         )
 
 
@@ -93,7 +92,7 @@ def _check_sql(
     config = getattr(backend, "config", None)
     if config is None or database not in config.allow_sql:
         raise SqlNotAllowed(
-            f"run_sql may not run on the database {database!r}. To allow it, name it in "
+            f"run_sql may not run on the database {database!r}. Add it to "
             f"TASKS[{backend.alias!r}]['OPTIONS']['allow_sql']."
         )
     if not isinstance(sql, str) or not sql.strip():
@@ -111,9 +110,10 @@ def _check_sql(
 def call_command(context: JobContext, name: str, /, *args: Any, **options: Any) -> str:
     """Run a management command with the arguments of Django's ``call_command``.
 
-    Returns its output, or the end of a long one. Raises ValueError for an unknown command. Raises
-    CommandNotAllowed for a command that ``OPTIONS["allow_commands"]`` does not name and that no
-    ``recurring_command`` declares with the same arguments. A CommandError fails the job.
+    Returns its output on ``stdout`` and ``stderr``; of a long one, the last 20,000 characters.
+    Raises ValueError for an unknown command. Raises CommandNotAllowed for a command that
+    ``OPTIONS["allow_commands"]`` does not name and that no ``recurring_command`` declares with the
+    same arguments. A CommandError fails the job.
     """
     _check_command(task_backends[context.task_result.backend], name, *args, **options)
     output = Output()
@@ -132,9 +132,15 @@ def run_sql(
 ) -> Any:
     """Run a statement in a transaction that is committed on success.
 
-    Returns at most ``keep`` rows as dicts, or the number of changed rows for a statement that
+    sql: one statement.
+    parameters: a list, or a dict for ``%(name)s``.
+    database: the alias in ``DATABASES``.
+    keep: the largest number of rows to return, from 0 to 10,000.
+
+    Returns the rows as dicts of JSON values, or the number of changed rows for a statement that
     returns no rows. Raises SqlNotAllowed for a database that ``OPTIONS["allow_sql"]`` does not
-    name.
+    name, and ValueError for other arguments, several statements, or two columns of one name. On
+    PostgreSQL, the server cancels the statement after the job's timeout.
     """
     _check_sql(task_backends[context.task_result.backend], sql, parameters, database, keep)
     with transaction.atomic(using=database):

@@ -99,7 +99,8 @@ def report(exception: BaseException, frames: TracebackType | None = None) -> Err
     try:
         text = "".join(traceback.format_exception(kind, exception, frames))
     except BaseException as error:
-        text = f"{kind.__qualname__}: <its traceback could not be formatted: {type(error).__qualname__}>\n"
+        reason = type(error).__qualname__
+        text = f"{kind.__qualname__}: <its traceback could not be formatted: {reason}>\n"
     message = clip(clean(message), LONGEST_MESSAGE)
     return ErrorReport(
         type=f"{kind.__module__}.{kind.__qualname__}",
@@ -111,10 +112,10 @@ def report(exception: BaseException, frames: TracebackType | None = None) -> Err
 
 
 def _pattern(message: str, frames: TracebackType | None) -> str:
-    """Return the message without its values: only its words that are text in the code that ran.
+    """Return the message without its values: only phrases that are literals in the code that ran.
 
-    A message that has no phrase of that code, such as a server's message, is returned without
-    quoted text, addresses, paths, ids and numbers.
+    A message without such a phrase, for example a server's message, is returned without quoted
+    text, addresses, paths, ids and numbers.
     """
     codes = []
     while frames is not None:
@@ -135,7 +136,7 @@ def _pattern(message: str, frames: TracebackType | None) -> str:
 def _phrases(code: CodeType) -> Iterator[str]:
     """Yield the text in the code, without placeholders.
 
-    A single word is no phrase: it may be the name of a key, which a message has by chance.
+    A single word is no phrase: it may be a key's name that the message contains by chance.
     """
     for constant in code.co_consts:
         if isinstance(constant, str):
@@ -159,12 +160,12 @@ def _location(frames: TracebackType | None) -> str:
 
 
 def clean(text: str) -> str:
-    """Replace characters that some database would refuse: NUL and lone surrogates."""
+    """Replace characters that some databases refuse: NUL and lone surrogates."""
     return text.replace("\x00", "\ufffd").encode(errors="backslashreplace").decode()
 
 
 def clip(text: str, longest: int) -> str:
-    """Keep the beginning and the end of a text that is too long; the end says more."""
+    """Shorten a long text: keep a quarter from its beginning, and the rest from its end."""
     if len(text) <= longest:
         return text
     head, mark = longest // 4, "\n[…]\n"

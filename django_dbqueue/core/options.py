@@ -16,7 +16,7 @@ from ..exceptions import InvalidOption
 # The largest value that the job's column holds on every database.
 MOST_ATTEMPTS = 32767
 DAY = 86_400.0
-# Options that a queue may have of its own.
+# Options that ``per_queue`` accepts.
 OF_A_QUEUE = (
     *("max_attempts", "backoff", "timeout", "limit", "hanged_after"),
     *("keep_successful", "keep_failed", "delete_on_success", "keep_log"),
@@ -36,14 +36,14 @@ class Options:
     timeout: the longest time that a job may run; None for no timeout.
     per_queue: other values for the jobs of some queues: ``{"mail": {"timeout": 30}}``.
     task_modules: modules that hold tasks, beside the module ``tasks`` of each installed app.
-    allow_import_errors: modules that hold tasks and without which runqueue serves if they cannot be
-        imported; True for any of them.
+    allow_import_errors: task modules that may fail to import without keeping runqueue from
+        starting; True for all.
     allow_sql: the aliases of the databases on which the ready-made task ``run_sql`` may run.
     allow_commands: the management commands that the ready-made task ``call_command`` may run.
     queues: the queues that workers serve, in order: names, ``prefix*``, ``*``, ``-name``.
     processes, threads: worker processes of one supervisor, and threads in each.
     coroutines: the number of ``async def`` tasks that a worker process runs at a time.
-    prefetch: the largest number of jobs that a worker holds claimed and not yet started.
+    prefetch: the largest number of jobs that a worker has claimed and not yet started.
     prefetch_bytes: the largest total of bytes in large arguments of these jobs; a single job may
         have more.
     max_jobs: the number of jobs after which a worker process is replaced; None for never.
@@ -65,8 +65,8 @@ class Options:
         were discarded; None for ever.
     delete_on_success: keep nothing of jobs that succeed.
     keep_log: the number of last lines logged by a task that are kept with its attempt.
-    ageing: the waiting time after which a job counts as one priority higher, again each time that
-        it has passed; None for never.
+    ageing: each time that a job has waited for this long, it counts as one priority higher; None
+        for never.
     hidden: words; the admin does not show values whose name contains one of them.
     embedded: everything in one process, as threads.
     """
@@ -122,7 +122,7 @@ class Options:
     def patience(self) -> float:
         """Seconds without a heartbeat, or without progress, before a process fences itself.
 
-        The process takes itself for dead before other processes do (2/3 of ``dead_after``).
+        2/3 of ``dead_after``: the process stops before other processes declare it dead.
         """
         return self.dead_after * 2 / 3
 
@@ -130,7 +130,7 @@ class Options:
     def longest_shutdown(self) -> float:
         """Seconds that a process may take to end after a shutdown request.
 
-        They hold whatever the state of its jobs and of the database.
+        The bound holds in any state of its jobs and of the database.
         """
         return self.shutdown_timeout + 10.0
 
@@ -141,7 +141,7 @@ class Options:
 
     @property
     def answer_limit(self) -> float:
-        """Seconds that a group of these statements that belong together may take."""
+        """Seconds that a group of related statements may take."""
         return self.dead_after / 2
 
     @classmethod
@@ -180,7 +180,7 @@ class Options:
                 hint = (
                     f"Did you mean {near[0]!r}?"
                     if near
-                    else f"There are {', '.join(sorted(names))}."
+                    else f"Choose from {', '.join(sorted(names))}."
                 )
                 raise InvalidOption(f"per_queue: {queue!r} is not in QUEUES. {hint}")
 
@@ -192,11 +192,11 @@ class Options:
 
 def _must_know(given: Any, names: Iterable[str], where: str = "") -> None:
     if not isinstance(given, Mapping):
-        raise InvalidOption(f"{where}{given!r} is not a dict. Leave it out, or give one.")
+        raise InvalidOption(f"{where}{given!r} is not a dict. Pass a dict, or remove it.")
     for key in given:
         if key not in names:
             near = difflib.get_close_matches(str(key).lower(), names, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(names)}."
+            hint = f"Did you mean {near[0]!r}?" if near else f"Choose from {', '.join(names)}."
             raise InvalidOption(f"{where}{key!r} is not an option. {hint}")
 
 
@@ -226,12 +226,13 @@ def _problems(options: Any) -> Iterator[str]:
             yield f"{each.name}={getattr(options, each.name)!r} is not True or False. Change it."
     if options.dead_after < 3 * options.beat_interval:
         yield (
-            f"dead_after={options.dead_after!r} is under three times beat_interval={options.beat_interval!r}: "
-            "one late beat would cost a healthy process its jobs. Raise dead_after."
+            f"dead_after={options.dead_after!r} is under three times "
+            f"beat_interval={options.beat_interval!r}: one late heartbeat would cost a healthy "
+            "process its jobs. Raise dead_after."
         )
     yield from _names(options, "queues", "['default'] or 'default, mail'")
     if not options.queues:
-        yield "queues names none. Give ['default'], or '*' for all of them."
+        yield "queues is empty. Give ['default'], or '*' for all queues."
     yield from _names(options, "task_modules", "['shop.reports']")
     if not isinstance(options.allow_import_errors, bool):
         yield from _names(options, "allow_import_errors", "['shop.tasks'], or True for all")
@@ -239,7 +240,10 @@ def _problems(options: Any) -> Iterator[str]:
     yield from _names(options, "allow_commands", "['clearsessions']")
     yield from _names(options, "hidden", "['password', 'token']")
     if not callable(options.backoff):
-        yield f"backoff={options.backoff!r} cannot be called. Give a strategy such as Exponential(first=5)."
+        yield (
+            f"backoff={options.backoff!r} is not callable. Give a strategy such as "
+            "Exponential(first=5)."
+        )
     _must_know(options.per_queue, options.per_queue, "per_queue=")
     for queue, own in options.per_queue.items():
         where = f"per_queue[{queue!r}]: "

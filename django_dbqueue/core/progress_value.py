@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from .error_reports import clean
 
 LONGEST_NOTE = 200
-# Up to here, a database's double holds every whole number exactly.
+# Largest number up to which a database's double holds every whole number exactly.
 MOST = 2**53
 
 
@@ -53,7 +53,8 @@ def _number(name: str, value: Any) -> float:
         )
     if not 0 <= value <= MOST:  # Refuses NaN too.
         raise ValueError(
-            f"progress(): {name}={value!r} is not a number from 0 to {MOST:,}. Count steps, bytes or rows."
+            f"progress(): {name}={value!r} is not a number from 0 to {MOST:,}. Count steps, bytes "
+            "or rows."
         )
     number = float(value)
     return int(number) if number.is_integer() else number

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..exceptions import InvalidOption
 
-# A queue's name: one that a selector can express and the column holds.
+# A valid queue name: a selector can express it, and the column holds it.
 NAME = re.compile(r"[^-*,\s][^*,]{0,99}")
 
 
@@ -16,7 +16,8 @@ def check_name(name: Any) -> None:
     """Raise ValueError for a value that cannot be a queue's name."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(
-            f"{name!r} is not a queue. Give up to 100 characters without * and comma, the first neither - nor a space."
+            f"{name!r} is not a queue name. Give 1 to 100 characters without * and comma; the "
+            "first must not be - or a space."
         )
 
 
@@ -35,16 +36,18 @@ class QueueSelector:
         for pattern in self.patterns:
             if "*" in pattern[:-1] or not pattern.lstrip("-"):
                 raise InvalidOption(
-                    f"{pattern!r} is not a queue. Give a name, a prefix with * at its end, *, or -name to leave one out."
+                    f"{pattern!r} is not a queue pattern. Give a name, prefix*, *, or -name to "
+                    "exclude a queue."
                 )
             if self.allowed and not any(
                 _matches(name, pattern.removeprefix("-")) for name in self.allowed
             ):
                 raise InvalidOption(
-                    f"No queue is called {pattern!r}. The backend's QUEUES are {', '.join(sorted(self.allowed))}."
+                    f"{pattern!r} matches no queue. The backend's QUEUES are "
+                    f"{', '.join(sorted(self.allowed))}."
                 )
 
-    def rank(self, queue: str) -> int | None:
+    def position(self, queue: str) -> int | None:
         """Return the queue's position in the worker's order, from 0.
 
         None means that the worker does not serve the queue.
@@ -62,7 +65,7 @@ class QueueSelector:
         if not self.allowed and any(pattern.endswith("*") for pattern in self._wanted):
             return None
         return [
-            name for name in sorted(self.allowed or self._wanted) if self.rank(name) is not None
+            name for name in sorted(self.allowed or self._wanted) if self.position(name) is not None
         ]
 
     @property

@@ -48,7 +48,7 @@ def bind(
     """Return the call's arguments as JSON values.
 
     Raises TypeError if they do not fit the signature, or contain a value that JSON cannot hold;
-    ValueError for a value that some database would refuse or change. Both name the task, the
+    ValueError for a value that some databases refuse or change. Both name the task, the
     argument and the remedy.
     """
     leading = (None,) if takes_context else ()
@@ -58,7 +58,7 @@ def bind(
             signature_of(func).bind(*leading, *args, **kwargs)
         except TypeError as error:
             raise TypeError(
-                f"{_name(func)}(): {error}. Enqueue it with the arguments that it takes."
+                f"{_name(func)}(): {error}. Pass the arguments of its signature."
             ) from None
     try:
         return [_plain(value, DEEPEST) for value in args], {
@@ -72,7 +72,7 @@ def bind(
 def to_json(value: Any, of: str = "") -> Any:
     """Return the value in JSON's types.
 
-    Raises TypeError or ValueError, about ``of``, for a value that would not come back unchanged.
+    Raises TypeError or ValueError, about ``of``, for a value that JSON cannot hold unchanged.
     """
     try:
         return _plain(value, DEEPEST)
@@ -109,14 +109,16 @@ def _plain(value: Any, depth: int) -> Any:
             return [_plain(item, inside) for item in value]
         case _:
             raise TypeError(
-                f"Unsupported type: {type(value)}. Pass what JSON has, such as a primary key or text."
+                f"Unsupported type: {type(value)}. Pass a JSON value, such as a primary key or "
+                "text."
             )
 
 
 def _deeper(depth: int) -> int:
     if not depth:
         raise ValueError(
-            f"Nested more than {DEEPEST} deep, which MariaDB cannot store, or containing itself. Pass a flat value."
+            f"Nested more than {DEEPEST} levels deep, which MariaDB cannot store, or containing "
+            "itself. Pass a flat value."
         )
     return depth - 1
 
@@ -124,7 +126,8 @@ def _deeper(depth: int) -> int:
 def _key(key: Any) -> str:
     if not isinstance(key, str):
         raise TypeError(
-            f"Unsupported type: {type(key)} as the key {key!r}; JSON's keys are text. Pass str(key)."
+            f"Unsupported type: {type(key)} as the key {key!r}; JSON's keys are text. "
+            "Pass str(key)."
         )
     return _storable_text(key)
 
@@ -136,7 +139,8 @@ def _storable_text(text: str) -> str:
         text.isascii() or text.encode()
     except UnicodeEncodeError:
         raise ValueError(
-            "Text with a lone surrogate, which is not valid Unicode. Decode it with errors='replace'."
+            "Text with a lone surrogate, which is not valid Unicode. "
+            "Decode it with errors='replace'."
         ) from None
     return text
 

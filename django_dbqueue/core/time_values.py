@@ -16,7 +16,7 @@ LONGEST_WAIT = timedelta(days=36_500)
 
 
 def check_expires(expires: Any, run_after: Any) -> None:
-    """Raise InvalidTask, with the value, for a time by which no job could be started."""
+    """Raise InvalidTask, with the value, for an ``expires`` by which no job could start."""
     if expires is None:
         return
     if isinstance(expires, timedelta):
@@ -26,7 +26,8 @@ def check_expires(expires: Any, run_after: Any) -> None:
             )
     elif not isinstance(expires, datetime):
         raise InvalidTask(
-            f"expires must be a timedelta such as timedelta(minutes=10), or an aware datetime, not {expires!r}."
+            f"expires must be a timedelta such as timedelta(minutes=10), or {_a_datetime()}, "
+            f"not {expires!r}."
         )
     elif timezone.is_aware(expires) != settings.USE_TZ:
         raise InvalidTask(
@@ -61,10 +62,10 @@ def seconds_of(delay: Any, name: str) -> float:
     """
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise TypeError(f"{name}: {delay!r} is no delay. Give seconds, or a timedelta.")
+        raise TypeError(f"{name}: {delay!r} is not a delay. Give seconds, or a timedelta.")
     if not math.isfinite(seconds) or not 0 <= seconds <= LONGEST_WAIT.total_seconds():
         raise ValueError(
-            f"{name}: {delay!r} is no delay from 0 to {LONGEST_WAIT.days:,} days. Give one that is."
+            f"{name}: {delay!r} is not a delay from 0 to {LONGEST_WAIT.days:,} days. Change it."
         )
     return float(seconds)
 
@@ -79,6 +80,6 @@ def seconds_or_time(delay: Any, name: str) -> float | datetime:
         )
     if delay - timezone.now() > LONGEST_WAIT:
         raise ValueError(
-            f"{name}: {delay} is more than {LONGEST_WAIT.days:,} days off. Give an earlier time."
+            f"{name}: {delay} is more than {LONGEST_WAIT.days:,} days away. Give an earlier time."
         )
     return delay

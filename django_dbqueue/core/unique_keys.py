@@ -18,7 +18,7 @@ LARGEST_VERSION = 2**63 - 1
 
 
 def check(function: Any, task_function: Callable[..., Any], takes_context: bool, what: str) -> None:
-    """Raise ValueError for a value that is no function of the task's arguments.
+    """Raise ValueError for a value that is not a function of the task's arguments.
 
     ``what`` names the value in the message.
     """
@@ -31,7 +31,8 @@ def check(function: Any, task_function: Callable[..., Any], takes_context: bool,
     if unknown:
         there = f"it has {', '.join(known)}" if known else "it has none"
         raise ValueError(
-            f"{what} takes {unknown[0]!r}, which is no argument of {task_function.__qualname__}(): {there}."
+            f"{what} takes {unknown[0]!r}, which is not an argument of "
+            f"{task_function.__qualname__}(): {there}."
         )
 
 
@@ -57,7 +58,7 @@ def compute_version(
     Raises ValueError for a value that cannot be a version.
     """
     return as_version(
-        _of_call(function, task, args, kwargs), f"{task.module_path}: what version returned"
+        _of_call(function, task, args, kwargs), f"{task.module_path}: the return value of version"
     )
 
 
@@ -68,7 +69,8 @@ def as_text(value: Any, what: str) -> str | None:
     text = str(value) if isinstance(value, str | int | UUID) and not isinstance(value, bool) else ""
     if not 0 < len(text) <= LONGEST:
         raise ValueError(
-            f"{what} must be text of 1 to {LONGEST} characters, a whole number or a UUID, not {value!r}."
+            f"{what} must be text of 1 to {LONGEST} characters, a whole number or a UUID, "
+            f"not {value!r}."
         )
     return str(serialization.to_json(text, of=what))
 

@@ -1,1 +1,1 @@
-"""What ``checkqueue`` examines: the state of the database and of the queue, with a remedy for each finding."""
+"""Checks of ``checkqueue``: findings about the database and the queue, each with a remedy."""

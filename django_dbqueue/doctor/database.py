@@ -64,9 +64,10 @@ class QueueDatabase:
         """
         if self.connection.vendor == "postgresql":
             with transaction.atomic(using=self.alias):
-                # For this transaction only: behind a pooler, session settings stay with others.
+                # For this transaction only: behind a pooler, session settings leak to others.
                 self.ask(
-                    f"SELECT set_config('statement_timeout', '{LONGEST}s', true), set_config('lock_timeout', '1s', true)"
+                    f"SELECT set_config('statement_timeout', '{LONGEST}s', true), "
+                    "set_config('lock_timeout', '1s', true)"
                 )
                 yield
         elif self.connection.vendor == "mysql":
@@ -88,9 +89,8 @@ class QueueDatabase:
         """Return the rows as named tuples of their columns."""
         with self.connection.cursor() as cursor:
             cursor.execute(query, values or None)
-            row = namedtuple(
-                "Row", [column[0].lower() for column in cursor.description], rename=True
-            )  # type: ignore[misc]
+            names = [column[0].lower() for column in cursor.description]
+            row: Any = namedtuple("Row", names, rename=True)  # type: ignore[misc]
             return [row(*each) for each in cursor.fetchall()]
 
     def value(self, query: str, *values: Any) -> Any:

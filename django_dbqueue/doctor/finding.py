@@ -23,7 +23,7 @@ class Finding:
 class NotChecked:
     """A check that could not run: it is unknown whether a change is needed.
 
-    what: the unchecked object, with the reason. remedy: a way to make it visible, if there is one.
+    what: the unchecked object, with the reason. remedy: a statement that makes it visible, if any.
     """
 
     what: str

@@ -26,7 +26,8 @@ WHERE trx_mysql_thread_id <> CONNECTION_ID()
 HAVING seconds > %s ORDER BY seconds DESC LIMIT %s
 """
 TABLES = """
-SELECT table_name AS name, data_length + index_length AS size, data_free AS free FROM information_schema.tables
+SELECT table_name AS name, data_length + index_length AS size, data_free AS free
+FROM information_schema.tables
 WHERE table_schema = DATABASE() AND table_name IN ({})
 """
 
@@ -35,24 +36,28 @@ def transactions(database: QueueDatabase) -> Iterator[Finding]:
     old = database.ask(TRANSACTIONS, OLD, MOST)
     sessions = {each.id: each for each in database.ask("SHOW PROCESSLIST")} if old else {}
     for each in old:
-        who = sessions.get(each.thread)
-        of = f" of {who.user}@{who.host}, {who.command}" if who else ""
+        session = sessions.get(each.thread)
+        of = f" of {session.user}@{session.host}, {session.command}" if session else ""
         yield Finding(
-            f"A transaction has been open for {lasting(each.seconds)}: thread {each.thread}{of}, {each.modified:,} rows changed.",
-            "While it lasts, no old version of a row can be cleared away. Each job leaves several, and claims step over them.",
+            f"A transaction has been open for {lasting(each.seconds)}: "
+            f"thread {each.thread}{of}, {each.modified:,} rows changed.",
+            "Until it ends, InnoDB purges no old row versions. Each job leaves several, and claims "
+            "scan over them.",
             f"KILL {each.thread};",
         )
 
 
 def history(database: QueueDatabase) -> Iterator[Finding]:
     for length in database.ask(
-        "SELECT `count` AS entries FROM information_schema.innodb_metrics WHERE name = 'trx_rseg_history_len'"
+        "SELECT `count` AS entries FROM information_schema.innodb_metrics "
+        "WHERE name = 'trx_rseg_history_len'"
     ):
         if length.entries > HISTORY:
             yield Finding(
-                f"{length.entries:,} transactions wait for their old versions of rows to be cleared away.",
-                "Each look into an index steps over them, and the undo log grows.",
-                "End old transactions. If there are none: SET GLOBAL innodb_purge_threads = 8, in my.cnf where that is refused.",
+                f"The old row versions of {length.entries:,} transactions are not purged.",
+                "Each index lookup scans over them, and the undo log grows.",
+                "End old transactions. If there are none: SET GLOBAL innodb_purge_threads = 8; "
+                "if the server refuses that, set it in my.cnf.",
             )
 
 
@@ -63,10 +68,12 @@ def buffer_pool(database: QueueDatabase) -> Iterator[Finding]:
     )
     if used > pool:
         yield Finding(
-            f"The queue's tables have {megabytes(used)}, and innodb_buffer_pool_size is {megabytes(pool)}.",
-            "Its indexes are of all rows, the finished ones too: what is not in memory is read from disk by each claim.",
-            f"SET GLOBAL innodb_buffer_pool_size = {int(used * 1.5) // 2**27 * 2**27 + 2**27};  -- And in my.cnf. "
-            "Or a shorter retention.",
+            f"The queue's tables have {megabytes(used)}, and innodb_buffer_pool_size is "
+            f"{megabytes(pool)}.",
+            "The indexes cover finished jobs too. Claims read pages that are not in memory from "
+            "disk.",
+            f"SET GLOBAL innodb_buffer_pool_size = {int(used * 1.5) // 2**27 * 2**27 + 2**27};  "
+            "-- And in my.cnf. Or shorten the retention.",
         )
 
 
@@ -76,14 +83,16 @@ def fragmentation(database: QueueDatabase) -> Iterator[Finding]:
     for table in _tables(database):
         if table.free > FREE and table.free > TIMES * table.size:
             yield Finding(
-                f"{table.name} has {megabytes(table.size)} of rows and {megabytes(table.free)} of free space.",
-                "Free space is used again by new rows, but not given back by itself.",
-                f"OPTIMIZE TABLE {table.name};  -- Copies it while it is used, and holds it up for a moment at the end.",
+                f"{table.name} has {megabytes(table.size)} of rows and {megabytes(table.free)} of "
+                "free space.",
+                "New rows reuse free space, but it is not freed automatically.",
+                f"OPTIMIZE TABLE {table.name};  "
+                "-- Copies the table during use, and locks it briefly at the end.",
             )
 
 
 def privilege(database: QueueDatabase) -> str:
-    """Return the statement that lets this role see the transactions of others."""
+    """Return the GRANT that lets this user see transactions of other users."""
     user, _, host = str(database.value("SELECT CURRENT_USER()")).rpartition("@")
     return f"GRANT PROCESS ON *.* TO `{user}`@`{host}`;"
 

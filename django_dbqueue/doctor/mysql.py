@@ -22,7 +22,7 @@ NAMES = (
         "character_set_connection",
     ),
 )
-# Minimum for the size of a statement, in bytes: it carries a job's arguments or its result.
+# Minimum of max_allowed_packet, in bytes: a statement holds a job's arguments or its result.
 PACKET = 16 * 2**20
 OTHER_CHARSETS = """
 SELECT table_name AS name, table_collation AS collation FROM information_schema.tables
@@ -45,8 +45,9 @@ def isolation(database: QueueDatabase) -> Iterator[Finding]:
     if level != "READ-COMMITTED":
         yield Finding(
             f"The project's connections run at {level}.",
-            "There, what enqueues jobs locks the gaps between rows too, and fails with deadlocks beside workers.",
-            f"{database.setting}['OPTIONS']['isolation_level'] = 'read committed'  # Django's default.",
+            "At this level, enqueuing also locks gaps between rows, and deadlocks with workers.",
+            f"{database.setting}['OPTIONS']['isolation_level'] = 'read committed'  "
+            "# Django's default.",
         )
 
 
@@ -55,14 +56,15 @@ def durability(database: QueueDatabase) -> Iterator[Finding]:
     if (value := has.get("innodb_flush_log_at_trx_commit", "1")) != "1":
         yield Finding(
             f"innodb_flush_log_at_trx_commit is {value}.",
-            "A crash loses what was committed in the last second: jobs that were enqueued are gone, and jobs that have ended run "
-            "again.",
+            "A crash loses the commits of the last second: enqueued jobs are gone, and finished "
+            "jobs run again.",
             "SET GLOBAL innodb_flush_log_at_trx_commit = 1;  -- And in my.cnf.",
         )
     if has.get("log_bin") == "ON" and (value := has.get("sync_binlog", "1")) != "1":
         yield Finding(
-            f"There is a binary log, and sync_binlog is {value}.",
-            "A crash of the host loses commits that the binary log did not have yet: on this server, or on its replicas.",
+            f"The binary log is on, and sync_binlog is {value}.",
+            "A crash of the host loses commits that are not yet in the binary log, on this server "
+            "or on its replicas.",
             "SET GLOBAL sync_binlog = 1;  -- And in my.cnf.",
         )
 
@@ -72,13 +74,16 @@ def packets(database: QueueDatabase) -> Iterator[Finding]:
     if size < PACKET:
         yield Finding(
             f"max_allowed_packet is {megabytes(size)}.",
-            "A job whose arguments or result are larger, or many jobs that are enqueued at once, are refused.",
+            "The server refuses larger arguments, larger results and large bulk enqueues.",
             f"SET GLOBAL max_allowed_packet = {4 * PACKET};  -- And in my.cnf.",
         )
 
 
 def character_sets(database: QueueDatabase) -> Iterator[Finding]:
-    why = "A job with a character that it lacks, in an argument or in an error's message, cannot be written."
+    why = (
+        "A job cannot be written if its arguments or its error message contain a character "
+        "outside this set."
+    )
     if (name := variables(database)["character_set_connection"]) != "utf8mb4":
         yield Finding(
             f"The project's connections use the character set {name}.",

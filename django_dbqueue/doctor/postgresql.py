@@ -9,23 +9,29 @@ from .database import QueueDatabase
 from .finding import Finding, lasting
 from .vacuum import BUSY, tables
 
-# The loss when a setting is off.
+# Settings, each with the effect of a crash while it is off.
 DURABLE = {
-    "fsync": "A crash of the host may leave the whole database unreadable.",
-    "full_page_writes": "A crash of the host may leave half-written pages, unless its file system writes whole ones.",
+    "fsync": "A crash of the host may corrupt the whole database.",
+    "full_page_writes": (
+        "A crash of the host may leave torn pages, unless the file system writes pages atomically."
+    ),
     "synchronous_commit": (
-        "A crash of the server loses what was committed in the last moments: jobs that were enqueued are gone, and jobs "
-        "that have ended run again."
+        "A crash of the server loses the most recent commits: enqueued jobs are gone, and finished "
+        "jobs run again."
     ),
 }
-SETTING = "SELECT setting, source, current_user AS me, current_database() AS name FROM pg_settings WHERE name = %s"
+SETTING = """
+SELECT setting, source, current_user AS me, current_database() AS name
+FROM pg_settings WHERE name = %s
+"""
 CONNECTIONS = """
 SELECT (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS taken,
     current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
         - coalesce(current_setting('reserved_connections', true)::int, 0) AS room
 """
 CHECKPOINTS = """
-SELECT {timed} AS timed, {requested} AS requested, pg_size_bytes(current_setting('max_wal_size')) AS most,
+SELECT {timed} AS timed, {requested} AS requested,
+    pg_size_bytes(current_setting('max_wal_size')) AS most,
     (SELECT wal_bytes FROM pg_stat_wal) AS written,
     EXTRACT(EPOCH FROM clock_timestamp() - stats_reset)::float AS seconds
 FROM {view}
@@ -49,9 +55,10 @@ def idle_transactions(database: QueueDatabase) -> Iterator[Finding]:
     if is_busy and database.value("SELECT setting FROM pg_settings WHERE name = %s", name) == "0":
         yield Finding(
             f"{name} is 0: a forgotten transaction stays open for ever.",
-            "While one is open, no dead row of this busy queue can be cleared away. The queue's own connections need no limit.",
+            "While one is open, vacuum removes no new dead rows of this busy queue. The queue's "
+            "own connections need no timeout.",
             f"ALTER DATABASE {_quoted(database)} SET {name} = '10min';\n"
-            "-- Longer than any task with atomic=True pauses between two queries.",
+            "-- Choose more than the longest pause between two queries of a task with atomic=True.",
         )
 
 
@@ -59,16 +66,18 @@ def connections(database: QueueDatabase) -> Iterator[Finding]:
     needed, (found,) = _connections_needed(database), database.ask(CONNECTIONS)
     if not _is_pooled(database) and needed > found.room:
         yield Finding(
-            f"The processes that are alive may need {needed} connections; the server has {found.room}, for others too.",
-            "A task whose connection is refused fails.",
-            f"ALTER SYSTEM SET max_connections = {_rounded(needed + found.taken)};  -- And restart the server. "
-            "Or fewer --processes and --threads.",
+            f"The live processes may need {needed} connections; the server has {found.room} for "
+            "all clients.",
+            "Tasks fail if the server refuses their connections.",
+            f"ALTER SYSTEM SET max_connections = {_rounded(needed + found.taken)};  "
+            "-- And restart the server. Or lower --processes or --threads.",
         )
     elif found.taken >= TAKEN * found.room:
         yield Finding(
             f"{found.taken} of {found.room} connections are taken.",
-            "When none is left, tasks fail, and workers that start again cannot.",
-            f"ALTER SYSTEM SET max_connections = {_rounded(2 * found.room)};  -- And restart the server.",
+            "When none is left, tasks fail, and workers cannot restart.",
+            f"ALTER SYSTEM SET max_connections = {_rounded(2 * found.room)};  "
+            "-- And restart the server.",
         )
 
 
@@ -85,16 +94,15 @@ def checkpoints(database: QueueDatabase) -> Iterator[Finding]:
         found.requested >= max(CHECKPOINTS_ASKED, 2 * found.timed)
         and found.written / found.requested > found.most / 4
     ):
-        every = (
-            lasting(found.seconds / (found.requested + found.timed))
-            if found.seconds
-            else "so often"
-        )
+        total = found.requested + found.timed
+        every = f"; one every {lasting(found.seconds / total)}" if found.seconds else ""
         yield Finding(
-            f"{found.requested:,} of {found.requested + found.timed:,} checkpoints came because max_wal_size "
-            f"({found.most / 2**20:,.0f} MB) was full; one each {every}.",
-            "After each checkpoint the first change of a page writes all of it: jobs cost up to several times as much WAL.",
-            f"ALTER SYSTEM SET max_wal_size = '{found.most * 4 // 2**20}MB'; SELECT pg_reload_conf();",
+            f"{found.requested:,} of {total:,} checkpoints were forced by max_wal_size "
+            f"({found.most / 2**20:,.0f} MB){every}.",
+            "After a checkpoint, the first change of a page writes the whole page to the WAL: jobs "
+            "cost up to several times as much WAL.",
+            f"ALTER SYSTEM SET max_wal_size = '{found.most * 4 // 2**20}MB'; "
+            "SELECT pg_reload_conf();",
         )
 
 
@@ -103,16 +111,18 @@ def pooler(database: QueueDatabase) -> Iterator[Finding]:
         "DISABLE_SERVER_SIDE_CURSORS"
     ):
         yield Finding(
-            "There is a pooler between Django and PostgreSQL.",
-            "If it pools by transactions, server-side cursors break, and what the queue sets for a session stays with others.",
-            f"{database.setting}['DISABLE_SERVER_SIDE_CURSORS'] = True  # If it pools by sessions: --ignore pooler",
+            "Django connects to PostgreSQL through a pooler.",
+            "With transaction pooling, server-side cursors break, and the queue's session settings "
+            "leak to other clients.",
+            f"{database.setting}['DISABLE_SERVER_SIDE_CURSORS'] = True  "
+            "# With session pooling: --ignore pooler",
         )
 
 
 def _is_pooled(database: QueueDatabase) -> bool:
-    """Detect a pooler: it gives its client a process id of its own making."""
-    told = database.connection.connection.info.backend_pid
-    return bool(told != database.value("SELECT pg_backend_pid()"))
+    """Return True behind a pooler, which reports another process id than the server's."""
+    reported = database.connection.connection.info.backend_pid
+    return bool(reported != database.value("SELECT pg_backend_pid()"))
 
 
 def _connections_needed(database: QueueDatabase) -> int:
@@ -139,7 +149,10 @@ def _set(database: QueueDatabase, name: str, value: str) -> str:
         case "database user":
             return f'ALTER ROLE "{found.me}" IN DATABASE {_quoted(database)} RESET {name};'
         case "client" | "session":
-            return f"Take {name} out of {database.setting}['OPTIONS'], or of what sets it for each session."
+            return (
+                f"Remove {name} from {database.setting}['OPTIONS'], or from the code that sets it "
+                "for each session."
+            )
     return f"ALTER SYSTEM SET {name} = {value}; SELECT pg_reload_conf();"
 
 

@@ -25,20 +25,19 @@ MOST = 5
 def processes(database: QueueDatabase) -> Iterator[Finding]:
     kinds = {process.kind for process in _alive(database)}
     if not kinds:
-        yield Finding(
-            "No runqueue is alive.", "Nothing runs: jobs only gather.", "python manage.py runqueue"
-        )
+        yield Finding("No runqueue is alive.", "No job runs.", "python manage.py runqueue")
         return
     if Process.Kind.WORKER not in kinds:
         yield Finding(
             "No worker is alive.",
-            "Nothing runs: jobs only gather.",
+            "No job runs.",
             "python manage.py runqueue --only workers",
         )
     if Process.Kind.DISPATCHER not in kinds:
         yield Finding(
             "No dispatcher is alive.",
-            "What is scheduled, retries and recurring tasks among it, never starts, and nobody recovers or prunes jobs.",
+            "Scheduled jobs, retries and recurring tasks never start, and no jobs are recovered or "
+            "pruned.",
             "python manage.py runqueue --only dispatcher",
         )
 
@@ -50,16 +49,18 @@ def lag(database: QueueDatabase) -> Iterator[Finding]:
         serving = [worker for worker in workers if worker.serves(queue)]
         if not serving and seconds > UNSERVED:
             yield Finding(
-                f"A job of the queue {queue!r} has been ready for {lasting(seconds)}, and no worker that is alive serves it.",
+                f"A job of the queue {queue!r} has been ready for {lasting(seconds)}, and no live "
+                "worker serves the queue.",
                 "It will never run.",
                 f'python manage.py runqueue --only workers --queues "{queue}"',
             )
         elif serving and seconds > LAG:
             threads = sum(worker.details.get("threads", 0) for worker in serving)
             yield Finding(
-                f"A job of the queue {queue!r} has been ready for {lasting(seconds)}; {len(serving)} workers with {threads} "
-                "threads serve it.",
-                "They do not keep up, or its limit is reached, or others go before it: its page in the admin says which.",
+                f"A job of the queue {queue!r} has been ready for {lasting(seconds)}; "
+                f"{len(serving)} workers with {threads} threads serve the queue.",
+                "The workers do not keep up, or the job's limit is reached, or other jobs run "
+                "first: the job's page in the admin shows the reason.",
                 "More --processes or --threads, another host, or a higher limit.",
             )
 
@@ -68,9 +69,11 @@ def orphaned_jobs(database: QueueDatabase) -> Iterator[Finding]:
     late = database.jobs.orphaned().filter(started_at__lt=after(-LATE["orphaned"]))[:1001].count()
     if late:
         yield Finding(
-            f"{'More than 1,000' if late > 1000 else late} jobs run for processes that are gone, and nobody has recovered them.",
-            "They neither run nor end, and hold their slots and keys.",
-            "python manage.py runqueue --only dispatcher  # If one is alive, its log says what holds it up.",
+            f"{'More than 1,000' if late > 1000 else late} running jobs belong to dead processes "
+            "and have not been recovered.",
+            "They make no progress, and hold their slots and keys.",
+            "python manage.py runqueue --only dispatcher  "
+            "# If one is alive, its log shows the reason.",
         )
 
 
@@ -92,9 +95,11 @@ def _kept_too_long(rows: Any, name: str, seconds: float | None) -> Iterator[Find
     age = (first[2] - first[1]).total_seconds() if first else 0.0
     if seconds is not None and age > seconds + LATE["pruned"]:
         yield Finding(
-            f"A job of the queue {first[0]!r} ended {lasting(age)} ago, and {name} is {lasting(seconds)}.",
-            "Dispatchers delete more slowly than jobs end, or none runs: the table grows without end.",
-            "python manage.py runqueue --only dispatcher  # One more of them. Or keep less: delete_on_success.",
+            f"A job of the queue {first[0]!r} ended {lasting(age)} ago, and {name} is "
+            f"{lasting(seconds)}.",
+            "Dispatchers delete more slowly than jobs end, or none runs: the table keeps growing.",
+            "python manage.py runqueue --only dispatcher  "
+            "# Add one. Or keep less: delete_on_success.",
         )
 
 

@@ -60,7 +60,7 @@ def examine(
         return
     for check in (*OF_THE_QUEUE, *OF_A_VENDOR[database.connection.vendor]):
         if name_of(check) not in ignored:
-            for found in _looked(check, database):
+            for found in _results(check, database):
                 yield name_of(check), found
 
 
@@ -68,19 +68,17 @@ def name_of(check: Check) -> str:
     return check.__name__.replace("_", "-")
 
 
-def _looked(check: Check, database: QueueDatabase) -> list[Finding | NotChecked]:
+def _results(check: Check, database: QueueDatabase) -> list[Finding | NotChecked]:
     try:
         with database.bounded():
             return list(check(database))
     except Error as error:
         return [
-            NotChecked(
-                f"This could not be looked at: {_first_line(error)}", _lacking(database, error)
-            )
+            NotChecked(f"This check failed: {_first_line(error)}", _missing_grant(database, error))
         ]
 
 
-def _lacking(database: QueueDatabase, error: Error) -> str:
+def _missing_grant(database: QueueDatabase, error: Error) -> str:
     is_refused = (
         database.connection.vendor == "mysql"
         and error.args
@@ -100,8 +98,8 @@ def _missing(database: QueueDatabase) -> Finding | None:
         )
         return Finding(
             f"The queue's tables cannot be read: {_first_line(error)}",
-            "Without them there is no queue.",
-            f"python manage.py {migrate}  # If its server runs.",
+            "The queue needs its tables.",
+            f"python manage.py {migrate}  # Start the database server first.",
         )
     return None
 

@@ -9,10 +9,10 @@ from ..checks import NOT_IMMEDIATE, is_immediate, options_for_sqlite
 from .database import QueueDatabase
 from .finding import Finding, megabytes
 
-# Minimum busy timeout in milliseconds: the wait of one writer for another.
+# Minimum busy timeout in milliseconds.
 PATIENCE = 5000
-# Bytes above which a write-ahead log should have been checkpointed, and bytes of free pages that
-# matter if they are more than half of the file.
+# A larger write-ahead log should have been checkpointed. More free pages are reported if they are
+# over half of the file. In bytes.
 LOG, FREE = 64 * 2**20, 100 * 2**20
 # Value of PRAGMA synchronous, which SQLite gives as a number.
 SYNCHRONOUS_OFF = 0
@@ -22,7 +22,8 @@ def transactions(database: QueueDatabase) -> Iterator[Finding]:
     if not is_immediate(database.connection):
         yield Finding(
             NOT_IMMEDIATE,
-            "A transaction that reads and then writes fails as soon as another was quicker, instead of waiting its turn.",
+            "A transaction that reads and then writes fails if another has written meanwhile, "
+            "instead of waiting for it.",
             options_for_sqlite(database.alias),
         )
 
@@ -32,7 +33,8 @@ def journal(database: QueueDatabase) -> Iterator[Finding]:
     if mode not in ("wal", "memory"):
         yield Finding(
             f"journal_mode is {mode}.",
-            "Whoever reads waits for whoever writes, and the other way round: workers fail with 'database is locked' under load.",
+            "Readers and writers block each other: workers fail with 'database is locked' under "
+            "load.",
             options_for_sqlite(database.alias),
         )
 
@@ -41,8 +43,9 @@ def patience(database: QueueDatabase) -> Iterator[Finding]:
     waits = database.value("PRAGMA busy_timeout")
     if waits < PATIENCE:
         yield Finding(
-            f"A connection waits for {waits / 1000:g} s for another that writes.",
-            "One process writes at a time. Who cannot wait fails with 'database is locked'.",
+            f"The busy timeout is {waits / 1000:g} s.",
+            "One connection writes at a time. The others fail with 'database is locked' after this "
+            "timeout.",
             f"{database.setting}['OPTIONS']['timeout'] = 20",
         )
 
@@ -51,8 +54,9 @@ def durability(database: QueueDatabase) -> Iterator[Finding]:
     if database.value("PRAGMA synchronous") == SYNCHRONOUS_OFF:
         yield Finding(
             "synchronous is OFF.",
-            "A crash of the host may leave the whole database unreadable.",
-            f"{database.setting}['OPTIONS']['init_command'] = 'PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL'",
+            "A crash of the host may corrupt the whole database.",
+            f"{database.setting}['OPTIONS']['init_command'] = "
+            "'PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL'",
         )
 
 
@@ -66,10 +70,12 @@ def log(database: QueueDatabase) -> Iterator[Finding]:
     size = written.stat().st_size if path and written.exists() else 0
     if size > LOG:
         yield Finding(
-            f"The write-ahead log has {megabytes(size)}; it is to be written back after each "
+            f"The write-ahead log has {megabytes(size)}; a checkpoint is due every "
             f"{database.value('PRAGMA wal_autocheckpoint'):,} pages.",
-            "Each read looks through it. A connection that reads without end, or one large transaction, has made it so.",
-            "PRAGMA wal_checkpoint(TRUNCATE);  -- If it says 1 first, somebody still reads: end them.",
+            "Each read searches it. It grows under a reader that never ends, or by one large "
+            "transaction.",
+            "PRAGMA wal_checkpoint(TRUNCATE);  "
+            "-- If its first column is 1, a reader blocks it: end that reader.",
         )
 
 
@@ -79,6 +85,6 @@ def free_pages(database: QueueDatabase) -> Iterator[Finding]:
     if free * size > FREE and free > pages / 2:
         yield Finding(
             f"{megabytes(free * size)} of the file's {megabytes(pages * size)} are free.",
-            "They are used again by new jobs, but not given back by themselves.",
-            "VACUUM;  -- Nobody can write meanwhile, and it needs as much space once more.",
+            "New jobs reuse them, but the file does not shrink automatically.",
+            "VACUUM;  -- Blocks writers, and needs free disk space of the file's size.",
         )

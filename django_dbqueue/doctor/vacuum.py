@@ -1,4 +1,4 @@
-"""PostgreSQL: whether vacuum removes dead rows of the queue's tables, and soon enough."""
+"""PostgreSQL: autovacuum, dead rows and statistics of the queue's tables."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from .database import QueueDatabase
 from .finding import Finding, lasting
 
-# Number of updates since its statistics began from which a table is busy.
+# A table with this many updates since its statistics were reset is busy.
 BUSY = 1_000_000
-# Maximum number of dead rows before autovacuum begins.
+# Maximum number of dead rows at which autovacuum should begin.
 LATE = 100_000
 # Dead rows matter above DEAD, if the table was not vacuumed for IDLE seconds.
 DEAD, IDLE = 100_000, 600
@@ -19,8 +19,12 @@ LARGE = 16 * 2**20
 TABLES = """
 SELECT c.relname AS name, s.n_live_tup AS live, s.n_dead_tup AS dead, s.n_tup_upd AS updated,
     pg_relation_size(c.oid) AS size, c.reloptions AS options,
-    EXTRACT(EPOCH FROM clock_timestamp() - greatest(s.last_vacuum, s.last_autovacuum))::float AS vacuumed,
-    EXISTS (SELECT 1 FROM pg_stats p WHERE p.schemaname = s.schemaname AND p.tablename = s.relname) AS is_known,
+    EXTRACT(
+        EPOCH FROM clock_timestamp() - greatest(s.last_vacuum, s.last_autovacuum)
+    )::float AS vacuumed,
+    EXISTS (
+        SELECT 1 FROM pg_stats p WHERE p.schemaname = s.schemaname AND p.tablename = s.relname
+    ) AS is_known,
     current_setting('autovacuum_vacuum_threshold')::float AS threshold,
     current_setting('autovacuum_vacuum_scale_factor')::float AS scale_factor
 FROM pg_class c JOIN pg_stat_all_tables s ON s.relid = c.oid
@@ -38,14 +42,14 @@ def autovacuum(database: QueueDatabase) -> Iterator[Finding]:
         if database.value(f"SHOW {setting}") == "off":
             yield Finding(
                 f"{setting} is off.",
-                "Nothing clears away dead rows, of which each job leaves two, and no table gets new statistics.",
+                "Dead rows are not removed (each job leaves two), and statistics are not updated.",
                 f"ALTER SYSTEM SET {setting} = on; SELECT pg_reload_conf();",
             )
     for table in tables(database):
         if _options(table).get("autovacuum_enabled", "on").lower() in ("off", "false", "no", "0"):
             yield Finding(
                 f"Autovacuum is turned off for {table.name}, which has {table.dead:,} dead rows.",
-                "Nothing clears them away: the table and its indexes grow, and claims step over them.",
+                "They are not removed: the table and its indexes grow, and claims scan over them.",
                 f"ALTER TABLE {table.name} RESET (autovacuum_enabled);",
             )
 
@@ -61,8 +65,9 @@ def late_autovacuum(database: QueueDatabase) -> Iterator[Finding]:
             yield Finding(
                 f"Autovacuum begins when {table.name} has {_threshold(table):,.0f} dead rows: "
                 f"a share of its {table.live:,} rows, most of which are history.",
-                "Until then claims step over more and more of them, and the indexes of what is at work grow. "
-                "A fixed number keeps both small, however long the history is.",
+                "Until then, claims scan over more and more dead rows, and the indexes of "
+                "unfinished jobs grow. A fixed threshold keeps both small with a history of any "
+                "length.",
                 f"ALTER TABLE {table.name} SET (autovacuum_vacuum_scale_factor = 0, "
                 "autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0);",
             )
@@ -73,14 +78,17 @@ def dead_rows(database: QueueDatabase) -> Iterator[Finding]:
         is_left = table.vacuumed is None or table.vacuumed > IDLE
         if is_left and table.dead > max(DEAD, 2 * _threshold(table)):
             last = (
-                "never since its statistics began"
+                "none since the statistics were reset"
                 if table.vacuumed is None
                 else f"{lasting(table.vacuumed)} ago"
             )
             yield Finding(
-                f"{table.name} has {table.dead:,} dead rows beside {table.live:,} others; it was vacuumed {last}.",
-                "Claims step over them, and new rows make the table grow instead of taking their place.",
-                f"VACUUM (VERBOSE, ANALYZE) {table.name};  -- Old transactions first: it removes nothing while they last.",
+                f"{table.name} has {table.dead:,} dead and {table.live:,} live rows; "
+                f"last vacuum: {last}.",
+                "Claims scan over dead rows, and new rows extend the table instead of reusing "
+                "their space.",
+                f"VACUUM (VERBOSE, ANALYZE) {table.name};  "
+                "-- End old transactions first: until then, it removes nothing.",
             )
 
 
@@ -89,7 +97,7 @@ def statistics(database: QueueDatabase) -> Iterator[Finding]:
         if not table.is_known and table.size >= LARGE:
             yield Finding(
                 f"{table.name} has about {table.live:,} rows and was never analysed.",
-                "Without statistics the planner guesses, and may read the whole table where an index would do.",
+                "Without statistics the planner guesses, and may scan the table, not an index.",
                 f"ANALYZE {table.name};",
             )
 

@@ -37,7 +37,7 @@ def create_open(database: str, batch: Batch) -> None:
     _rows(database).bulk_create([batch])
 
 
-def join(database: str, pk: Any, *, opens: bool = False) -> None:
+def join(database: str, pk: UUID, *, opens: bool = False) -> None:
     """Hold a batch open until the end of the transaction, while jobs are added to it.
 
     ``opens``: the caller is the opener. It has OPEN_SECONDS again until it adds the next job.
@@ -57,7 +57,7 @@ def join(database: str, pk: Any, *, opens: bool = False) -> None:
         rows.update(sealed_at=None, opened_until=after(OPEN_SECONDS))
 
 
-def seal(database: str, pk: Any) -> None:
+def seal(database: str, pk: UUID) -> None:
     """Seal a batch: its opener has enqueued all jobs.
 
     A sealed batch finishes when all of its jobs have.
@@ -67,7 +67,7 @@ def seal(database: str, pk: Any) -> None:
     )
 
 
-def seal_abandoned(database: str, limit: int = 100) -> list[Any]:
+def seal_abandoned(database: str, limit: int = 100) -> list[UUID]:
     """Seal batches whose openers have added nothing for OPEN_SECONDS and have not ended.
 
     Returns their ids. A live opener reopens its batch with the next job that it adds, or
@@ -80,7 +80,7 @@ def seal_abandoned(database: str, limit: int = 100) -> list[Any]:
     return ids
 
 
-def finish(database: str, ids: Iterable[Any] | None = None, limit: int = 100) -> list[str]:
+def finish(database: str, ids: Iterable[UUID] | None = None, limit: int = 100) -> list[str]:
     """Finish due batches, each once, and enqueue their callbacks in the same transaction.
 
     Returns the queues of the callbacks. A batch that another transaction has locked is left
@@ -105,7 +105,7 @@ def finish(database: str, ids: Iterable[Any] | None = None, limit: int = 100) ->
         return []
 
 
-def _finish(database: str, found: list[Any]) -> list[str]:
+def _finish(database: str, found: list[UUID]) -> list[str]:
     rows, jobs, shares = (
         _rows(database),
         Job.objects.using(database),

@@ -32,7 +32,7 @@ from .slot_group import GroupSize, ungrouped
 ROUNDS = 50
 
 # Stopped, and not enqueued again since.
-_WAS_STOPPED = Q(stop_asked_at__isnull=False, asked_again=False)
+_WAS_STOPPED = Q(stop_requested_at__isnull=False, rerun_requested=False)
 # The changes of a release. MySQL sets one column after the other: each expression reads only
 # columns that are set after it.
 _RELEASED: dict[str, Any] = {
@@ -45,15 +45,17 @@ _RELEASED: dict[str, Any] = {
         When(_WAS_STOPPED, then=Now()), default=None, output_field=models.DateTimeField()
     ),
     "failures": Case(
-        When(asked_again=True, then=Value(0)),
+        When(rerun_requested=True, then=Value(0)),
         default=F("failures"),
         output_field=models.PositiveIntegerField(),
     ),
     "attempts_before": Case(
-        When(asked_again=True, then=F("attempt")), default=F("attempts_before")
+        When(rerun_requested=True, then=F("attempt")), default=F("attempts_before")
     ),
-    "stop_asked_at": Case(When(asked_again=True, then=None), default=F("stop_asked_at")),
-    "asked_again": False,
+    "stop_requested_at": Case(
+        When(rerun_requested=True, then=None), default=F("stop_requested_at")
+    ),
+    "rerun_requested": False,
     "process": None,
     "started_at": None,
 }
@@ -206,7 +208,7 @@ def save_policy(job: ClaimedJob) -> None:
 
     A row that was re-enqueued meanwhile has the policy of that call.
     """
-    rows = Job.objects.using(job._state.db).owned(job).filter(max_attempts=0, asked_again=False)
+    rows = Job.objects.using(job._state.db).owned(job).filter(max_attempts=0, rerun_requested=False)
     rows.update(max_attempts=job.max_attempts, on_lost=job.on_lost, timeout=job.timeout)
 
 
@@ -217,6 +219,7 @@ def save_metadata(job: ClaimedJob) -> bool:
     re-enqueued meanwhile is dropped: its row already belongs to the next run.
     """
     noted = Case(
-        When(asked_again=True, then=F("metadata")), default=Value(job.metadata, models.JSONField())
+        When(rerun_requested=True, then=F("metadata")),
+        default=Value(job.metadata, models.JSONField()),
     )
     return bool(Job.objects.using(job._state.db).owned(job).update(metadata=noted))

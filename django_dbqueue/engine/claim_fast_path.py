@@ -21,7 +21,8 @@ from ..models.job import JobQuerySet
 from .claim_size import is_small
 
 CLAIM = """
-UPDATE {table} SET state = %s, process_id = %s, attempt = attempt + 1, started_at = statement_timestamp(), has_begun = false
+UPDATE {table} SET state = %s, process_id = %s, attempt = attempt + 1,
+    started_at = statement_timestamp(), has_begun = false
 WHERE id = ANY(ARRAY({wanted} """
 UP_TO = "LIMIT %s FOR UPDATE SKIP LOCKED)) RETURNING {columns}"
 

@@ -60,7 +60,8 @@ def write(database: str, jobs: Sequence[Job]) -> None:
     first, rows = jobs[0], Job.objects.using(database)
     with writing(database, savepoint=False) if len(jobs) > 1 else nullcontext():
         create(rows, first, TIMES)
-        insert(rows, COLUMNS, _rows_behind(first, jobs))
+        if len(jobs) > 1:
+            insert(rows, COLUMNS, _rows_behind(first, jobs))
 
 
 def _rows_behind(first: Job, jobs: Sequence[Job]) -> list[tuple[Any, ...]]:

@@ -52,7 +52,8 @@ def create(rows: models.QuerySet[Any], new: Any, given: Sequence[str]) -> None:
     back = ", ".join(f'"{meta.get_field(name).column}"' for name in given)
     with connection.cursor() as cursor:
         cursor.execute(
-            f'INSERT INTO "{meta.db_table}" ({", ".join(columns)}) VALUES ({", ".join(places)}) RETURNING {back}',
+            f'INSERT INTO "{meta.db_table}" ({", ".join(columns)}) '
+            f"VALUES ({', '.join(places)}) RETURNING {back}",
             values,
         )
         new.__dict__.update(zip(given, cursor.fetchone(), strict=True))

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from math import inf
 from typing import Any
+from uuid import UUID
 
 from django.db import connections
 from django.db.models import Count, Exists, F, OuterRef, Q, Subquery
@@ -94,7 +96,7 @@ def acquire(
     return [*(job for job in jobs if not job.blocked_by), *behind]
 
 
-def block_surplus(database: str, jobs: Sequence[Any]) -> None:
+def block_surplus(database: str, jobs: Sequence[Job]) -> None:
     """Block new jobs that are certain to find no slot, so that no worker claims them in vain.
 
     Slots may have become free by the time of the commit; the sweep finds such jobs.
@@ -119,7 +121,7 @@ def block_surplus(database: str, jobs: Sequence[Any]) -> None:
 
 
 def _signal(
-    database: str, keys: Iterable[str], of_each_kind: bool = False, left_by: Sequence[Any] = ()
+    database: str, keys: Iterable[str], of_each_kind: bool = False, left_by: Sequence[Job] = ()
 ) -> list[str]:
     """Unblock as many waiting jobs as there are free slots. Return the queue of each.
 
@@ -213,17 +215,17 @@ def replan_rates(database: str) -> None:
             )
 
 
-def _assign_times(database: str, row: Any) -> None:
+def _assign_times(database: str, row: Semaphore) -> None:
     times = row.free_times()
     jobs = _lock_first_waiting(database, row.pk, len(times), {})
     for job, time in zip(jobs, times, strict=False):
         job.state, job.blocked_by, job.run_after = State.SCHEDULED, None, time
-        row.booked = time + row.every
+        row.booked = time + (row.every or timedelta())
     _jobs(database).bulk_update(jobs, ["state", "blocked_by", "run_after"])
     _store(database, [row])
 
 
-def release_slots(database: str, jobs: Sequence[Any]) -> list[str]:
+def release_slots(database: str, jobs: Sequence[Job]) -> list[str]:
     """Release the slots of settled jobs. Return the queue of each job that becomes ready."""
     if not (
         keys := {limit["key"] for job in jobs for limit in job.limits or () if "most" in limit}
@@ -259,7 +261,7 @@ def _insert_and_lock(database: str, limits: dict[str, dict[str, Any]]) -> dict[s
     return held
 
 
-def _locked(database: str, keys: Iterable[str]) -> list[Any]:
+def _locked(database: str, keys: Iterable[str]) -> list[Semaphore]:
     rows: Any = _rows(database).filter(pk__in=list(keys)).order_by("pk").annotate(db_now=Now())
     return list(lock_waiting(rows))
 
@@ -276,7 +278,7 @@ def _unblock(
 
 def _lock_first_waiting(
     database: str, key: str, number: int, known: dict[str, Semaphore], of_each_kind: bool = False
-) -> list[Any]:
+) -> list[Job]:
     """Lock and return the first waiting jobs of a semaphore that can run.
 
     Earlier jobs that cannot run stop waiting for it, a thousand at a time. A job that no worker
@@ -285,7 +287,7 @@ def _lock_first_waiting(
     the returned jobs take slots of them in memory.
     """
     known = dict(known)
-    served, found, passed = Served(database), list[Any](), set[Any]()
+    served, found, passed = Served(database), list[Job](), set[UUID]()
     size = LOOK if of_each_kind else number
     for _ in range(ROUNDS if number > 0 else 0):
         rows = (
@@ -297,7 +299,7 @@ def _lock_first_waiting(
         line = list(rows[:size])
         _count_others(database, known, line)
         kinds = Counter(map(_kind, found))
-        fate: dict[Any, str | None] = {}
+        fate: dict[UUID, str | None] = {}
         for job in line:
             kind, own = _kind(job), {each["key"]: each for each in job.limits or ()}
             others = [each for each in own.values() if "most" in each and each["key"] != key]
@@ -340,7 +342,7 @@ def _lock_first_waiting(
     return found
 
 
-def _wait_elsewhere(database: str, fate: dict[Any, str | None]) -> int:
+def _wait_elsewhere(database: str, fate: dict[UUID, str | None]) -> int:
     """Make jobs wait for another semaphore, or make them ready. Return their number."""
     by_key = defaultdict(list)
     for pk, to in fate.items():
@@ -352,7 +354,7 @@ def _wait_elsewhere(database: str, fate: dict[Any, str | None]) -> int:
     return len(fate)
 
 
-def _count_others(database: str, known: dict[str, Semaphore], jobs: Sequence[Any]) -> None:
+def _count_others(database: str, known: dict[str, Semaphore], jobs: Sequence[Job]) -> None:
     """Count the slots of these jobs' other limits, without a lock.
 
     A sweep finds jobs for which the count was wrong.
@@ -387,14 +389,14 @@ def _count_slots(database: str, semaphores: Mapping[str, Semaphore]) -> None:
         semaphores[key].taken, semaphores[key].smallest = number, smallest
 
 
-def _take_slots(database: str, jobs: Iterable[Any]) -> None:
+def _take_slots(database: str, jobs: Iterable[ClaimedJob]) -> None:
     """Take one slot of each semaphore of each job, for the attempt that begins now."""
     rows = [
         Slot(
             semaphore_id=limit["key"],
             job=job,
             attempt=job.attempt + 1,
-            slot_group=job.slot_group,
+            slot_group=job.slot_group,  # type: ignore[misc]
             most=limit["most"],
         )
         for job in jobs
@@ -406,7 +408,7 @@ def _take_slots(database: str, jobs: Iterable[Any]) -> None:
     )
 
 
-def _slots_taken() -> Any:
+def _slots_taken() -> Coalesce:
     slots = (
         Slot.objects.taken()
         .filter(semaphore=OuterRef("pk"))
@@ -425,11 +427,11 @@ def _breadth(limit: dict[str, Any]) -> float:
     return float(limit.get("most", inf))
 
 
-def _kind(job: Any) -> Any:
+def _kind(job: Job) -> tuple[str, str, tuple[str, ...]]:
     return job.queue, job.task, tuple(sorted(each["key"] for each in job.limits or ()))
 
 
-def _not_used(job: Any) -> list[str]:
+def _not_used(job: ClaimedJob) -> list[str]:
     """Return the semaphores after the one that refused a job. Other jobs may have their slots."""
     if not (job.blocked_by or job.not_to_run):
         return []
@@ -443,7 +445,7 @@ def _not_used(job: Any) -> list[str]:
     )
 
 
-def _try_acquire(job: Any, semaphores: dict[str, Semaphore]) -> bool:
+def _try_acquire(job: ClaimedJob, semaphores: dict[str, Semaphore]) -> bool:
     """Acquire all semaphores of a job, or none. Return True if the job may run now."""
     for limit in sorted(job.limits, key=_breadth):
         row = semaphores[limit["key"]]

@@ -1,4 +1,4 @@
-"""Recurring tasks: keep their rows as the code declares them, and enqueue them when they are due."""
+"""Recurring tasks: keep rows as the code declares them, and enqueue the tasks when they are due."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from uuid import UUID
 
 from django.db.models import Exists, OuterRef, Q
 
@@ -34,7 +34,7 @@ def prune_jobs(jobs: JobQuerySet, states: Sequence[str], older_than: float, limi
         return erase(jobs.db, [row[0] for row in found])
 
 
-def erase(database: str, ids: list[Any]) -> int:
+def erase(database: str, ids: Sequence[UUID]) -> int:
     """Delete jobs with their attempts.
 
     One statement for each table: nothing is loaded to be deleted.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 from django.db.models import F
 
@@ -47,7 +48,7 @@ def settle(database: str, outcomes: Sequence[AttemptResult]) -> Settled:
         # of running jobs and, under a long transaction, all its dead entries (60 s instead of
         # 3 s for 100,000 jobs).
         rows = jobs.filter(Among(ids)).order_by("pk")
-        columns = "pk", "attempt", "process_id", "asked_again", "queue", "stop_asked_at"
+        columns = "pk", "attempt", "process_id", "rerun_requested", "queue", "stop_requested_at"
         running = [
             row[:-1]
             for row in lock(rows).values_list(*columns, "state")
@@ -81,7 +82,7 @@ def settle(database: str, outcomes: Sequence[AttemptResult]) -> Settled:
     return settled
 
 
-def _move_jobs(jobs: JobQuerySet, outcomes: Sequence[AttemptResult], again: set[Any]) -> None:
+def _move_jobs(jobs: JobQuerySet, outcomes: Sequence[AttemptResult], again: set[UUID]) -> None:
     """Move settled jobs out of RUNNING, by the outcomes of their attempts.
 
     The jobs of ``again`` were re-enqueued while they ran.
@@ -113,8 +114,11 @@ def _move_jobs(jobs: JobQuerySet, outcomes: Sequence[AttemptResult], again: set[
     set_json(jobs, "result", results)
 
 
-def _enter_stages(jobs: JobQuerySet, moves: Iterable[tuple[Any, Job]]) -> None:
-    """Advance running jobs of pipelines. Each move is a job's id, and the job as it is at its next stage."""
+def _enter_stages(jobs: JobQuerySet, moves: Iterable[tuple[UUID, Job]]) -> None:
+    """Advance running jobs of pipelines.
+
+    Each move is a job's id, and the job as it is at its next stage.
+    """
     alike = defaultdict(list)
     for pk, there in moves:
         alike[tuple(getattr(there, name) for name in _OF_A_STAGE)].append((pk, there))
@@ -166,7 +170,7 @@ def _forget_runs(database: str, outcomes: Iterable[AttemptResult]) -> None:
 
 
 def _classify_unlocked(
-    database: str, rows: Any, outcomes: Iterable[AttemptResult], settled: Settled
+    database: str, rows: JobQuerySet, outcomes: Iterable[AttemptResult], settled: Settled
 ) -> None:
     """Classify the outcomes whose rows were not locked here.
 
@@ -228,7 +232,10 @@ def _row(outcome: AttemptResult, groups: Mapping[str, int]) -> tuple[Any, ...]:
 def _dropped(outcome: AttemptResult) -> Execution:
     """Return the execution of an attempt that ended after its job had passed to another owner."""
     columns = dict(zip(COLUMNS, _row(outcome, {}), strict=True))
-    message = f"It ended ({outcome.outcome.value}) when its job belonged to somebody else; that outcome was dropped."
+    message = (
+        f"It ended ({outcome.outcome.value}) when its job belonged to another process; "
+        "that outcome was dropped."
+    )
     return Execution(
         job_id=columns.pop("job"), **{**columns, "outcome": Outcome.LOST, "message": message}
     )

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import cycle, takewhile
-from typing import Any
 
+from ..models import ClaimedJob
 from ..models.enums import State
 from ..models.job import JobQuerySet
 from ..models.locking import lock_first
 
 # Number of jobs like the given one that a worker thread finishes soon.
-GroupSize = Callable[[Any], int]
+GroupSize = Callable[[ClaimedJob], int]
 
 
-def ungrouped(job: Any) -> int:
+def ungrouped(job: ClaimedJob) -> int:
     """Return 1, for callers that form no groups."""
     return 1
 
 
 def next_in_line(
-    jobs: JobQuerySet, leaders: Sequence[Any], limit: int, group_size: GroupSize
-) -> list[Any]:
+    jobs: JobQuerySet, leaders: Sequence[ClaimedJob], limit: int, group_size: GroupSize
+) -> list[ClaimedJob]:
     """Make up to ``limit`` waiting jobs ready, each in the group of one leader, and return them.
 
     They wait for semaphores that the leaders have just acquired. They are the first waiting jobs,
@@ -33,7 +33,7 @@ def next_in_line(
         # A rate counts the start of each job, so jobs with a rate form no group.
         if group_size(job) > 1 and all("most" in each for each in job.limits):
             alike[job.task, job.queue, tuple(each["key"] for each in job.limits)].append(job)
-    found: list[Any] = []
+    found: list[ClaimedJob] = []
     for (_task, _queue, keys), first in alike.items():
         for key in keys:
             if (number := min(limit - len(found), (group_size(first[0]) - 1) * len(first))) > 0:
@@ -45,7 +45,7 @@ def next_in_line(
     return found
 
 
-def _join(first: Sequence[Any], waiting: Sequence[Any]) -> list[Any]:
+def _join(first: Sequence[ClaimedJob], waiting: Sequence[ClaimedJob]) -> list[ClaimedJob]:
     want = first[0].task, first[0].queue, first[0].limits
     found = list(takewhile(lambda job: (job.task, job.queue, job.limits) == want, waiting))
     for job, leader in zip(found, cycle(first), strict=False):

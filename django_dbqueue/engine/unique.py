@@ -46,11 +46,11 @@ _OF_A_RUN = [
     "blocked_by",
     "run_after",
     "expires_at",
-    "asked_again",
+    "rerun_requested",
     "failures",
     "attempts_before",
 ]
-_OF_A_NEW_RUN = ["enqueued_at", "started_at", "finished_at", "result", "stop_asked_at"]
+_OF_A_NEW_RUN = ["enqueued_at", "started_at", "finished_at", "result", "stop_requested_at"]
 TIMES = ["run_after", "expires_at", "enqueued_at"]
 OF_A_NEW_JOB = [
     "id",
@@ -118,8 +118,8 @@ def restart_run(rows: JobQuerySet, wait: float | datetime) -> None:
         process=None,
         failures=0,
         attempts_before=F("attempt"),
-        asked_again=False,
-        stop_asked_at=None,
+        rerun_requested=False,
+        stop_requested_at=None,
         started_at=None,
         enqueued_at=Now(),
     )
@@ -221,13 +221,13 @@ class _Merge:
         begins = max(row.run_after, row.db_now)
         row.expires_at = begins + expires if isinstance(expires, timedelta) else expires
         if row.state == State.RUNNING:
-            row.asked_again = True
+            row.rerun_requested = True
         else:
             _start_run(row, State.SCHEDULED if row.run_after > row.db_now else State.READY)
         self.changed[row.pk] = row
         return EnqueueStatus.CREATED if ends else EnqueueStatus.MERGED
 
-    def _assign_batch(self, row: Any, batch: Any) -> None:
+    def _assign_batch(self, row: Job, batch: UUID | None) -> None:
         """Assign the requested run to the call's batch.
 
         The batch that it belonged to waits for it too.
@@ -238,7 +238,7 @@ class _Merge:
             )
             row.batch_id = batch
             return
-        is_to_come = row.state != State.RUNNING or row.asked_again
+        is_to_come = row.state != State.RUNNING or row.rerun_requested
         if row.batch_id == batch or (batch is None and is_to_come):
             return
         if row.batch_id:
@@ -264,6 +264,6 @@ class _Merge:
 def _start_run(row: Any, state: State) -> None:
     if row.state in FINISHED:
         row.enqueued_at, row.started_at, row.finished_at, row.result = row.db_now, None, None, None
-        row.stop_asked_at = None
+        row.stop_requested_at = None
     row.state, row.blocked_by = state, None
     row.failures, row.attempts_before = 0, row.attempt

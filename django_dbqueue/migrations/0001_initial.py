@@ -83,7 +83,7 @@ BEGIN
     IF dbqueue_enqueue.key IS NULL THEN
         INSERT INTO {table} (
             id, task, queue, priority, args, kwargs, metadata, max_attempts, on_lost, key, enqueued_at, run_after,
-            state, attempt, failures, has_begun, asked_again, attempts_before
+            state, attempt, failures, has_begun, rerun_requested, attempts_before
         ) VALUES (
             new_id, dbqueue_enqueue.task, dbqueue_enqueue.queue, dbqueue_enqueue.priority, dbqueue_enqueue.args,
             dbqueue_enqueue.kwargs, '{{}}', 0, 'retry', dbqueue_enqueue.task || ' ' || dbqueue_enqueue.key, moment, due,
@@ -93,7 +93,7 @@ BEGIN
         -- As Task.using(key=...), whose on_conflict is "rerun": the row that the key has gets what this call asks for.
         INSERT INTO {table} AS job (
             id, task, queue, priority, args, kwargs, metadata, max_attempts, on_lost, key, enqueued_at, run_after,
-            state, attempt, failures, has_begun, asked_again, attempts_before
+            state, attempt, failures, has_begun, rerun_requested, attempts_before
         ) VALUES (
             new_id, dbqueue_enqueue.task, dbqueue_enqueue.queue, dbqueue_enqueue.priority, dbqueue_enqueue.args,
             dbqueue_enqueue.kwargs, '{{}}', 0, 'retry', dbqueue_enqueue.task || ' ' || dbqueue_enqueue.key, moment, due,
@@ -105,7 +105,7 @@ BEGIN
             on_lost = excluded.on_lost, timeout = excluded.timeout, limits = excluded.limits,
             pipeline = excluded.pipeline, stage = excluded.stage,
             run_after = CASE WHEN job.state IN ('scheduled', 'blocked', 'ready') THEN least(job.run_after, due) ELSE due END,
-            asked_again = job.asked_again OR job.state = 'running',
+            rerun_requested = job.rerun_requested OR job.state = 'running',
             state = CASE
                 WHEN job.state = 'running' THEN 'running'
                 WHEN job.state IN ('scheduled', 'blocked', 'ready') AND least(job.run_after, due) <= moment THEN 'ready'
@@ -117,7 +117,7 @@ BEGIN
             enqueued_at = CASE WHEN job.finished_at IS NULL THEN job.enqueued_at ELSE moment END,
             started_at = CASE WHEN job.finished_at IS NULL THEN job.started_at END,
             result = CASE WHEN job.finished_at IS NULL THEN job.result END,
-            stop_asked_at = CASE WHEN job.finished_at IS NULL THEN job.stop_asked_at END,
+            stop_requested_at = CASE WHEN job.finished_at IS NULL THEN job.stop_requested_at END,
             finished_at = NULL
         RETURNING job.id INTO new_id;
     END IF;
@@ -179,7 +179,7 @@ class Migration(migrations.Migration):
                 ('on_finish', django_dbqueue.models.document.DocumentField(blank=True, null=True, verbose_name='on finish')),
                 ('on_success', django_dbqueue.models.document.DocumentField(blank=True, null=True, verbose_name='on success')),
                 ('created_at', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now(), verbose_name='created at')),
-                ('opened_until', models.DateTimeField(blank=True, null=True, verbose_name='opened until')),
+                ('opened_until', models.DateTimeField(blank=True, null=True, verbose_name='open until')),
                 ('sealed_at', models.DateTimeField(blank=True, null=True, verbose_name='sealed at')),
                 ('finished_at', models.DateTimeField(blank=True, db_index=True, null=True, verbose_name='finished at')),
             ],
@@ -208,10 +208,10 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('fingerprint', django_dbqueue.models.identifier.IdentifierField(max_length=32, unique=True, verbose_name='fingerprint')),
                 ('error_type', models.CharField(max_length=255, verbose_name='error')),
-                ('message', models.TextField(help_text='As it was the first time.', verbose_name='message')),
+                ('message', models.TextField(help_text='The message of the first occurrence.', verbose_name='message')),
                 ('location', models.CharField(max_length=255, verbose_name='location')),
                 ('state', models.CharField(choices=[('open', 'Open'), ('muted', 'Muted'), ('resolved', 'Resolved')], default='open', max_length=10, verbose_name='state')),
-                ('count', models.PositiveBigIntegerField(default=0, verbose_name='times')),
+                ('count', models.PositiveBigIntegerField(default=0, verbose_name='occurrences')),
                 ('first_seen', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now(), verbose_name='first seen')),
                 ('last_seen', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now(), verbose_name='last seen')),
             ],
@@ -232,25 +232,25 @@ class Migration(migrations.Migration):
                 ('args', django_dbqueue.models.document.DocumentField(blank=True, default=list, verbose_name='arguments')),
                 ('kwargs', django_dbqueue.models.document.DocumentField(blank=True, default=dict, verbose_name='keyword arguments')),
                 ('metadata', django_dbqueue.models.document.DocumentField(blank=True, default=dict, verbose_name='metadata')),
-                ('max_attempts', models.PositiveSmallIntegerField(default=1, help_text='After so many failures it is tried no more. 0: as its task and its queue say when it runs first.', verbose_name='most attempts')),
-                ('on_lost', models.CharField(choices=[('retry', 'Try again'), ('fail', 'Fail')], default='retry', help_text='What becomes of it when its process dies.', max_length=5, verbose_name='when lost')),
-                ('timeout', models.DurationField(blank=True, help_text='It is stopped if it runs longer.', null=True, verbose_name='timeout')),
+                ('max_attempts', models.PositiveSmallIntegerField(default=1, help_text='The job fails after this many failed attempts. 0: the options of its task and queue apply when it first runs.', verbose_name='maximum attempts')),
+                ('on_lost', models.CharField(choices=[('retry', 'Retry'), ('fail', 'Fail')], default='retry', help_text='What happens to the job if its process dies.', max_length=5, verbose_name='when lost')),
+                ('timeout', models.DurationField(blank=True, help_text='The job is stopped if it runs longer.', null=True, verbose_name='timeout')),
                 ('key', django_dbqueue.models.identifier.IdentifierField(blank=True, max_length=460, null=True, verbose_name='key')),
-                ('version', models.BigIntegerField(blank=True, help_text='The newest of its key.', null=True, verbose_name='version')),
+                ('version', models.BigIntegerField(blank=True, help_text='The latest version of the key.', null=True, verbose_name='version')),
                 ('limits', django_dbqueue.models.document.DocumentField(blank=True, null=True, verbose_name='limits')),
                 ('pipeline', django_dbqueue.models.document.DocumentField(blank=True, null=True, verbose_name='pipeline')),
                 ('stage', models.PositiveSmallIntegerField(blank=True, null=True, verbose_name='stage')),
                 ('enqueued_at', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now(), verbose_name='enqueued at')),
-                ('expires_at', models.DateTimeField(blank=True, help_text='It is called off if it is not started by then.', null=True, verbose_name='expires at')),
+                ('expires_at', models.DateTimeField(blank=True, help_text='The job is discarded if it has not started by then.', null=True, verbose_name='expires at')),
                 ('run_after', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now(), verbose_name='run after')),
                 ('state', models.CharField(choices=[('scheduled', 'Scheduled'), ('blocked', 'Blocked'), ('ready', 'Ready'), ('running', 'Running'), ('successful', 'Successful'), ('failed', 'Failed'), ('discarded', 'Discarded')], default='ready', max_length=10, verbose_name='state')),
-                ('attempt', models.PositiveIntegerField(default=0, help_text='How often it was claimed.', verbose_name='attempt')),
-                ('failures', models.PositiveIntegerField(default=0, help_text='How many of its attempts failed.', verbose_name='failures')),
-                ('has_begun', models.BooleanField(default=False, verbose_name='has begun')),
-                ('asked_again', models.BooleanField(default=False, help_text='It runs once more when it has ended.', verbose_name='asked for again')),
+                ('attempt', models.PositiveIntegerField(default=0, help_text='Number of times the job was claimed.', verbose_name='attempt')),
+                ('failures', models.PositiveIntegerField(default=0, help_text='Number of failed attempts.', verbose_name='failures')),
+                ('has_begun', models.BooleanField(default=False, verbose_name='has started')),
+                ('rerun_requested', models.BooleanField(default=False, help_text='The job runs again when this run has ended.', verbose_name='rerun requested')),
                 ('attempts_before', models.PositiveIntegerField(default=0, verbose_name='attempts of earlier runs')),
-                ('blocked_by', django_dbqueue.models.identifier.IdentifierField(blank=True, max_length=460, null=True, verbose_name='waits for')),
-                ('stop_asked_at', models.DateTimeField(blank=True, null=True, verbose_name='asked to stop at')),
+                ('blocked_by', django_dbqueue.models.identifier.IdentifierField(blank=True, max_length=460, null=True, verbose_name='waiting on limit')),
+                ('stop_requested_at', models.DateTimeField(blank=True, null=True, verbose_name='stop requested at')),
                 ('started_at', models.DateTimeField(blank=True, null=True, verbose_name='started at')),
                 ('finished_at', models.DateTimeField(blank=True, null=True, verbose_name='finished at')),
                 ('result', django_dbqueue.models.document.DocumentField(blank=True, null=True, verbose_name='result')),
@@ -282,7 +282,7 @@ class Migration(migrations.Migration):
                 ('paused_at', models.DateTimeField(blank=True, null=True, verbose_name='paused at')),
                 ('resume_at', models.DateTimeField(blank=True, null=True, verbose_name='resumes at')),
                 ('name', django_dbqueue.models.identifier.IdentifierField(max_length=100, primary_key=True, serialize=False, verbose_name='name')),
-                ('limit', models.PositiveIntegerField(blank=True, help_text='So many of its jobs run at a time. Empty: as the settings say.', null=True, verbose_name='limit')),
+                ('limit', models.PositiveIntegerField(blank=True, help_text='Maximum number of jobs that run at a time. Empty: the limit from the settings.', null=True, verbose_name='limit')),
             ],
             options={
                 'verbose_name': 'queue',
@@ -294,11 +294,11 @@ class Migration(migrations.Migration):
             name='Semaphore',
             fields=[
                 ('key', django_dbqueue.models.identifier.IdentifierField(max_length=460, primary_key=True, serialize=False, verbose_name='key')),
-                ('most', models.PositiveIntegerField(null=True, verbose_name='most at a time')),
-                ('every', models.DurationField(null=True, verbose_name='one every')),
+                ('most', models.PositiveIntegerField(null=True, verbose_name='maximum at a time')),
+                ('every', models.DurationField(null=True, verbose_name='interval')),
                 ('burst', models.PositiveIntegerField(default=1, verbose_name='burst')),
                 ('earliest', models.DateTimeField(null=True, verbose_name='earliest start')),
-                ('booked', models.DateTimeField(db_index=True, null=True, verbose_name='booked until')),
+                ('booked', models.DateTimeField(db_index=True, null=True, verbose_name='reserved until')),
             ],
             options={
                 'verbose_name': 'limit',
@@ -314,7 +314,7 @@ class Migration(migrations.Migration):
                 ('done', models.FloatField(verbose_name='done')),
                 ('total', models.FloatField(blank=True, null=True, verbose_name='total')),
                 ('note', models.CharField(blank=True, max_length=200, verbose_name='note')),
-                ('noted_at', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now(), verbose_name='noted at')),
+                ('updated_at', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now(), verbose_name='updated at')),
             ],
             options={
                 'verbose_name': 'progress',
@@ -372,7 +372,7 @@ class Migration(migrations.Migration):
                 ('pid', models.PositiveIntegerField(verbose_name='process id')),
                 ('details', django_dbqueue.models.document.DocumentField(default=dict, verbose_name='details')),
                 ('started_at', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now(), verbose_name='started at')),
-                ('expires_at', models.DateTimeField(verbose_name='taken for dead after')),
+                ('expires_at', models.DateTimeField(verbose_name='expires at')),
                 ('heartbeat_at', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now(), verbose_name='last heartbeat')),
                 ('supervisor', models.ForeignKey(blank=True, db_constraint=False, null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='children', to='dbqueue.process', verbose_name='supervisor')),
             ],
@@ -392,19 +392,19 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('name', django_dbqueue.models.identifier.IdentifierField(max_length=255, unique=True, verbose_name='name')),
-                ('task', django_dbqueue.models.identifier.IdentifierField(blank=True, help_text='Its path, such as shop.tasks.report.', max_length=255, verbose_name='task')),
-                ('command', models.CharField(blank=True, help_text='A management command, in place of a task.', max_length=100, verbose_name='command')),
-                ('cron', models.CharField(blank=True, help_text='Minute, hour, day of the month, month, day of the week: 0 9 * * mon-fri.', max_length=100, verbose_name='cron expression')),
-                ('timezone', models.CharField(blank=True, help_text="Of the cron expression. Empty: the project's TIME_ZONE.", max_length=64, verbose_name='time zone')),
-                ('every', models.DurationField(blank=True, help_text='An interval in place of a cron expression: 00:05:00 is five minutes.', null=True, verbose_name='every')),
-                ('drift', models.BooleanField(default=False, help_text='Count the interval from the end of a run, not from its planned time.', verbose_name='drift')),
+                ('task', django_dbqueue.models.identifier.IdentifierField(blank=True, help_text='Path of the task, such as shop.tasks.report.', max_length=255, verbose_name='task')),
+                ('command', models.CharField(blank=True, help_text='A management command, instead of a task.', max_length=100, verbose_name='command')),
+                ('cron', models.CharField(blank=True, help_text='Minute, hour, day of month, month, day of week, such as 0 9 * * mon-fri.', max_length=100, verbose_name='cron expression')),
+                ('timezone', models.CharField(blank=True, help_text="Time zone of the cron expression. Empty: the project's TIME_ZONE.", max_length=64, verbose_name='time zone')),
+                ('every', models.DurationField(blank=True, help_text='An interval, instead of a cron expression: 00:05:00 is five minutes.', null=True, verbose_name='every')),
+                ('drift', models.BooleanField(default=False, help_text='Count the interval from the end of a run, not from its scheduled time.', verbose_name='drift')),
                 ('args', django_dbqueue.models.document.DocumentField(blank=True, default=list, verbose_name='arguments')),
                 ('kwargs', django_dbqueue.models.document.DocumentField(blank=True, default=dict, verbose_name='keyword arguments')),
-                ('queue', django_dbqueue.models.identifier.IdentifierField(blank=True, help_text='Empty: as the task has it.', max_length=100, verbose_name='queue')),
-                ('priority', models.SmallIntegerField(blank=True, help_text='Empty: as the task has it.', null=True, verbose_name='priority')),
-                ('missed', models.CharField(choices=[('skip', 'Skip them'), ('one', 'Run once for all of them'), ('all', 'Run for each of them')], default='skip', max_length=4, verbose_name='missed runs')),
-                ('most_missed', models.PositiveSmallIntegerField(default=10, help_text='Of more missed runs than this, the oldest are skipped.', verbose_name='most missed runs')),
-                ('jitter', models.DurationField(blank=True, default=datetime.timedelta, help_text='Each run waits for a part of this, by chance.', verbose_name='jitter')),
+                ('queue', django_dbqueue.models.identifier.IdentifierField(blank=True, help_text='Empty: the queue of the task.', max_length=100, verbose_name='queue')),
+                ('priority', models.SmallIntegerField(blank=True, help_text='Empty: the priority of the task.', null=True, verbose_name='priority')),
+                ('missed', models.CharField(choices=[('skip', 'Skip'), ('one', 'Run once'), ('all', 'Run all')], default='skip', max_length=4, verbose_name='missed runs')),
+                ('most_missed', models.PositiveSmallIntegerField(default=10, help_text='If more runs were missed, the oldest are skipped.', verbose_name='maximum missed runs')),
+                ('jitter', models.DurationField(blank=True, default=datetime.timedelta, help_text='Maximum random delay of each run.', verbose_name='jitter')),
                 ('starts_at', models.DateTimeField(blank=True, null=True, verbose_name='starts at')),
                 ('ends_at', models.DateTimeField(blank=True, null=True, verbose_name='ends at')),
                 ('is_enabled', models.BooleanField(default=True, editable=False, verbose_name='enabled')),
@@ -445,7 +445,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('attempt', models.PositiveIntegerField(verbose_name='attempt')),
                 ('slot_group', models.UUIDField(default=django_dbqueue.core.uuid7.uuid7, verbose_name='slot group')),
-                ('most', models.PositiveIntegerField(help_text='As its job has it.', null=True, verbose_name='most at a time')),
+                ('most', models.PositiveIntegerField(help_text='The limit of its job.', null=True, verbose_name='maximum at a time')),
                 ('job', models.ForeignKey(db_constraint=False, on_delete=django.db.models.deletion.CASCADE, related_name='slots', to='dbqueue.job', verbose_name='job')),
                 ('semaphore', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='slots', to='dbqueue.semaphore', verbose_name='semaphore')),
             ],
@@ -522,7 +522,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='job',
-            constraint=models.CheckConstraint(condition=models.Q(('state', 'running'), ('asked_again', False), _connector='OR'), name='dbqueue_job_asked_again_runs'),
+            constraint=models.CheckConstraint(condition=models.Q(('state', 'running'), ('rerun_requested', False), _connector='OR'), name='dbqueue_job_rerun_runs'),
         ),
         migrations.AddConstraint(
             model_name='job',
@@ -530,7 +530,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='job',
-            constraint=models.CheckConstraint(condition=models.Q(('enqueued_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('expires_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('finished_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('run_after__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('started_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('stop_asked_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('timeout__range', (datetime.timedelta(0), datetime.timedelta(days=11574, seconds=6400)))), name='dbqueue_job_times'),
+            constraint=models.CheckConstraint(condition=models.Q(('enqueued_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('expires_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('finished_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('run_after__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('started_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('stop_requested_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('timeout__range', (datetime.timedelta(0), datetime.timedelta(days=11574, seconds=6400)))), name='dbqueue_job_times'),
         ),
         migrations.AddConstraint(
             model_name='job',

@@ -20,6 +20,8 @@ from .primary import PrimaryQuerySet
 
 
 class BatchQuerySet(PrimaryQuerySet["Batch"]):
+    """Batches: which are open, and which may finish."""
+
     def open(self) -> BatchQuerySet:
         """Return the batches that are sealed and not finished."""
         return self.filter(sealed_at__isnull=False, finished_at=None)
@@ -67,7 +69,7 @@ class Batch(models.Model):
     created_at = models.DateTimeField(_("created at"), db_default=Now())
     # Set while the batch is being filled. A sealed batch has it only if its opener was presumed
     # dead.
-    opened_until = models.DateTimeField(_("opened until"), null=True, blank=True)
+    opened_until = models.DateTimeField(_("open until"), null=True, blank=True)
     sealed_at = models.DateTimeField(_("sealed at"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True, db_index=True)
 

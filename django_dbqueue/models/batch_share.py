@@ -15,8 +15,8 @@ class BatchShare(models.Model):
     """A batch's share in the run of a job that has left the batch.
 
     The batch waits for a job that now belongs to another batch or to none; or a job that belonged
-    to it has failed. Rows are only inserted, or changed under the lock of their job: they need no lock
-    of a batch, which enqueuers hold.
+    to it has failed. Rows are only inserted, or changed under the lock of their job: they need no
+    lock of a batch, which enqueuers hold.
     """
 
     batch = models.ForeignKey(

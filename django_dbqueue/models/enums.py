@@ -61,7 +61,7 @@ class Outcome(models.TextChoices):
 class OnLost(models.TextChoices):
     """Policy for a job whose process died while it ran."""
 
-    RETRY = "retry", _("Try again")
+    RETRY = "retry", _("Retry")
     FAIL = "fail", _("Fail")
 
 

@@ -17,6 +17,8 @@ from .primary import PrimaryQuerySet
 
 
 class ExecutionQuerySet(PrimaryQuerySet["Execution"]):
+    """Executions: the attempts of a job, and the jobs of a failure."""
+
     def of_this_run(self, job: Job) -> ExecutionQuerySet:
         """Return a job's attempts since it was enqueued, or re-enqueued by its key; oldest first.
 

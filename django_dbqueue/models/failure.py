@@ -21,16 +21,22 @@ FURTHER = "\0"
 
 
 class FailureQuerySet(PrimaryQuerySet["Failure"]):
+    """Failures: filters, triage, and their counting."""
+
     def open(self) -> FailureQuerySet:
+        """Filter failures that are neither muted nor resolved."""
         return self.filter(state=Failure.State.OPEN)
 
     def unresolved(self) -> FailureQuerySet:
+        """Filter open and muted failures."""
         return self.exclude(state=Failure.State.RESOLVED)
 
     def closed(self) -> FailureQuerySet:
+        """Filter muted and resolved failures."""
         return self.exclude(state=Failure.State.OPEN)
 
     def seen_within(self, seconds: float) -> FailureQuerySet:
+        """Filter failures that were seen in the last ``seconds``."""
         return self.filter(last_seen__gte=after(-seconds))
 
     def mute(self) -> int:
@@ -128,10 +134,10 @@ class Failure(models.Model):
 
     fingerprint = IdentifierField(_("fingerprint"), max_length=32, unique=True)
     error_type = models.CharField(_("error"), max_length=255)
-    message = models.TextField(_("message"), help_text=_("As it was the first time."))
+    message = models.TextField(_("message"), help_text=_("The message of the first occurrence."))
     location = models.CharField(_("location"), max_length=255)
     state = models.CharField(_("state"), max_length=10, choices=State.choices, default=State.OPEN)
-    count = models.PositiveBigIntegerField(_("times"), default=0)
+    count = models.PositiveBigIntegerField(_("occurrences"), default=0)
     first_seen = models.DateTimeField(_("first seen"), db_default=Now())
     last_seen = models.DateTimeField(_("last seen"), db_default=Now())
 

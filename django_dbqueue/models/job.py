@@ -31,7 +31,7 @@ TIMES_OF_A_JOB = (
     "expires_at",
     "started_at",
     "finished_at",
-    "stop_asked_at",
+    "stop_requested_at",
 )
 READABLE = Q(
     **{f"{name}__range": SPAN for name in TIMES_OF_A_JOB},
@@ -40,7 +40,10 @@ READABLE = Q(
 
 
 class JobQuerySet(PrimaryQuerySet["Job"]):
+    """Jobs: filters, operators' actions, lanes, and places in line."""
+
     def ready(self) -> JobQuerySet:
+        """Filter jobs that may be claimed now."""
         return self.filter(state=State.READY)
 
     def of_lane(self, lane: Lane) -> JobQuerySet:
@@ -51,12 +54,15 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
         return by_index(rows, "dbqueue_job_lane")
 
     def running(self) -> JobQuerySet:
+        """Filter jobs that a process owns."""
         return self.filter(state=State.RUNNING)
 
     def failed(self) -> JobQuerySet:
+        """Filter failed jobs."""
         return self.filter(state=State.FAILED)
 
     def due(self) -> JobQuerySet:
+        """Filter scheduled jobs whose time has come."""
         return self.filter(state=State.SCHEDULED, run_after__lte=Now())
 
     def orphaned(self) -> JobQuerySet:
@@ -77,8 +83,9 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
             .filter(end__lt=after(-grace))
         )
 
-    def asked_to_stop(self) -> JobQuerySet:
-        return self.running().filter(stop_asked_at__isnull=False)
+    def stop_requested(self) -> JobQuerySet:
+        """Filter running jobs with a stop request."""
+        return self.running().filter(stop_requested_at__isnull=False)
 
     def owned(self, job: Job) -> JobQuerySet:
         """Return the job, if it still belongs to the process that claimed it: see Fence."""
@@ -87,9 +94,11 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
     # Operators' actions, on one job or very many. Jobs in another state are left unchanged.
 
     def waiting(self) -> JobQuerySet:
+        """Filter jobs that wait: scheduled, blocked and ready."""
         return self.filter(state__in=WAITING)
 
     def retriable(self) -> JobQuerySet:
+        """Filter jobs that ``retry()`` makes ready: failed and discarded."""
         return self.filter(state__in=UNSUCCESSFUL)
 
     def retry(self) -> int:
@@ -102,7 +111,7 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
             "expires_at": None,
             "started_at": None,
             "finished_at": None,
-            "stop_asked_at": None,
+            "stop_requested_at": None,
         }
         queues = list(self.retriable().order_by().values_list("queue", flat=True).distinct())
         retried = self.retriable().update_in_parts(state=State.READY, run_after=Now(), **changes)
@@ -110,6 +119,7 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
         return retried
 
     def discardable(self) -> JobQuerySet:
+        """Filter jobs that ``discard()`` discards: waiting and failed."""
         return self.filter(state__in=[*WAITING, State.FAILED])
 
     def discard(self) -> int:
@@ -141,7 +151,8 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
         return self.waiting().exclude(priority=priority).update_in_parts(priority=priority)
 
     def stoppable(self) -> JobQuerySet:
-        return self.filter(state=State.RUNNING, stop_asked_at__isnull=True)
+        """Filter running jobs without a stop request."""
+        return self.filter(state=State.RUNNING, stop_requested_at__isnull=True)
 
     def stop(self) -> int:
         """Request that running jobs stop. Return the number of new requests.
@@ -150,7 +161,7 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
         be retried. A rerun of a key that was enqueued before the stop is discarded with the job;
         a rerun enqueued after the stop runs.
         """
-        return self.stoppable().update_in_parts(stop_asked_at=Now(), asked_again=False)
+        return self.stoppable().update_in_parts(stop_requested_at=Now(), rerun_requested=False)
 
     # Lanes, and places in line.
 
@@ -241,10 +252,11 @@ class Job(models.Model):
     kwargs = DocumentField(_("keyword arguments"), default=dict, blank=True)
     metadata = DocumentField(_("metadata"), default=dict, blank=True)
     max_attempts = models.PositiveSmallIntegerField(
-        _("most attempts"),
+        _("maximum attempts"),
         default=1,
         help_text=_(
-            "After so many failures it is tried no more. 0: as its task and its queue say when it runs first."
+            "The job fails after this many failed attempts. "
+            "0: the options of its task and queue apply when it first runs."
         ),
     )
     on_lost = models.CharField(
@@ -252,15 +264,15 @@ class Job(models.Model):
         max_length=5,
         choices=OnLost.choices,
         default=OnLost.RETRY,
-        help_text=_("What becomes of it when its process dies."),
+        help_text=_("What happens to the job if its process dies."),
     )
     timeout = models.DurationField(
-        _("timeout"), null=True, blank=True, help_text=_("It is stopped if it runs longer.")
+        _("timeout"), null=True, blank=True, help_text=_("The job is stopped if it runs longer.")
     )
     # All jobs with one key share one row. The value is the task's path, a space, and the key.
     key = IdentifierField(_("key"), max_length=460, null=True, blank=True)
     version = models.BigIntegerField(
-        _("version"), null=True, blank=True, help_text=_("The newest of its key.")
+        _("version"), null=True, blank=True, help_text=_("The latest version of the key.")
     )
     # For a limited job: each limit, as it was at the enqueue call.
     limits = DocumentField(_("limits"), null=True, blank=True)
@@ -282,27 +294,31 @@ class Job(models.Model):
         _("expires at"),
         null=True,
         blank=True,
-        help_text=_("It is called off if it is not started by then."),
+        help_text=_("The job is discarded if it has not started by then."),
     )
     run_after = models.DateTimeField(_("run after"), db_default=Now())
     # The columns that change while a job runs come last: PostgreSQL's WAL record of an update
     # begins with the first change.
     state = models.CharField(_("state"), max_length=10, choices=State.choices, default=State.READY)
     attempt = models.PositiveIntegerField(
-        _("attempt"), default=0, help_text=_("How often it was claimed.")
+        _("attempt"), default=0, help_text=_("Number of times the job was claimed.")
     )
     failures = models.PositiveIntegerField(
-        _("failures"), default=0, help_text=_("How many of its attempts failed.")
+        _("failures"), default=0, help_text=_("Number of failed attempts.")
     )
     # For a job that fails when it is lost: whether it has run at all, or was only claimed.
-    has_begun = models.BooleanField(_("has begun"), default=False)
-    asked_again = models.BooleanField(
-        _("asked for again"), default=False, help_text=_("It runs once more when it has ended.")
+    has_begun = models.BooleanField(_("has started"), default=False)
+    rerun_requested = models.BooleanField(
+        _("rerun requested"),
+        default=False,
+        help_text=_("The job runs again when this run has ended."),
     )
     attempts_before = models.PositiveIntegerField(_("attempts of earlier runs"), default=0)
     # For a limited job: the semaphore that it waits for.
-    blocked_by = IdentifierField(_("waits for"), max_length=LONGEST_KEY, null=True, blank=True)
-    stop_asked_at = models.DateTimeField(_("asked to stop at"), null=True, blank=True)
+    blocked_by = IdentifierField(
+        _("waiting on limit"), max_length=LONGEST_KEY, null=True, blank=True
+    )
+    stop_requested_at = models.DateTimeField(_("stop requested at"), null=True, blank=True)
     started_at = models.DateTimeField(_("started at"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
     process = models.ForeignKey(
@@ -344,8 +360,8 @@ class Job(models.Model):
                 | ~Q(state=State.BLOCKED) & Q(blocked_by__isnull=True),
             ),
             models.CheckConstraint(
-                name="dbqueue_job_asked_again_runs",
-                condition=Q(state=State.RUNNING) | Q(asked_again=False),
+                name="dbqueue_job_rerun_runs",
+                condition=Q(state=State.RUNNING) | Q(rerun_requested=False),
             ),
             models.CheckConstraint(
                 name="dbqueue_job_priority", condition=Q(priority__gte=-100, priority__lte=100)

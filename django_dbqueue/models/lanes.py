@@ -16,12 +16,15 @@ LANES = """
 WITH RECURSIVE queues (queue) AS ({queues}),
 lanes (queue, priority) AS (
     SELECT queues.queue, first.priority FROM queues, LATERAL (
-        SELECT priority FROM {table} WHERE state = 'ready' AND queue = queues.queue ORDER BY priority LIMIT 1
+        SELECT priority FROM {table}
+        WHERE state = 'ready' AND queue = queues.queue
+        ORDER BY priority LIMIT 1
     ) AS first
     UNION ALL
     SELECT lanes.queue, following.priority FROM lanes, LATERAL (
         SELECT priority FROM {table}
-        WHERE state = 'ready' AND queue = lanes.queue AND priority > lanes.priority ORDER BY priority LIMIT 1
+        WHERE state = 'ready' AND queue = lanes.queue AND priority > lanes.priority
+        ORDER BY priority LIMIT 1
     ) AS following
 )
 SELECT queue, priority FROM lanes ORDER BY queue, priority
@@ -30,7 +33,9 @@ ALL = """
     (SELECT queue FROM {table} WHERE state = 'ready' ORDER BY queue LIMIT 1)
     UNION ALL
     SELECT following.queue FROM queues, LATERAL (
-        SELECT queue FROM {table} WHERE state = 'ready' AND queue > queues.queue ORDER BY queue LIMIT 1
+        SELECT queue FROM {table}
+        WHERE state = 'ready' AND queue > queues.queue
+        ORDER BY queue LIMIT 1
     ) AS following
 """
 THESE = "SELECT * FROM unnest(%s::text[])"

@@ -125,7 +125,10 @@ class _JoinedToKeys(BaseTable):
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, Any]:
         table, column = map(connection.ops.quote_name, (self.table_name, self._column))
         keys = " UNION ALL ".join(["SELECT %s AS wanted", *["SELECT %s"] * (len(self._keys) - 1)])
-        sql = f"({keys}) AS wanted STRAIGHT_JOIN {table} FORCE INDEX (PRIMARY) ON {table}.{column} = wanted.wanted"
+        sql = (
+            f"({keys}) AS wanted STRAIGHT_JOIN {table} FORCE INDEX (PRIMARY)"
+            f" ON {table}.{column} = wanted.wanted"
+        )
         return sql, list(self._keys)
 
 

@@ -24,14 +24,16 @@ ENDLESS = Q(paused_at__isnull=False) & Q(resume_at__isnull=True)
 
 
 class PausableQuerySet(PrimaryQuerySet[M]):
+    """Rows that operators pause and resume."""
+
     def named(self, *names: str) -> Any:
         """Filter by name, and insert missing rows first. Raises ValueError for an invalid name."""
         for name in names:
             self.model.check_name(name)
-        self.know(names)
+        self.ensure_rows(names)
         return self.filter(name__in=names)
 
-    def know(self, names: Iterable[str]) -> None:
+    def ensure_rows(self, names: Iterable[str]) -> None:
         """Insert missing rows for these names, so that operators can see and pause them."""
         new = set(names) - set(self.filter(name__in=list(names)).values_list("name", flat=True))
         self.bulk_create([self.model(name=name) for name in sorted(new)], ignore_conflicts=True)
@@ -41,6 +43,7 @@ class PausableQuerySet(PrimaryQuerySet[M]):
         return self.annotate(seen_at=Now())
 
     def paused(self) -> Any:
+        """Filter rows that are paused now."""
         return self.filter(PAUSED)
 
     def names_of_paused(self) -> list[str]:
@@ -61,13 +64,12 @@ class PausableQuerySet(PrimaryQuerySet[M]):
         rows: Any = self.annotate(ends=ends).filter(ends__gt=Now()) if until else self.pausable()
         # In this order: MySQL sets one column after the other, and ``paused_at`` depends on
         # ``resume_at``.
-        return rows.update(
-            paused_at=Case(When(PAUSED, then=F("paused_at")), default=Now()), resume_at=ends
-        )  # type: ignore[no-any-return]
+        since = Case(When(PAUSED, then=F("paused_at")), default=Now())
+        return int(rows.update(paused_at=since, resume_at=ends))
 
     def resume(self) -> int:
         """Let workers claim again, within a second. Return the number of rows that were paused."""
-        return self.paused().update(paused_at=None, resume_at=None)  # type: ignore[no-any-return]
+        return int(self.paused().update(paused_at=None, resume_at=None))
 
 
 class Pausable(models.Model):
@@ -98,5 +100,6 @@ def _end(until: datetime | timedelta | None) -> Any:
         case datetime() if is_aware(until):
             return Cast(Value(until), models.DateTimeField())
     raise ValueError(
-        f"until={until!r}: give an aware datetime, or a timedelta from now, above 0 and up to {LONGEST_WAIT.days:,} days."
+        f"until={until!r}: give an aware datetime, or a timedelta from now, "
+        f"above 0 and up to {LONGEST_WAIT.days:,} days."
     )

@@ -24,6 +24,8 @@ def _random_id() -> int:
 
 
 class ProcessQuerySet(PrimaryQuerySet["Process"]):
+    """Processes: registration, heartbeats, and which are alive."""
+
     def register(self, process: Process) -> None:
         """Insert the row of a starting process.
 
@@ -59,6 +61,7 @@ class ProcessQuerySet(PrimaryQuerySet["Process"]):
         return self.annotate(seen_at=Now())
 
     def alive(self) -> ProcessQuerySet:
+        """Filter processes with a valid heartbeat."""
         return self.filter(expires_at__gte=Now())
 
 
@@ -91,7 +94,7 @@ class Process(models.Model):
     )
     details = DocumentField(_("details"), default=dict)
     started_at = models.DateTimeField(_("started at"), db_default=Now())
-    expires_at = models.DateTimeField(_("taken for dead after"))
+    expires_at = models.DateTimeField(_("expires at"))
     heartbeat_at = models.DateTimeField(_("last heartbeat"), db_default=Now())
 
     objects = ProcessQuerySet.as_manager()
@@ -115,7 +118,7 @@ class Process(models.Model):
     def serves(self, queue: str) -> bool:
         """Return True if this worker claims from a queue."""
         patterns = tuple(name.strip() for name in str(self.details.get("queues", "*")).split(","))
-        return QueueSelector(patterns).rank(queue) is not None
+        return QueueSelector(patterns).position(queue) is not None
 
     def is_alive(self, now: datetime) -> bool:
         """Return True if the process counts as alive at this moment of the database's time."""

@@ -24,6 +24,8 @@ class Recorded(NamedTuple):
 
 
 class ProgressQuerySet(PrimaryQuerySet["Progress"]):
+    """Progress of jobs, written by their workers."""
+
     def record(self, notes: Sequence[tuple[ClaimedJob, ProgressValue]]) -> Recorded:
         """Write the progress of running jobs that their process still owns (see Fence).
 
@@ -52,12 +54,13 @@ class ProgressQuerySet(PrimaryQuerySet["Progress"]):
                 done=noted.done,
                 total=noted.total,
                 note=noted.note,
-                noted_at=Now(),
+                updated_at=Now(),
             )
             for job, noted in notes
         ]
         if rows:
-            self.upsert(rows, key=["job"], fields=["attempt", "done", "total", "note", "noted_at"])
+            fields = ["attempt", "done", "total", "note", "updated_at"]
+            self.upsert(rows, key=["job"], fields=fields)
 
 
 def _running(rows: models.QuerySet[Job]) -> set[Fence]:
@@ -82,7 +85,7 @@ class Progress(models.Model):
     done = models.FloatField(_("done"))
     total = models.FloatField(_("total"), null=True, blank=True)
     note = models.CharField(_("note"), max_length=LONGEST_NOTE, blank=True)
-    noted_at = models.DateTimeField(_("noted at"), db_default=Now())
+    updated_at = models.DateTimeField(_("updated at"), db_default=Now())
 
     objects = ProgressQuerySet.as_manager()
 

@@ -43,6 +43,8 @@ class Load:
 
 
 class QueueQuerySet(PausableQuerySet["Queue"]):
+    """Queues: pause, clear, restrict, and their load."""
+
     def clear(self) -> int:
         """Discard waiting jobs, a thousand at a time; running jobs go on. Return their number."""
         return clear(self.waiting())
@@ -70,7 +72,8 @@ class QueueQuerySet(PausableQuerySet["Queue"]):
         """
         if limit is not None and (type(limit) is not int or not 1 <= limit < 10**6):
             raise ValueError(
-                f"limit={limit!r} is not a whole number of at least 1. Pause the queue if none is to run."
+                f"limit={limit!r} is not a whole number of at least 1. "
+                "Pause the queue if none is to run."
             )
         others = self.exclude(limit__isnull=True) if limit is None else self.exclude(limit=limit)
         return others.update(limit=limit)
@@ -158,7 +161,9 @@ class Queue(Pausable):
         _("limit"),
         null=True,
         blank=True,
-        help_text=_("So many of its jobs run at a time. Empty: as the settings say."),
+        help_text=_(
+            "Maximum number of jobs that run at a time. Empty: the limit from the settings."
+        ),
     )
 
     objects = QueueQuerySet.as_manager()

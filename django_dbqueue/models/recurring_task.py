@@ -26,10 +26,14 @@ TO_BE_PLANNED = {"next_run_at": None, "waits_for": None, "is_over": False}
 
 
 class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
+    """Recurring tasks: which are due, and operators' actions."""
+
     def enabled(self) -> RecurringTaskQuerySet:
+        """Filter tasks that run on their schedule."""
         return self.filter(is_enabled=True)
 
     def disabled(self) -> RecurringTaskQuerySet:
+        """Filter tasks that do not run until ``enable()``."""
         return self.filter(is_enabled=False)
 
     def enable(self) -> int:
@@ -71,6 +75,7 @@ class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
         return self.upcoming().filter(Q(next_run_at=None) | Q(next_run_at__lte=Now()))
 
     def due(self) -> RecurringTaskQuerySet:
+        """Filter tasks whose next time has come."""
         return self.upcoming().filter(next_run_at__lte=Now())
 
 
@@ -80,64 +85,67 @@ class RecurringTask(models.Model):
     class Missed(models.TextChoices):
         """Policy for times at which no dispatcher ran."""
 
-        SKIP = "skip", _("Skip them")
-        ONE = "one", _("Run once for all of them")
-        ALL = "all", _("Run for each of them")
+        SKIP = "skip", _("Skip")
+        ONE = "one", _("Run once")
+        ALL = "all", _("Run all")
 
     name = IdentifierField(_("name"), max_length=255, unique=True)
     task = IdentifierField(
-        _("task"), max_length=255, blank=True, help_text=_("Its path, such as shop.tasks.report.")
+        _("task"),
+        max_length=255,
+        blank=True,
+        help_text=_("Path of the task, such as shop.tasks.report."),
     )
     command = models.CharField(
         _("command"),
         max_length=100,
         blank=True,
-        help_text=_("A management command, in place of a task."),
+        help_text=_("A management command, instead of a task."),
     )
     cron = models.CharField(
         _("cron expression"),
         max_length=100,
         blank=True,
-        help_text=_("Minute, hour, day of the month, month, day of the week: 0 9 * * mon-fri."),
+        help_text=_("Minute, hour, day of month, month, day of week, such as 0 9 * * mon-fri."),
     )
     timezone = models.CharField(
         _("time zone"),
         max_length=64,
         blank=True,
-        help_text=_("Of the cron expression. Empty: the project's TIME_ZONE."),
+        help_text=_("Time zone of the cron expression. Empty: the project's TIME_ZONE."),
     )
     every = models.DurationField(
         _("every"),
         null=True,
         blank=True,
-        help_text=_("An interval in place of a cron expression: 00:05:00 is five minutes."),
+        help_text=_("An interval, instead of a cron expression: 00:05:00 is five minutes."),
     )
     drift = models.BooleanField(
         _("drift"),
         default=False,
-        help_text=_("Count the interval from the end of a run, not from its planned time."),
+        help_text=_("Count the interval from the end of a run, not from its scheduled time."),
     )
     args = DocumentField(_("arguments"), default=list, blank=True)
     kwargs = DocumentField(_("keyword arguments"), default=dict, blank=True)
     queue = IdentifierField(
-        _("queue"), max_length=100, blank=True, help_text=_("Empty: as the task has it.")
+        _("queue"), max_length=100, blank=True, help_text=_("Empty: the queue of the task.")
     )
     priority = models.SmallIntegerField(
-        _("priority"), null=True, blank=True, help_text=_("Empty: as the task has it.")
+        _("priority"), null=True, blank=True, help_text=_("Empty: the priority of the task.")
     )
     missed = models.CharField(
         _("missed runs"), max_length=4, choices=Missed.choices, default=Missed.SKIP
     )
     most_missed = models.PositiveSmallIntegerField(
-        _("most missed runs"),
+        _("maximum missed runs"),
         default=10,
-        help_text=_("Of more missed runs than this, the oldest are skipped."),
+        help_text=_("If more runs were missed, the oldest are skipped."),
     )
     jitter = models.DurationField(
         _("jitter"),
         default=timedelta,
         blank=True,
-        help_text=_("Each run waits for a part of this, by chance."),
+        help_text=_("Maximum random delay of each run."),
     )
     starts_at = models.DateTimeField(_("starts at"), null=True, blank=True)
     ends_at = models.DateTimeField(_("ends at"), null=True, blank=True)

@@ -39,11 +39,11 @@ class Semaphore(models.Model):
     """
 
     key = IdentifierField(_("key"), max_length=LONGEST_KEY, primary_key=True)
-    most = models.PositiveIntegerField(_("most at a time"), null=True)
-    every = models.DurationField(_("one every"), null=True)
+    most = models.PositiveIntegerField(_("maximum at a time"), null=True)
+    every = models.DurationField(_("interval"), null=True)
     burst = models.PositiveIntegerField(_("burst"), default=1)
     earliest = models.DateTimeField(_("earliest start"), null=True)
-    booked = models.DateTimeField(_("booked until"), null=True, db_index=True)
+    booked = models.DateTimeField(_("reserved until"), null=True, db_index=True)
 
     objects = SemaphoreQuerySet.as_manager()
 
@@ -84,7 +84,7 @@ class Semaphore(models.Model):
         if self.earliest is None or self.every is None:
             return True
         every = timedelta(seconds=limit["every"])
-        now: datetime = self.db_now  # type: ignore[attr-defined]
+        now = self._now
         earliest = self.earliest + max(timedelta(), every - self.every)
         slack = every * (min(limit.get("burst", 1), self.burst) - 1)
         return bool(earliest - now <= slack + timedelta(seconds=EARLY_SECONDS))
@@ -94,7 +94,7 @@ class Semaphore(models.Model):
             self.taken += 1
             self.smallest = min(limit["most"], self.smallest or limit["most"])
         else:
-            now = self.db_now  # type: ignore[attr-defined]
+            now = self._now
             self.every, self.burst = timedelta(seconds=limit["every"]), limit.get("burst", 1)
             self.earliest = max(self.earliest or now, now) + self.every
             self.booked = max(self.booked or self.earliest, self.earliest - self._slack)
@@ -106,8 +106,8 @@ class Semaphore(models.Model):
         if not self.every or not self.earliest or not self.booked:
             return False
         latest_booked = (
-            self.db_now + timedelta(seconds=RESERVED_AHEAD_SECONDS + EARLY_SECONDS) + 2 * self.every
-        )  # type: ignore[attr-defined]
+            self._now + timedelta(seconds=RESERVED_AHEAD_SECONDS + EARLY_SECONDS) + 2 * self.every
+        )
         return bool(self.earliest > self._latest or self.booked > latest_booked)
 
     def come_back(self) -> bool:
@@ -123,12 +123,12 @@ class Semaphore(models.Model):
 
     @property
     def _latest(self) -> datetime:
-        now: datetime = self.db_now  # type: ignore[attr-defined]
+        now = self._now
         return now + (self.every or timedelta()) * self.burst + timedelta(seconds=EARLY_SECONDS)
 
     def free_times(self) -> list[datetime]:
         """Return the next free start times that may be reserved now."""
-        now = self.db_now  # type: ignore[attr-defined]
+        now = self._now
         assert self.every and self.earliest and self.booked
         start = max(self.booked, self.earliest - self._slack, now)
         number = max(
@@ -141,3 +141,8 @@ class Semaphore(models.Model):
     @property
     def _slack(self) -> timedelta:
         return (self.every or timedelta()) * (self.burst - 1)
+
+    @property
+    def _now(self) -> datetime:
+        """The database's time, with which a locked row is annotated."""
+        return self.db_now  # type: ignore[attr-defined, no-any-return]

@@ -22,7 +22,7 @@ class SlotQuerySet(PrimaryQuerySet["Slot"]):
         return Counter({key: number for key, number, _smallest in self.totals(keys)})
 
     def totals(self, keys: Iterable[str]) -> Iterable[tuple[str, int, int | None]]:
-        """Return key, number of taken slots and smallest ``most`` of their jobs, if there are any."""
+        """Return each key that has taken slots, their number, and the smallest ``most`` of them."""
         rows: Any = (
             self.taken().filter(semaphore__in=list(keys)).order_by().values_list("semaphore")
         )
@@ -53,7 +53,7 @@ class Slot(models.Model):
     attempt = models.PositiveIntegerField(_("attempt"))
     slot_group = models.UUIDField(_("slot group"), default=uuid7)
     most = models.PositiveIntegerField(
-        _("most at a time"), null=True, help_text=_("As its job has it.")
+        _("maximum at a time"), null=True, help_text=_("The limit of its job.")
     )
 
     objects = SlotQuerySet.as_manager()

@@ -28,5 +28,6 @@ class TaskState(Pausable):
     def check_name(cls, name: Any) -> None:
         if not isinstance(name, str) or "." not in name or len(name) > 255:
             raise ValueError(
-                f"{name!r} is not a task. Give its path, such as 'shop.tasks.confirm': its module_path."
+                f"{name!r} is not a task. "
+                "Give its path, such as 'shop.tasks.confirm': its module_path."
             )

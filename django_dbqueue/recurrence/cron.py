@@ -24,7 +24,7 @@ EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 DAY = timedelta(days=1)
 LONGEST = timedelta(days=3650)
-# An expression without a match within this many years is taken to have none at all.
+# An expression without a match within this many years is invalid.
 YEARS = 5
 # Number of a schedule's times that determine its shortest gap.
 SAMPLE = 20
@@ -49,10 +49,13 @@ class Cron:
         try:
             first = next(_walls(expression, self.name, datetime(2024, 1, 1)), None)
         except CroniterError as error:
-            raise InvalidSchedule(f"{self.expression!r} is no cron expression: {error}") from None
+            raise InvalidSchedule(
+                f"{self.expression!r} is not a cron expression: {error}"
+            ) from None
         if first is None:
             raise InvalidSchedule(
-                f"{self.expression!r} never comes: there is no such day. Change its day or its month."
+                f"{self.expression!r} never matches: there is no such date. "
+                "Change its day or its month."
             )
 
     def next_after(self, moment: datetime) -> datetime | None:

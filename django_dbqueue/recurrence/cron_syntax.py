@@ -1,4 +1,4 @@
-"""Accepted cron expressions: those that every reader, and every cron, understands alike."""
+"""Accepted cron expressions: unambiguous ones, which all cron implementations read alike."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = {
     ),
     **dict(zip(["sun", "mon", "tue", "wed", "thu", "fri", "sat"], range(7), strict=True)),
 }
-# croniter would choose other times for these, from the name, as it does for H.
+# croniter derives the times of these from the name, as for H.
 ALIASES = {
     "@hourly": "0 * * * *",
     "@daily": "0 0 * * *",
@@ -56,13 +56,14 @@ def _checked(expression: str) -> str:
     if len(fields) == 7:
         raise _refused(
             expression,
-            "seven fields: some read the year last, others first. Use starts_at and ends_at instead",
+            "seven fields, and the place of the year is ambiguous. "
+            "Use starts_at and ends_at instead",
         )
     if len(fields) not in (5, 6):
         aliases = ", ".join(ALIASES)
         raise _refused(
             expression,
-            f"{len(fields)} fields. There are five, six with the seconds first, or one of {aliases}",
+            f"{len(fields)} fields. Give five, six with the seconds first, or one of {aliases}",
         )
     for place, field in enumerate(fields, start=6 - len(fields)):
         for term in field.split(","):
@@ -88,22 +89,22 @@ def _check(expression: str, place: int, term: str, *, ungrouped: bool) -> None:
     if re.match(r"r\b", term):
         raise _refused(
             expression,
-            f"{where}: R is another time whenever it is read. Write H, which is chosen once, by the name",
+            f"{where}: R is random at each reading. Write H, which is derived from the name",
         )
     if place == DAY and term == "h":
         raise _refused(
             expression,
-            f"{where}: it could be the 31st, which half of the months do not have. Write H(1-28)",
+            f"{where}: it could be the 31st, which some months do not have. Write H(1-28)",
         )
     if base in ("*", "?") and not ungrouped:
         raise _refused(
             expression,
-            f"{where}, beside others in a list: it is all of them already. Leave the others out",
+            f"{where} in a list: it already includes the other values. Remove them",
         )
     if slash and step.isdigit() and int(step) > most - least:
         raise _refused(
             expression,
-            f"{where}: the step is never reached. For an interval, use every=timedelta(...)",
+            f"{where}: the step exceeds the range. For an interval, use every=timedelta(...)",
         )
     if base == "*" or HASHED.fullmatch(base):
         return
@@ -111,7 +112,8 @@ def _check(expression: str, place: int, term: str, *, ungrouped: bool) -> None:
     if slash and not dash:
         raise _refused(
             expression,
-            f"{where}: some read it as {low} alone, others as from {low} on. Write {low}-{most}/{step}",
+            f"{where}, which is ambiguous: {low} alone, or from {low} on. "
+            f"Write {low}-{most}/{step}",
         )
     if (
         dash
@@ -121,12 +123,12 @@ def _check(expression: str, place: int, term: str, *, ungrouped: bool) -> None:
         if first == last or (place == WEEKDAY and {first, last} == {0, 7} and first == 7):
             raise _refused(
                 expression,
-                f"{where}: some read it as {low} alone, others as all there are. Write {low}, or *",
+                f"{where}, which is ambiguous: {low} alone, or all values. Write {low}, or *",
             )
         if slash and first > last:
             raise _refused(
                 expression,
-                f"{where}: where its steps fall after the turn is not agreed on. List the values",
+                f"{where}: its steps after the wrap-around are ambiguous. List the values",
             )
 
 
@@ -135,8 +137,8 @@ def _check_days(expression: str, day: str, weekday: str) -> None:
     if special and day not in ("*", "?") and weekday not in ("*", "?"):
         raise _refused(
             expression,
-            f"{day!r} as day of the month and {weekday!r} as day of the week: with L, W or #, some take either day, others only "
-            "what is both. Write * for one of them",
+            f"{day!r} as day of the month and {weekday!r} as day of the week: with L, W or #, it "
+            "is ambiguous whether one or both must match. Write * for one of them",
         )
 
 

@@ -95,9 +95,9 @@ def recurring(
     starts_at: datetime | None = None,
     ends_at: datetime | None = None,
 ) -> Callable[[T], T]:
-    """Enqueue a task on a schedule, again and again.
+    """Enqueue a task on a schedule.
 
-    The decorator stands above ``@task`` or below it, once for each schedule.
+    Place the decorator above or below ``@task``, once for each schedule.
 
     cron: an expression of five fields, or six with the seconds first, on the wall clock of
         ``timezone`` (default: ``TIME_ZONE``).
@@ -132,7 +132,7 @@ def recurring(
         func: Any = task.func if task else function
         if not hasattr(func, "__qualname__"):
             raise InvalidSchedule(
-                f"@recurring stands on {function!r}, which is no function. Put it above @task."
+                f"@recurring decorates {function!r}, which is not a function. Put it above @task."
             )
         path = f"{func.__module__}.{func.__qualname__}"
         recurrence = _recurrence(path if name is None else name, cron, every, **when)
@@ -160,7 +160,7 @@ def recurring_command(
     backend: str = DEFAULT_TASK_BACKEND_ALIAS,
     **when: Any,
 ) -> None:
-    """Run a management command on a schedule, again and again, each time as a job.
+    """Run a management command on a schedule, each time as a job.
 
     Call this function in a module ``tasks``.
 
@@ -172,8 +172,8 @@ def recurring_command(
     if unknown := sorted(when.keys() - WHEN):
         known = ", ".join(sorted(WHEN))
         raise InvalidSchedule(
-            f"recurring_command({command!r}) does not take {', '.join(unknown)}, but {known}. Is it for the command? Then put it "
-            "into options={...}."
+            f"recurring_command({command!r}) does not take {', '.join(unknown)}, but {known}. "
+            "Pass options of the command itself in options={...}."
         )
     recurrence = _recurrence(command if name is None else name, cron, every, **when)
     call = RecurringCall(
@@ -201,6 +201,7 @@ def _declare(one: Declared, task: Any) -> None:
     other = _by_name.get(one.name)
     if other and one.is_another(other):
         raise InvalidSchedule(
-            f"{one.name!r} is already the recurring {other.what}. Give this one a name of its own: name=..."
+            f"{one.name!r} is already the recurring {other.what}. "
+            "Give this one another name: name=..."
         )
     _by_name[one.name] = one

@@ -103,7 +103,7 @@ class Recurrence:
         return found
 
     def plan(self, planned: datetime, now: datetime) -> Plan:
-        """Return the plan for a time that has come."""
+        """Return the plan for a due time."""
         if self.drift:
             return Plan([planned], None)
         schedule, following = self._from(planned), self.time_after(now, planned)
@@ -136,11 +136,12 @@ class Recurrence:
             )
         if self.cron and self.drift:
             raise InvalidSchedule(
-                "drift counts from the end of a run, which a cron expression does not. Use every=timedelta(...)."
+                "drift counts from the end of a run; a cron expression does not. "
+                "Use every=timedelta(...)."
             )
         if self.timezone and self.every is not None:
             raise InvalidSchedule(
-                f"timezone={self.timezone!r} changes nothing about every. Leave it out."
+                f"timezone={self.timezone!r} has no effect on every. Leave it out."
             )
 
     def _check_span(self) -> None:
@@ -155,7 +156,7 @@ class Recurrence:
 
     def _check_runs(self) -> None:
         if self.missed not in MISSED:
-            raise InvalidSchedule(f"missed={self.missed!r} is none of {', '.join(MISSED)}.")
+            raise InvalidSchedule(f"missed={self.missed!r} is not one of {', '.join(MISSED)}.")
         if type(self.most_missed) is not int or not 1 <= self.most_missed <= MOST_MISSED:
             raise InvalidSchedule(
                 f"most_missed={self.most_missed!r} is not a whole number from 1 to {MOST_MISSED}."
@@ -167,5 +168,6 @@ class Recurrence:
         schedule = self.schedule
         if self.jitter and (gap := shortest_gap(schedule)) and self.jitter >= gap:
             raise InvalidSchedule(
-                f"jitter={self.jitter!s} is not shorter than {gap!s}, which lies between two runs. Lower it."
+                f"jitter={self.jitter!s} is not shorter than {gap!s}, the shortest time between "
+                "two runs. Lower it."
             )

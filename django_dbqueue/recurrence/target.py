@@ -25,7 +25,7 @@ CALL_COMMAND = "django_dbqueue.contrib.tasks.call_command"
 class RecurringCall:
     """A task by its path, or a management command, with the values for its jobs.
 
-    An empty value is as the task has it.
+    An empty value means the task's own.
     """
 
     task: str = ""
@@ -54,7 +54,7 @@ class RecurringCall:
         return self.through(load(self.task or CALL_COMMAND), backend)
 
     def through(self, task: Any, backend: str | None = None) -> Any:
-        """Return the same as ``resolved()``, for a task that is already found."""
+        """Return the same as ``resolved()``, for a task that is already loaded."""
         self.check()
         changes = {"queue_name": self.queue or None, "priority": self.priority, "backend": backend}
         try:
@@ -80,7 +80,7 @@ class RecurringCall:
             )
         if self.command and self.command not in get_commands():
             raise InvalidSchedule(
-                f"there is no command {self.command!r}. `manage.py help` lists those that there are."
+                f"there is no command {self.command!r}. `manage.py help` lists the commands."
             )
         try:
             serialization.to_json([self.args, self.kwargs], of="the arguments")
@@ -101,7 +101,8 @@ def enqueue(row: RecurringTask, wait: timedelta, backend: str | None = None) -> 
     task = call.resolved(backend)
     if getattr(task.get_backend(), "database", None) != database:
         raise InvalidSchedule(
-            f"its jobs are not in the database {database!r}, where it stands. Make it where they are."
+            f"its jobs are not in the database {database!r} of its row. "
+            "Create the row in the database of the jobs."
         )
     if wait:
         task = task.using(run_after=wait)

@@ -42,7 +42,7 @@ class Announcements:
                 os.write(self._writer.fileno(), job.bytes)
             except OSError as error:
                 logger.error(
-                    "announcer: task_finished not sent for job %s: its receivers do not keep up (%s).",
+                    "announcer: task_finished not sent for job %s: receivers are too slow (%s).",
                     job,
                     error,
                 )

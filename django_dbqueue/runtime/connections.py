@@ -28,7 +28,8 @@ _SET = {
         "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
     ],
     "mysql": [
-        "SET SESSION max_execution_time = {milliseconds}, SESSION innodb_lock_wait_timeout = {seconds}",
+        "SET SESSION max_execution_time = {milliseconds}, "
+        "SESSION innodb_lock_wait_timeout = {seconds}",
         "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
     ],
 }

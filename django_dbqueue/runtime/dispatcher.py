@@ -27,7 +27,7 @@ from .announcer import announce_beside
 from .connections import close_connections, discard, leave_old_connections, prepare
 from .failure_detector import FailureDetector
 from .heartbeat import Heartbeat
-from .logging_setup import Trouble
+from .logging_setup import RepeatedProblem
 from .scheduler import Scheduler
 from .shared_status import SharedStatus
 from .shutdown import Shutdown
@@ -54,22 +54,22 @@ class Dispatcher:
     # A statement that reads all blocked jobs is not repeated for REST times its duration.
     REST = 50.0
 
-    def __init__(self, backend: DatabaseBackend, options: Options, board: SharedStatus) -> None:
-        self._backend, self._database, self._options, self._board = (
+    def __init__(self, backend: DatabaseBackend, options: Options, status: SharedStatus) -> None:
+        self._backend, self._database, self._options, self._status = (
             backend,
             backend.database,
             options,
-            board,
+            status,
         )
         self._jobs = Job.objects.using(backend.database)
-        self._heartbeat = Heartbeat(Process.Kind.DISPATCHER, backend.database, options, board, {})
-        self._witness = FailureDetector(options.patience, options.statement_limit)
+        self._heartbeat = Heartbeat(Process.Kind.DISPATCHER, backend.database, options, status, {})
+        self._failure_detector = FailureDetector(options.patience, options.statement_limit)
         self._scheduler = Scheduler(backend)
         self._prune_at = self._sweep_at = self._unblock_orphans_at = time.monotonic()
         self._locked_pause = self.LOCKED
         # Whether times may have been planned while the database's clock was ahead.
         self._is_to_replan = True
-        self._trouble = Trouble("dispatcher: due jobs could not be made ready")
+        self._problem = RepeatedProblem("dispatcher: due jobs could not be made ready")
 
     def run(self, stop: Shutdown, supervisor: int | None = None) -> bool:
         """Run until ``stop`` is requested. Returns True: a dispatcher leaves nothing behind."""
@@ -81,11 +81,11 @@ class Dispatcher:
             self._options.poll_interval,
             extra=process.log_fields,
         )
-        while not stop.asked and not self._heartbeat.declared_dead:
-            self._board.turn()
+        while not stop.requested and not self._heartbeat.declared_dead:
+            self._status.tick()
             with answered_within(self._options.answer_limit):
                 pause = self._work()
-            self._board.turn(ahead=pause)
+            self._status.tick(ahead=pause)
             stop.wait(pause)
         self._heartbeat.stop()
         close_connections()
@@ -99,16 +99,16 @@ class Dispatcher:
         ) * random.uniform(0.95, 1.0)
         leave_old_connections()
         try:
-            if not (chores := fetch_pending(self._database)):
+            if not (pending := fetch_pending(self._database)):
                 return pause
-            self._replan(chores)
-            queues = dispatch(self._database, self.BATCH) if chores.due_in == 0.0 else []
-            due_in = self._due_in(chores, bool(queues))
+            self._replan(pending)
+            queues = dispatch(self._database, self.BATCH) if pending.due_in == 0.0 else []
+            due_in = self._due_in(pending, bool(queues))
             notify_queues(self._database, queues)
-            self._sweep(chores)
-            self._recover(chores)
-            longest = self._scheduler.turn(chores.recurring) if self.schedules else pause
-            self._trouble.over()
+            self._sweep(pending)
+            self._recover(pending)
+            longest = self._scheduler.turn(pending.recurring) if self.schedules else pause
+            self._problem.over()
             if queues or self._prune():
                 return 0.0
             return min(pause, longest, max(0.01, pause if due_in is None else due_in))
@@ -116,21 +116,21 @@ class Dispatcher:
             discard(self._database)
             if is_conflict(error):
                 return random.uniform(0.0, self.CONFLICT)
-            self._trouble.report(error)
+            self._problem.report(error)
             return pause
 
-    def _due_in(self, chores: PendingMaintenance, found: bool) -> float | None:
+    def _due_in(self, pending: PendingMaintenance, found: bool) -> float | None:
         """Return the seconds until the next job is due.
 
         A due job with a locked row is retried after delays that double.
         """
-        if found or chores.due_in != 0.0:
+        if found or pending.due_in != 0.0:
             self._locked_pause = self.LOCKED
-            return chores.due_in
+            return pending.due_in
         self._locked_pause *= 2
         return min([self._locked_pause, *next_due_in(self._database)])
 
-    def _sweep(self, chores: PendingMaintenance) -> None:
+    def _sweep(self, pending: PendingMaintenance) -> None:
         """Unblock jobs and finish batches that no settlement has handled.
 
         Settling a job unblocks the next one and finishes its batch. This scan finds missed cases
@@ -139,14 +139,15 @@ class Dispatcher:
         if time.monotonic() < self._sweep_at:
             return
         self._sweep_at = time.monotonic() + self.SWEEP * random.uniform(0.8, 1.2)
-        if chores.blocked:
+        if pending.blocked:
             reserve_times(self._database)
             notify_queues(self._database, sweep(self._database, self.BATCH))
             self._unblock_orphans()
-        if chores.batches:
+        if pending.batches:
             for batch in seal_abandoned(self._database):
                 logger.warning(
-                    "dispatcher: batch %s is abandoned: its opener added no job for %g s and did not end.",
+                    "dispatcher: batch %s is abandoned: its opener added no job for %g s "
+                    "and did not end.",
                     batch,
                     OPEN_SECONDS,
                 )
@@ -160,18 +161,20 @@ class Dispatcher:
                 self.PRUNE, self.REST * (time.monotonic() - began)
             )
 
-    def _replan(self, chores: PendingMaintenance) -> None:
+    def _replan(self, pending: PendingMaintenance) -> None:
         """Replan future times, at the start and after the database's clock was set back."""
-        self._is_to_replan |= self._witness.look(chores.now)
+        self._is_to_replan |= self._failure_detector.look(pending.now)
         if self._is_to_replan:
             self._scheduler.replan()
             replan_rates(self._database)
             self._is_to_replan = False
 
-    def _recover(self, chores: PendingMaintenance) -> None:
-        if chores.silent or chores.orphaned:
+    def _recover(self, pending: PendingMaintenance) -> None:
+        if pending.silent or pending.orphaned:
             processes = Process.objects.using(self._database)
-            silent = processes.silent() if self._witness.can_declare_dead else processes.none()
+            silent = (
+                processes.silent() if self._failure_detector.can_declare_dead else processes.none()
+            )
             death = recovery.ExitReason(how="was silent for too long", silent=True)
             recovery.recover(self._backend, silent, death, partial(announce_beside, self._backend))
 

@@ -33,7 +33,7 @@ logger = logging.getLogger("django_dbqueue")
 class Heartbeat:
     """Registration of one running role, from ``start`` to ``stop``.
 
-    A heartbeat vouches for progress. If the main loop makes no progress, according to ``board``,
+    A heartbeat vouches for progress. If the main loop makes no progress, according to ``status``,
     the supervisor ends the role, after it has let its jobs end. A role that still exists after
     that sends no more heartbeats.
 
@@ -48,11 +48,11 @@ class Heartbeat:
         kind: Process.Kind,
         database: str,
         options: Options,
-        board: SharedStatus,
+        status: SharedStatus,
         details: dict[str, Any],
         back: Callable[[], object] = lambda: None,
     ) -> None:
-        self._options, self._board, self._back = options, board, back
+        self._options, self._status, self._back = options, status, back
         self._processes = Process.objects.using(database)
         self._ended = threading.Event()
         self._last = time.monotonic()
@@ -68,7 +68,7 @@ class Heartbeat:
             pid=os.getpid(),
             details={
                 **details,
-                "board": board.name,
+                "shared_status": status.name,
                 "version": __version__,
                 "django": get_version(),
                 **process_identity.identity(),
@@ -96,7 +96,7 @@ class Heartbeat:
         try:
             with answered_within(self._options.answer_limit):
                 self._processes.filter(pk=self.process.pk).erase()
-            SharedStatus.remove(self._board.name)
+            SharedStatus.remove(self._status.name)
         except (DatabaseError, InterfaceError) as error:
             logger.warning(
                 "%s could not deregister and will be declared dead: %s", self.process, error
@@ -136,7 +136,7 @@ class Heartbeat:
             and not self.declared_dead
         ):
             if (
-                self._board.since_loop_tick()
+                self._status.since_loop_tick()
                 < self._options.patience + self._options.longest_shutdown
             ):
                 with answered_within(self._options.answer_limit):

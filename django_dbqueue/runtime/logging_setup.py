@@ -67,7 +67,7 @@ def _is_for_debug(handler: logging.Handler) -> bool:
     )
 
 
-class Trouble:
+class RepeatedProblem:
     """A repeated problem: logged at first, then once a minute, and when it is over."""
 
     AGAIN = 60.0

@@ -42,7 +42,7 @@ class ExitReason:
     """The reason why processes died.
 
     how: the end of the sentence "the process …".
-    blameless: no job can be the cause, except one that should have ended before.
+    innocent: no job can be the cause, except one that should have ended before.
     not_started: jobs that were claimed and certainly not started.
     silent: the death was not observed. Nothing is known of their jobs after the last heartbeat.
     clock: the time of death by this process's clock, as the jobs may be recovered much later.
@@ -50,7 +50,7 @@ class ExitReason:
     """
 
     how: str
-    blameless: bool = False
+    innocent: bool = False
     not_started: frozenset[UUID] = field(default=frozenset())
     silent: bool = False
     clock: float = field(default_factory=time.monotonic)
@@ -77,16 +77,16 @@ def recover(
     if dead.using(database).exists():
         with writing(database):
             processes = _deregister_dead(dead.using(database), death)
-            boards = [process.details.get("board", "") for process in processes.values()]
+            statuses = [process.details.get("shared_status", "") for process in processes.values()]
             death = replace(
-                death, not_started=death.not_started.union(*map(not_started_of, boards))
+                death, not_started=death.not_started.union(*map(not_started_of, statuses))
             )
             left, unblocked = _settle(
                 database, _jobs(database).filter(process__in=list(processes)), processes, death
             )
             notify_queues(database, [*unblocked, *_ready(left)])
-        for board in boards:
-            SharedStatus.remove(board)
+        for status in statuses:
+            SharedStatus.remove(status)
         announce(_finished(left))
     # Jobs of earlier dead processes, and jobs that were locked at that moment. Locked rows are
     # skipped: they delay no others.
@@ -137,14 +137,14 @@ def _deregister_dead(dead: ProcessQuerySet, death: ExitReason) -> dict[int, Proc
     still = set(
         Process.objects.using(dead.db).filter(pk__in=list(names)).values_list("pk", flat=True)
     )
-    buried = {pk: process for pk, process in names.items() if pk not in still}
-    if buried:
+    deregistered = {pk: process for pk, process in names.items() if pk not in still}
+    if deregistered:
         logger.warning(
             "recovery: declared dead: %s (%s).",
-            ", ".join(each.name for each in buried.values()),
+            ", ".join(each.name for each in deregistered.values()),
             death.how,
         )
-    return buried
+    return deregistered
 
 
 def _settle(
@@ -221,7 +221,7 @@ def _ran_for(job: Any, death: ExitReason) -> timedelta:
     )
     # A worker or supervisor that ends because a job has timed out knows that the job runs.
     # Other processes may have kept it waiting for a while.
-    waited = timedelta() if death.blameless else timedelta(seconds=ThreadPool.LATE)
+    waited = timedelta() if death.innocent else timedelta(seconds=ThreadPool.LATE)
     # A heartbeat in the future was written while the database's clock was ahead. It proves nothing.
     is_known = isinstance(until, datetime) and until <= job.seen_at
     return until - job.started_at - waited if is_known else timedelta()
@@ -230,7 +230,7 @@ def _ran_for(job: Any, death: ExitReason) -> timedelta:
 def _verdict(job: Any, death: ExitReason) -> tuple[Outcome, State, BaseException]:
     """Return the consequence of a process's death for a job that has, or may have, started."""
     process = f"its process, {job.process.name}, {death.how}"
-    if job.stop_asked_at:
+    if job.stop_requested_at:
         return (
             Outcome.DISCARDED,
             State.DISCARDED,
@@ -241,7 +241,7 @@ def _verdict(job: Any, death: ExitReason) -> tuple[Outcome, State, BaseException
         last = job.failures + 1 >= job.max_attempts
         error = TimedOut(f"It ran longer than its timeout of {seconds:g} s; {process}.")
         return Outcome.TIMED_OUT, State.FAILED if last else State.SCHEDULED, error
-    if death.blameless and job.on_lost == OnLost.RETRY:
+    if death.innocent and job.on_lost == OnLost.RETRY:
         return Outcome.INTERRUPTED, State.READY, ProcessLost(f"It was interrupted: {process}.")
     last = job.on_lost == OnLost.FAIL or job.failures + 1 >= max(LEAST_ATTEMPTS, job.max_attempts)
     return (

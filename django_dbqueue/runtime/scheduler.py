@@ -129,7 +129,8 @@ class Scheduler:
             self._say(
                 logging.ERROR,
                 f"declared {name}",
-                f"scheduler: {name!r} is declared in the code and also made in the admin: rename one of them.",
+                f"scheduler: {name!r} is declared in the code and also made in the admin: "
+                "rename one of them.",
             )
         self._definitions = [values["definition"] for values in mine.values()]
         self._is_new = False

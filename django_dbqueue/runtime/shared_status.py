@@ -17,9 +17,9 @@ from typing import Any
 from uuid import UUID
 
 _TIME = struct.Struct("d")
-_PULSE, _TURN, _LEAVING, _PLACES = 0, 8, 16, 24
+_GIL_ALIVE_AT, _LOOP_TICK_AT, _DRAINING, _PLACES = 0, 8, 16, 24
 _ID, _NONE = 16, bytes(16)
-_NAME = re.compile(r"dbqueue-[0-9a-f]{32}\.board")
+_NAME = re.compile(r"dbqueue-[0-9a-f]{32}\.status")
 
 
 class SharedStatus:
@@ -27,9 +27,9 @@ class SharedStatus:
 
     Times are of the system's monotonic clock, which all processes of a host share.
 
-    pulse: the last time that the interpreter ran. If this stops, no code of its own can help it.
-    turn: the last time that the main loop made progress.
-    leaving: the role claims no more jobs, and can be replaced.
+    gil_alive_at: the last time that the interpreter ran. If it stops, no code of its own runs.
+    loop_tick_at: the last time that the main loop made progress.
+    draining: the role claims no more jobs, and can be replaced.
     not_started: the jobs that the role has claimed and not started. A job is removed before it
     starts, so a job in the status of a dead process never ran.
     """
@@ -50,7 +50,7 @@ class SharedStatus:
     @classmethod
     def create(cls, jobs: int) -> SharedStatus:
         """Create a status in a new file, which only this user can read."""
-        name = f"dbqueue-{secrets.token_hex(16)}.board"
+        name = f"dbqueue-{secrets.token_hex(16)}.status"
         with os.fdopen(
             os.open(_path(name), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b"
         ) as file:
@@ -61,15 +61,15 @@ class SharedStatus:
     def open(cls, name: str) -> SharedStatus:
         """Open the status in a file. Raises OSError if this user has no such file on this host."""
         if not _NAME.fullmatch(name):
-            raise FileNotFoundError(f"{name!r} is not the name of a board.")
+            raise FileNotFoundError(f"{name!r} is not the name of a shared status.")
         with os.fdopen(
             os.open(_path(name), os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)), "r+b"
         ) as file:
             if hasattr(os, "getuid") and os.fstat(file.fileno()).st_uid != os.getuid():
                 raise PermissionError(f"{name!r} belongs to another user.")
-            board = cls(mmap.mmap(file.fileno(), 0))
-        board.name = name
-        return board
+            status = cls(mmap.mmap(file.fileno(), 0))
+        status.name = name
+        return status
 
     @staticmethod
     def remove(name: str) -> None:
@@ -83,20 +83,20 @@ class SharedStatus:
         """Create a status without a file, for a role in the process of its supervisor."""
         return cls(bytearray(cls.size(jobs)))
 
-    def pulse(self) -> None:
-        _TIME.pack_into(self._memory, _PULSE, time.monotonic())
+    def mark_gil_alive(self) -> None:
+        _TIME.pack_into(self._memory, _GIL_ALIVE_AT, time.monotonic())
 
-    def turn(self, ahead: float = 0.0) -> None:
+    def tick(self, ahead: float = 0.0) -> None:
         """Record progress of the main loop.
 
         The next call may come ``ahead`` seconds later than usual.
         """
-        _TIME.pack_into(self._memory, _TURN, time.monotonic() + ahead)
+        _TIME.pack_into(self._memory, _LOOP_TICK_AT, time.monotonic() + ahead)
 
-    def leave(self) -> None:
-        self._memory[_LEAVING] = 1
+    def mark_draining(self) -> None:
+        self._memory[_DRAINING] = 1
 
-    def hold(self, job: UUID) -> None:
+    def mark_claimed(self, job: UUID) -> None:
         """Record a claimed job that has not started.
 
         If no place is left, the job counts as started, which is the safe side.
@@ -105,21 +105,21 @@ class SharedStatus:
             self._places[job] = place = self._free.pop()
             self._memory[place : place + _ID] = job.bytes
 
-    def drop(self, job: UUID) -> None:
+    def mark_started(self, job: UUID) -> None:
         if place := self._places.pop(job, None):
             self._memory[place : place + _ID] = _NONE
             self._free.append(place)
 
     @property
     def is_draining(self) -> bool:
-        return bool(self._memory[_LEAVING])
+        return bool(self._memory[_DRAINING])
 
     def since_gil_alive(self) -> float:
-        """Return the seconds since the last pulse; 0 before the first."""
-        return self._since(_PULSE)
+        """Return the seconds since the interpreter last ran; 0 before the first."""
+        return self._since(_GIL_ALIVE_AT)
 
     def since_loop_tick(self) -> float:
-        return self._since(_TURN)
+        return self._since(_LOOP_TICK_AT)
 
     def not_started(self) -> set[UUID]:
         places = range(_PLACES, len(self._memory), _ID)

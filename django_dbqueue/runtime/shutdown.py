@@ -9,33 +9,36 @@ from collections.abc import Callable
 class Shutdown:
     """Shutdown request, passed to every role.
 
-    A role that waits for something else registers a callback with ``wakes`` that ends its wait.
+    A role that waits for something else registers a callback with ``on_request`` that ends its
+    wait.
     """
 
     def __init__(self) -> None:
-        self._asked = threading.Event()
-        self._now = threading.Event()
-        self._sleepers: list[Callable[[], object]] = []
+        self._requested = threading.Event()
+        self._immediate = threading.Event()
+        self._callbacks: list[Callable[[], object]] = []
 
-    def ask(self, *, now: bool = False) -> None:
-        if now:
-            self._now.set()
-        self._asked.set()
-        for wake in self._sleepers:
-            wake()
+    def request(self, *, immediate: bool = False) -> None:
+        if immediate:
+            self._immediate.set()
+        self._requested.set()
+        for callback in self._callbacks:
+            callback()
 
-    def wakes(self, wake: Callable[[], object]) -> None:
-        self._sleepers.append(wake)
-        if self.asked:
-            wake()
+    def on_request(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` with each request; at once if there was one."""
+        self._callbacks.append(callback)
+        if self.requested:
+            callback()
 
     def wait(self, seconds: float | None) -> bool:
-        return self._asked.wait(seconds)
+        """Wait for a request, at most that long. Return whether there was one."""
+        return self._requested.wait(seconds)
 
     @property
-    def asked(self) -> bool:
-        return self._asked.is_set()
+    def requested(self) -> bool:
+        return self._requested.is_set()
 
     @property
-    def now(self) -> bool:
-        return self._now.is_set()
+    def immediate(self) -> bool:
+        return self._immediate.is_set()

@@ -22,7 +22,7 @@ def obey_signals(stop: Shutdown) -> None:
 
     _pass_on(
         (signal.SIGTERM, signal.SIGINT, NOW),
-        lambda number: stop.ask(now=stop.asked or number == NOW),
+        lambda number: stop.request(immediate=stop.requested or number == NOW),
     )
 
 
@@ -35,7 +35,7 @@ def obey_supervisor(stop: Shutdown) -> None:
     """
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _pass_on((signal.SIGTERM, NOW), lambda number: stop.ask(now=number == NOW))
+    _pass_on((signal.SIGTERM, NOW), lambda number: stop.request(immediate=number == NOW))
 
 
 def _pass_on(numbers: Iterable[int], ask: Callable[[int], None]) -> None:
@@ -55,7 +55,7 @@ def _pass_on(numbers: Iterable[int], ask: Callable[[int], None]) -> None:
 
 
 def run_beside_signals(
-    target: Callable[[], Any], pulse: Callable[[], object] = lambda: None
+    target: Callable[[], Any], mark_gil_alive: Callable[[], object] = lambda: None
 ) -> Any:
     """Run ``target`` on another thread and return its result.
 
@@ -74,7 +74,7 @@ def run_beside_signals(
     thread = threading.Thread(target=run, name="runqueue", daemon=True)
     thread.start()
     while thread.is_alive():
-        pulse()
+        mark_gil_alive()
         thread.join(0.5)
     if errors:
         raise errors[0]

@@ -40,7 +40,8 @@ def answered_within(seconds: float) -> Iterator[None]:
 
     The wait of the thread then ends in an error.
     """
-    _watch()
+    if not _started:
+        _ensure_thread()
     thread = threading.get_ident()
     _ends[thread] = time.monotonic() + seconds
     try:
@@ -49,7 +50,7 @@ def answered_within(seconds: float) -> Iterator[None]:
         _ends.pop(thread, None)
 
 
-def _watch() -> None:
+def _ensure_thread() -> None:
     global _started
     with _start:
         if not _started:

@@ -1,4 +1,4 @@
-"""``python -m example_project.demo``: the standard library indexed by jobs, shown while it happens, and then served."""
+"""``python -m example_project.demo``: index the standard library by jobs, and serve the search."""
 
 from pathlib import Path
 
@@ -7,4 +7,4 @@ FOLDER = ROOT / ".demo"
 
 
 class DemoError(Exception):
-    """What keeps the demo from going on, and what to do about it."""
+    """The demo cannot continue. The message has the reason and the remedy."""

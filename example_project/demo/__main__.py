@@ -1,4 +1,4 @@
-"""The command line: what ends early ends with a line, never with a traceback."""
+"""Command line: an early end prints one line, never a traceback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main() -> int:
         run()
         return 0
     except KeyboardInterrupt:
-        print("\nStopped. Start it again, and it goes on from here.", flush=True)
+        print("\nStopped. Start the demo again to continue.", flush=True)
         return 130
     except DemoError as error:
         print(f"demo: {error}", file=sys.stderr)

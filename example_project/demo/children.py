@@ -1,4 +1,4 @@
-"""The processes that the demo starts, and ends."""
+"""Child processes of the demo."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from . import FOLDER, ROOT
 from .interrupts import deferred
 
-# SIGTERM lets running jobs end, SIGQUIT gives them back at once.
+# SIGTERM lets running jobs end, SIGQUIT releases them at once.
 ENDINGS = [(signal.SIGTERM, 40.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, None)]
 
 
@@ -23,7 +23,7 @@ def log_of(name: str) -> Path:
 
 @contextmanager
 def command(name: str, *arguments: str, debug: bool = False) -> Iterator[subprocess.Popen[bytes]]:
-    """``manage.py name arguments`` as a process that ends with the block. Its output goes to a log of its name."""
+    """Run ``manage.py name arguments`` during the block. Its output goes to a log of its name."""
     process = None
     environment = {**os.environ, "DEBUG": str(debug)}
     try:
@@ -34,7 +34,7 @@ def command(name: str, *arguments: str, debug: bool = False) -> Iterator[subproc
                 stdout=log,
                 stderr=log,
                 env=environment,
-                # The terminal's Ctrl-C is for the demo alone, which ends its processes in order.
+                # The terminal's Ctrl-C reaches the demo only, which ends its processes in order.
                 start_new_session=True,
             )
         yield process
@@ -44,7 +44,7 @@ def command(name: str, *arguments: str, debug: bool = False) -> Iterator[subproc
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process gently; on one more Ctrl-C, or when it takes too long, less so."""
+    """End a process gracefully; escalate on another Ctrl-C, or after a timeout."""
     for number, patience in ENDINGS:
         try:
             process.send_signal(number)

@@ -1,4 +1,4 @@
-"""What the demo says: lines, and on a terminal a bar."""
+"""Output of the demo: lines, and a progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def say(text: str) -> None:
 
 
 def shortened(text: str, width: int) -> str:
-    """The text as one line, cut to a width."""
+    """Return the text as one line, cut to a width."""
     line = " ".join(text.split())
     return line if len(line) <= width else f"{line[: max(0, width - 1)]}…"
 
@@ -26,7 +26,7 @@ def width() -> int:
 
 
 class Bar:
-    """How far the jobs are. Where there is no terminal it is a line every few seconds."""
+    """Progress bar of the jobs; without a terminal, a line every few seconds."""
 
     BETWEEN_LINES = 3.0
 
@@ -38,7 +38,10 @@ class Bar:
     def show(self, progress: Progress) -> None:
         seconds = time.monotonic() - self._started
         rate = (progress.finished - self._done_before) / seconds if seconds else 0.0
-        text = f"{progress.finished:,} of {progress.total:,} jobs, {progress.failed} failed, {rate:,.0f} a second"
+        text = (
+            f"{progress.finished:,} of {progress.total:,} jobs, {progress.failed} failed, "
+            f"{rate:,.0f} a second"
+        )
         if sys.stdout.isatty():
             self._draw(text, progress.finished / progress.total if progress.total else 1.0)
         elif time.monotonic() - self._last_line >= self.BETWEEN_LINES:

@@ -1,4 +1,4 @@
-"""Which database the demo uses: the one in DATABASE_URL, or a PostgreSQL server of its own, or SQLite."""
+"""Database of the demo: DATABASE_URL, or its own PostgreSQL server, or SQLite."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .interrupts import deferred
 
 @contextmanager
 def chosen_database() -> Iterator[None]:
-    """DATABASE_URL is set, or unset for SQLite, within the block; a server of the demo's own is stopped after it."""
+    """Set DATABASE_URL during the block, or unset it for SQLite. Stops the own server after it."""
     if os.environ.get("DATABASE_URL"):
         say("The database is the one in DATABASE_URL.")
         yield
@@ -39,7 +39,7 @@ def chosen_database() -> Iterator[None]:
 
 def set_django_up() -> None:
     """Set Django up for the chosen database."""
-    # Out of debug mode, in which each query is remembered.
+    # Not in debug mode, which stores each query.
     os.environ["DEBUG"] = "false"
     os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
     django.setup()
@@ -47,7 +47,7 @@ def set_django_up() -> None:
 
 @contextmanager
 def database_errors() -> Iterator[None]:
-    """Raises DemoError where Django would show at length that there is no database to work with."""
+    """Turn errors of the database or its settings into DemoError."""
     try:
         yield
     except (OperationalError, ImproperlyConfigured) as error:
@@ -56,7 +56,7 @@ def database_errors() -> Iterator[None]:
 
 @contextmanager
 def _postgres() -> Iterator[str]:
-    """The URL of the demo's own server; empty if it cannot start."""
+    """Yield the URL of the demo's own server; empty if it cannot start."""
     keeper = None
     try:
         with deferred(), log_of("postgres").open("wb") as log:
@@ -87,6 +87,4 @@ def _postgres() -> Iterator[str]:
 
 def _last_line() -> str:
     lines = log_of("postgres").read_text(errors="replace").split("\n")
-    return shortened(
-        next((line for line in reversed(lines) if line.strip()), "it said nothing"), 70
-    )
+    return shortened(next((line for line in reversed(lines) if line.strip()), "no output"), 70)

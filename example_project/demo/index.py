@@ -1,4 +1,4 @@
-"""The workers run until all is indexed, and how it went is told."""
+"""Run workers until everything is indexed, and print the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE = 60.0
 
 
 def index(processes: int) -> None:
-    """Run the jobs that wait. Raises DemoError if the workers do not get to their end."""
+    """Run the waiting jobs. Raises DemoError if the workers cannot finish them."""
     before = Progress.now()
     if not before.unfinished and not Scan.objects.under_way().exists():
         say(f"The demo is complete: all {before.total:,} jobs are finished.")
@@ -37,7 +37,7 @@ def index(processes: int) -> None:
 
 
 def how_to_run(processes: int) -> list[str]:
-    """The arguments of ``runqueue``: SQLite has one writer at a time, and one process is enough for it."""
+    """Return the arguments of ``runqueue``. SQLite has one writer, so one process is enough."""
     return ["--embedded"] if connection.vendor == "sqlite" else ["--processes", str(processes)]
 
 
@@ -63,13 +63,13 @@ def _drain(processes: int, bar: Bar) -> None:
             bar.show(Progress.now())
     progress = Progress.now()
     bar.show(progress)
-    # With 1 it says that jobs failed, as some of the library's files must; but any error of the command's is a 1 too.
+    # Code 1 means failed jobs, which some of the library's files cause, or an error of the command.
     if code not in (0, 1) or (code == 1 and not progress.failed):
         raise DemoError(f"The workers ended with exit code {code}. See {log_of('runqueue')}.")
 
 
 def _wait_for_the_rest(processes: int, bar: Bar) -> None:
-    """Jobs that wait for another try, or belong to a worker that was killed and has yet to be missed."""
+    """Run jobs that wait for a retry, or whose killed worker is not yet declared dead."""
     fewest, progressed = Progress.now().unfinished, time.monotonic()
     with command("runqueue", *how_to_run(processes)) as workers:
         while (progress := Progress.now()).unfinished:

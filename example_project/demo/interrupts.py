@@ -1,4 +1,4 @@
-"""Ctrl-C, and being told to end: as KeyboardInterrupt, but not in the middle of what must be whole."""
+"""Ctrl-C and other end signals as KeyboardInterrupt, deferred in critical sections."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SIGNALS = [
 
 
 def end_on_signals() -> None:
-    """Raise KeyboardInterrupt for each of the signals that ask a process to end."""
+    """Raise KeyboardInterrupt for each of the signals that end a process."""
     for number in SIGNALS:
         signal.signal(number, signal.default_int_handler)
 
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """What is asked for within the block is raised after it."""
+    """Defer KeyboardInterrupt until the end of the block."""
     received: list[int] = []
     before = {
         number: signal.signal(number, lambda number, frame: received.append(number))

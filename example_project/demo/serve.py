@@ -1,4 +1,4 @@
-"""The pages, and workers beside them."""
+"""Run the web server and workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def serve(port: int, processes: int) -> None:
                 _must_run(running)
                 time.sleep(0.5)
     except KeyboardInterrupt:
-        say("\nThe demo has ended. Start it again, and all is as it was.")
+        say("\nThe demo has ended. Its data is kept for the next start.")
 
 
 def _wait_for(port: int, running: dict[str, subprocess.Popen[bytes]]) -> None:

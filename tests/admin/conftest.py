@@ -140,17 +140,17 @@ def an_execution(job: Job, failure: Failure | None = None, **values: Any) -> Exe
 
 
 def act(
-    client: Client, verb: str, pks: list[Any], query: str = "", page: str = "job", **fields: str
+    client: Client, action: str, pks: list[Any], query: str = "", page: str = "job", **fields: str
 ) -> Any:
     address = reverse(f"admin:dbqueue_{page}_changelist") + query
     return client.post(
         address,
-        {"action": verb, "_selected_action": [str(pk) for pk in pks], "index": "0", **fields},
+        {"action": action, "_selected_action": [str(pk) for pk in pks], "index": "0", **fields},
     )
 
 
-def press(client: Client, page: str, verb: str, pk: Any, **fields: str) -> Any:
-    return client.post(reverse(f"admin:dbqueue_{page}_{verb}", args=[pk]), fields, follow=True)
+def press(client: Client, page: str, action: str, pk: Any, **fields: str) -> Any:
+    return client.post(reverse(f"admin:dbqueue_{page}_{action}", args=[pk]), fields, follow=True)
 
 
 def states() -> list[str]:

@@ -40,7 +40,7 @@ def test_the_list_says_how_far_they_are_and_what_failed(viewer: Client, db: Any)
 
     text = viewer.get(LIST).text
 
-    assert "Prices of May" in text and "Under way" in text
+    assert "Prices of May" in text and "In progress" in text
     assert '<progress class="dbq-bar" value="0.7500" aria-label="6 of 8 (75 %)">' in text
     assert f'{JOBS}?batch={one.pk}&amp;state=failed"' in text
     assert "✕ 1 Failed ○ 2 Ready ✓ 5 Successful" in read(text)
@@ -54,15 +54,13 @@ def test_each_has_a_state_in_words(viewer: Client, db: Any) -> None:
     one = a_batch(*some(successful=1))
     ended = {"finished_at": one.sealed_at}
 
-    assert "Under way" in said(one)
-    assert "Being filled" in said(one, sealed_at=None)
+    assert "In progress" in said(one)
+    assert "Adding jobs" in said(one, sealed_at=None)
     assert "✓ Finished" in said(one, sealed_at=one.sealed_at, **ended)
-    assert "✕ Finished, not all well" in said(a_batch(*some(discarded=1)), **ended)
+    assert "✕ Finished, not all successful" in said(a_batch(*some(discarded=1)), **ended)
     assert "no jobs" in said(a_batch(), **ended)
-    assert "✕ Abandoned by its opener" in said(a_batch(), opened_until=one.sealed_at)
-    assert "✕ Finished, abandoned by its opener" in said(
-        a_batch(), opened_until=one.sealed_at, **ended
-    )
+    assert "✕ Abandoned" in said(a_batch(), opened_until=one.sealed_at)
+    assert "✕ Finished, abandoned" in said(a_batch(), opened_until=one.sealed_at, **ended)
 
 
 def test_very_large_ones_are_counted_up_to_the_limit(
@@ -75,7 +73,7 @@ def test_very_large_ones_are_counted_up_to_the_limit(
     text = read(viewer.get(url(one)).text)
 
     assert "✕ 3 Failed ○ 20+ Ready ✓ 20+ Successful" in text
-    assert "very many jobs" in text
+    assert "too many jobs to count" in text
 
 
 def test_the_list_costs_one_query_for_each_batch_and_eight_for_a_very_large_one(
@@ -124,8 +122,8 @@ class TestWhatFollows:
     def test_before_it_has_finished_it_is_named(self, viewer: Client, followed: Any) -> None:
         text = read(viewer.get(url(followed(add))).text)
 
-        assert "When all have ended sum_up Not yet." in text
-        assert "If all are successful rejoice Not yet." in text
+        assert "When all jobs have ended sum_up Not enqueued yet." in text
+        assert "If all jobs are successful rejoice Not enqueued yet." in text
 
     def test_afterwards_its_job_is_linked(self, viewer: Client, followed: Any) -> None:
         one = followed(add)
@@ -140,21 +138,21 @@ class TestWhatFollows:
                 in text
             )
         Job.objects.filter(task=sum_up.module_path).delete()
-        assert "sum_up It was enqueued, and its job is gone." in read(viewer.get(url(one)).text)
+        assert "sum_up Enqueued; the job has been deleted." in read(viewer.get(url(one)).text)
 
     def test_what_did_not_follow_says_why(self, viewer: Client, followed: Any) -> None:
         one = followed(fail)
         drain()
 
-        assert "rejoice It does not follow: not all were successful." in read(
+        assert "rejoice Not enqueued: not all jobs were successful." in read(
             viewer.get(url(one)).text
         )
 
     def test_nothing_follows(self, viewer: Client, db: Any) -> None:
-        assert "Nothing: no task was named for its end." in viewer.get(url(a_batch())).text
+        assert "The batch has no callbacks." in viewer.get(url(a_batch())).text
 
 
-class TestVerbs:
+class TestActions:
     def test_the_rest_is_discarded_after_a_confirmation(
         self, operator: Client, process: Any
     ) -> None:
@@ -164,7 +162,8 @@ class TestVerbs:
 
         asked = press(operator, "batch", "discard", one.pk)
         assert (
-            "Discard the rest: 2 jobs" in asked.text and "What runs already goes on" in asked.text
+            "Discard all waiting jobs: 2 jobs" in asked.text
+            and "Running jobs continue" in asked.text
         )
         done = press(operator, "batch", "discard", one.pk, confirmed="yes")
 
@@ -175,7 +174,7 @@ class TestVerbs:
         one = a_batch(*some(failed=2, successful=1))
         some(failed=1)
 
-        assert "does not follow once more" in press(operator, "batch", "retry", one.pk).text
+        assert "are not enqueued again" in press(operator, "batch", "retry", one.pk).text
         press(operator, "batch", "retry", one.pk, confirmed="yes")
 
         assert sorted(states()) == ["failed", "ready", "ready", "successful"]
@@ -193,7 +192,7 @@ def test_who_may_not_view_jobs_sees_none(db: Any) -> None:
     one = a_batch(*some(failed=1))
     client = a_client("of batches alone", ["view_batch"])
 
-    assert "You may not view jobs." in client.get(url(one)).text
+    assert "You do not have permission to view jobs." in client.get(url(one)).text
     assert str(one.jobs().get().pk) not in client.get(url(one)).text
     assert (
         a_client("of all but batches", [name for name in VIEW if name != "view_batch"])

@@ -117,7 +117,7 @@ def test_jobs_are_filtered_by_state_queue_task_failure_and_process(
     process = a_process("worker@here:1:abc")
     running = a_job(state=Job.State.RUNNING, process=process, task="shop.tasks.ship", queue="mail")
     fell = failed(a_failure("Out of stock"))
-    Queue.objects.know(["mail"])
+    Queue.objects.ensure_rows(["mail"])
 
     assert ids(viewer, "?state=failed") == [str(fell.pk)]
     assert ids(viewer, "?queue=mail") == [str(running.pk)]
@@ -174,7 +174,7 @@ def test_what_a_job_brings_is_shown_as_text(viewer: Client, failed: Callable[...
     waiting = a_job(queue=EVIL)
     process = a_process(EVIL, details={"a": EVIL}, hostname=EVIL)
     running = a_job(state=Job.State.RUNNING, queue=EVIL, process=process, task=EVIL)
-    Queue.objects.know([EVIL])
+    Queue.objects.ensure_rows([EVIL])
     failures = reverse("admin:dbqueue_failure_changelist")
     pages = [
         JOBS,
@@ -358,7 +358,7 @@ def test_a_running_job_that_an_operator_stops_says_so(operator: Client, db: Any)
     assert "/stop/" in operator.get(page(job)).text
 
     asked = operator.post(reverse("admin:dbqueue_job_stop", args=[job.pk]))
-    assert "A running job is interrupted, and is then discarded." in asked.text
+    assert "A running job is interrupted and discarded." in asked.text
     operator.post(reverse("admin:dbqueue_job_stop", args=[job.pk]), {"confirmed": "yes"})
 
     text = operator.get(page(job)).text

@@ -73,8 +73,8 @@ def test_of_a_rate_it_says_when_the_next_starts(viewer: Client, db: Any) -> None
 
     text = read(viewer.get(LIST + "?which=all").text)
 
-    assert " mail one every 600 ms, 10 together after a pause the next starts in 10 min" in text
-    assert "Who has its slots" not in viewer.get(url("rate mail")).text
+    assert " mail one every 600 ms, burst of 10 next start in 10 min" in text
+    assert "Jobs that hold its slots" not in viewer.get(url("rate mail")).text
 
 
 def test_a_page_shows_who_has_the_slots_and_who_is_next(viewer: Client, process: Any) -> None:
@@ -83,7 +83,7 @@ def test_a_page_shows_who_has_the_slots_and_who_is_next(viewer: Client, process:
 
     text = viewer.get(url()).text
 
-    slots, line = text.split("Next in line</h2>")
+    slots, line = text.split("Waiting jobs</h2>")
     assert reverse("admin:dbqueue_job_change", args=[holder.pk]) in slots
     assert re.findall(r'/job/([0-9a-f-]+)/change/"', line)[0] == str(urgent.pk)
     assert len(re.findall(r'/job/([0-9a-f-]+)/change/"', line)) == 4
@@ -101,7 +101,7 @@ def test_jobs_that_share_a_slot_are_shown_as_one_after_the_other(
     text = read(viewer.get(url()).text)
 
     assert "1 of 1 taken" in text
-    assert text.count("claimed with the one above, and runs after it") == 1
+    assert text.count("shares the slot of the job above, and runs after it") == 1
 
 
 def test_who_may_not_view_jobs_sees_none_of_them(process: Any) -> None:
@@ -109,7 +109,7 @@ def test_who_may_not_view_jobs_sees_none_of_them(process: Any) -> None:
 
     text = a_client("of limits alone", ["view_semaphore"]).get(url()).text
 
-    assert "You may not view jobs." in text and str(holder.pk) not in text
+    assert "You do not have permission to view jobs." in text and str(holder.pk) not in text
 
 
 def test_the_list_costs_one_query_for_each_that_is_shown(viewer: Client, process: Any) -> None:

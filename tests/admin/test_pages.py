@@ -105,7 +105,7 @@ class TestFailures:
 
         text = viewer.get(reverse("admin:dbqueue_failure_change", args=[failure.pk])).text
 
-        assert "They are gone." in text
+        assert "The jobs have been deleted." in text
 
     def test_very_many_failed_jobs_are_said_to_be_more(
         self, viewer: Client, failed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
@@ -137,7 +137,7 @@ class TestHangedJobs:
             assert reverse("admin:dbqueue_job_change", args=[job.pk]) in text
         assert "more than 1 h" in text
         assert "3 h</td>" in text and "Silent" in text and "Gone" in text
-        assert text.count("recorded as lost") == 2 and text.count("It runs on") == 1
+        assert text.count("The attempt is lost") == 2 and text.count("It runs until") == 1
 
     def test_its_page_is_the_jobs_page(self, viewer: Client, db: Any) -> None:
         job = a_job()
@@ -170,7 +170,7 @@ class TestQueues:
         a_job(queue="mail", run_after=timezone.now() - 2 * hour), a_job(queue="mail", priority=5)
         a_job(queue="mail", state=State.SCHEDULED, run_after=timezone.now() + hour)
         a_job(queue="mail", state=State.RUNNING, process=a_process("worker@here:1:abc"))
-        Queue.objects.know(["empty"])
+        Queue.objects.ensure_rows(["empty"])
         Queue.objects.pause()
 
         text = viewer.get(changelist("queue")).text

@@ -1,4 +1,4 @@
-"""Who may see and press what: every page and every verb, by its button's URL, by its action, on a selection and on all."""
+"""Permissions: every page, and every action by its button, on a selection and on all rows."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ NEEDED = {
     ("recurringtask", "disable"): "enable_recurringtask",
 }
 VALUES = {"pause_for": "3600", "move": "slow", "restrict": "3", "reprioritise": "50"}
-VERBS = list(NEEDED)
+ACTIONS = list(NEEDED)
 
 
 def url(page: str, name: str = "changelist", *args: Any) -> str:
@@ -62,7 +62,7 @@ def url(page: str, name: str = "changelist", *args: Any) -> str:
 
 def snapshot() -> list[Any]:
     return [
-        list(Job.objects.values_list("pk", "state", "stop_asked_at", "queue", "priority")),
+        list(Job.objects.values_list("pk", "state", "stop_requested_at", "queue", "priority")),
         list(TaskState.objects.values_list("pk", "paused_at")),
         list(Queue.objects.values_list("pk", "paused_at", "limit")),
         list(Failure.objects.values_list("pk", "state")),
@@ -71,32 +71,32 @@ def snapshot() -> list[Any]:
     ]
 
 
-def act(client: Client, page: str, verb: str, pk: Any, across: str = "0") -> Any:
+def act(client: Client, page: str, action: str, pk: Any, across: str = "0") -> Any:
     fields = {
-        "action": verb,
+        "action": action,
         "_selected_action": [str(pk)],
         "select_across": across,
         "confirmed": "yes",
     }
-    return client.post(url(page), {**fields, "value": VALUES.get(verb, "")})
+    return client.post(url(page), {**fields, "value": VALUES.get(action, "")})
 
 
-def prepare(rows: dict[str, Any], verb: str, page: str = "") -> None:
-    """Have a row that the verb would change."""
-    if page == "batch" and verb == "discard":
+def prepare(rows: dict[str, Any], action: str, page: str = "") -> None:
+    """Have a row that the action would change."""
+    if page == "batch" and action == "discard":
         Job.objects.update(state="ready", finished_at=None)
-    if verb == "stop":
+    if action == "stop":
         Job.objects.update(
             state="running", process=rows["process"], started_at=Now(), finished_at=None
         )
-    if verb in ("clear", "move", "reprioritise"):
+    if action in ("clear", "move", "reprioritise"):
         Job.objects.update(state="ready", finished_at=None)
-    if verb == "resume":
+    if action == "resume":
         Queue.objects.pause()
         TaskState.objects.pause()
-    if verb == "reopen":
+    if action == "reopen":
         Failure.objects.mute()
-    if verb == "enable":
+    if action == "enable":
         RecurringTask.objects.all().disable()
 
 
@@ -204,76 +204,78 @@ def test_nobody_writes_a_row_by_hand(
     assert snapshot() == before
 
 
-@pytest.mark.parametrize(("page", "verb"), VERBS)
+@pytest.mark.parametrize(("page", "action"), ACTIONS)
 @pytest.mark.parametrize(
-    "who", ["viewer", "all but this", "verb without view", "customer", "anonymous"]
+    "who", ["viewer", "all but this", "action without view", "customer", "anonymous"]
 )
-def test_a_verb_is_refused_without_its_permission(
-    everything: dict[str, Any], page: str, verb: str, who: str
+def test_an_action_is_refused_without_its_permission(
+    everything: dict[str, Any], page: str, action: str, who: str
 ) -> None:
-    needed = NEEDED[page, verb]
+    needed = NEEDED[page, action]
     others = [name for name in OPERATE if name != needed]
     client = {
         "viewer": lambda: a_client("someone", VIEW),
         "all but this": lambda: a_client("someone", VIEW + others),
-        "verb without view": lambda: a_client("someone", OPERATE),
+        "action without view": lambda: a_client("someone", OPERATE),
         "customer": lambda: a_client("someone", VIEW + OPERATE, is_staff=False),
         "anonymous": Client,
     }[who]()
     pk = everything[page].pk
-    prepare(everything, verb, page)
+    prepare(everything, action, page)
     before = snapshot()
 
-    pressed = client.post(url(page, verb, pk), {"confirmed": "yes", "value": VALUES.get(verb, "")})
-    act(client, page, verb, pk)
-    act(client, page, verb, pk, across="1")
+    pressed = client.post(
+        url(page, action, pk), {"confirmed": "yes", "value": VALUES.get(action, "")}
+    )
+    act(client, page, action, pk)
+    act(client, page, action, pk, across="1")
     on_the_object = {
-        "change-action": verb,
-        "action": verb,
+        "change-action": action,
+        "action": action,
         "_selected_action": str(pk),
         "index": "0",
         "confirmed": "yes",
     }
-    on_the_object["value"] = VALUES.get(verb, "")
+    on_the_object["value"] = VALUES.get(action, "")
     client.post(url(page, "change", pk), on_the_object)
 
     assert pressed.status_code == (302 if who in ("customer", "anonymous") else 403)
     assert snapshot() == before
 
 
-@pytest.mark.parametrize(("page", "verb"), VERBS)
+@pytest.mark.parametrize(("page", "action"), ACTIONS)
 @pytest.mark.parametrize("way", ["button", "selection", "all"])
-def test_a_verb_is_done_with_its_permission(
-    everything: dict[str, Any], page: str, verb: str, way: str
+def test_an_action_is_done_with_its_permission(
+    everything: dict[str, Any], page: str, action: str, way: str
 ) -> None:
-    client = a_client("someone", [*VIEW, NEEDED[page, verb]])
+    client = a_client("someone", [*VIEW, NEEDED[page, action]])
     pk = everything[page].pk
-    prepare(everything, verb, page)
+    prepare(everything, action, page)
     before = snapshot()
 
     if way == "button":
         answer = client.post(
-            url(page, verb, pk), {"confirmed": "yes", "value": VALUES.get(verb, "")}
+            url(page, action, pk), {"confirmed": "yes", "value": VALUES.get(action, "")}
         )
     else:
-        answer = act(client, page, verb, pk, across="1" if way == "all" else "0")
+        answer = act(client, page, action, pk, across="1" if way == "all" else "0")
 
     assert answer.status_code == 302
     assert snapshot() != before
     assert LogEntry.objects.count() == (way == "button")
 
 
-@pytest.mark.parametrize(("page", "verb"), VERBS)
+@pytest.mark.parametrize(("page", "action"), ACTIONS)
 def test_a_button_is_shown_only_to_who_may_press_it(
-    everything: dict[str, Any], viewer: Client, operator: Client, page: str, verb: str
+    everything: dict[str, Any], viewer: Client, operator: Client, page: str, action: str
 ) -> None:
     pk = everything[page].pk
-    prepare(everything, verb, page)
-    address = f'action="{url(page, verb, pk)}"'
+    prepare(everything, action, page)
+    address = f'action="{url(page, action, pk)}"'
 
     assert address in operator.get(url(page, "change", pk)).text
     assert address not in viewer.get(url(page, "change", pk)).text
-    assert f'<option value="{verb}">' in operator.get(url(page)).text
+    assert f'<option value="{action}">' in operator.get(url(page)).text
     assert "<option value=" not in viewer.get(url(page)).text
 
 
@@ -285,7 +287,7 @@ def test_a_button_needs_the_token_of_its_page(everything: dict[str, Any], db: An
     assert Job.objects.get().state == Job.State.FAILED
 
 
-def test_a_verb_does_nothing_when_it_is_only_asked_for(
+def test_an_action_does_nothing_when_it_is_only_asked_for(
     everything: dict[str, Any], operator: Client
 ) -> None:
     pk = everything["job"].pk
@@ -296,7 +298,7 @@ def test_a_verb_does_nothing_when_it_is_only_asked_for(
     assert Job.objects.get().state == Job.State.FAILED
 
 
-def test_there_are_no_permissions_but_to_view_and_for_the_verbs_and_to_make_what_recurs(
+def test_there_are_no_permissions_but_to_view_and_for_the_actions_and_to_make_what_recurs(
     db: Any,
 ) -> None:
     names = Permission.objects.filter(content_type__app_label="dbqueue").values_list(
@@ -307,10 +309,10 @@ def test_there_are_no_permissions_but_to_view_and_for_the_verbs_and_to_make_what
 
 
 @pytest.mark.parametrize("page", ["job", "failure", "queue", "taskstate", "recurringtask", "batch"])
-def test_a_verb_for_what_is_not_there_is_not_found(operator: Client, page: str) -> None:
+def test_an_action_for_what_is_not_there_is_not_found(operator: Client, page: str) -> None:
     missing = "0190a6c0-0000-7000-8000-000000000000" if page in ("job", "batch") else "404"
-    verb = {"job": "retry", "failure": "mute", "recurringtask": "run", "batch": "discard"}.get(
+    action = {"job": "retry", "failure": "mute", "recurringtask": "run", "batch": "discard"}.get(
         page, "pause"
     )
 
-    assert operator.post(url(page, verb, missing)).status_code == 404
+    assert operator.post(url(page, action, missing)).status_code == 404

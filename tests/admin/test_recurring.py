@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_dbqueue.admin.schedule_text import in_words
+from django_dbqueue.admin.formatting import schedule
 from django_dbqueue.models import Job, RecurringExecution, RecurringTask
 
 from .conftest import MAKE, OPERATE, VIEW, a_client, a_job, a_recurring_task, press
@@ -57,13 +57,13 @@ class TestMade:
             True,
         )
         assert (
-            "Its next times" in answer.text and answer.text.count(":45:00</time>") == 5
+            "Next runs" in answer.text and answer.text.count(":45:00</time>") == 5
         )  # In Kathmandu.
 
     @pytest.mark.parametrize(
         ("values", "why"),
         [
-            ({"cron": "0 0 31 2 *"}, "never comes"),
+            ({"cron": "0 0 31 2 *"}, "never matches"),
             ({"cron": "59/15 * * * *"}, "Write 59-59/15"),
             ({"cron": ""}, "either a cron expression or an interval"),
             ({"every": "00:05:00"}, "either a cron expression or an interval"),
@@ -83,7 +83,7 @@ class TestMade:
             ),
             (
                 {"task": "django_dbqueue.contrib.tasks.call_command", "args": '["check"]'},
-                "name it in TASKS",
+                "Add it to TASKS",
             ),
             (
                 {"task": "django_dbqueue.contrib.tasks.run_sql", "args": '["SELECT 1"]'},
@@ -178,7 +178,7 @@ class TestFromCode:
         text = maker.get(url("change", row.pk)).text
 
         assert (
-            "It is declared in the code" in text
+            "It is defined in code" in text
             and "<textarea" not in text
             and 'name="_save"' not in text
         )
@@ -242,7 +242,7 @@ def test_its_page_shows_its_next_times_and_its_last_runs(viewer: Client, db: Any
     text = viewer.get(url("change", row.pk)).text
 
     assert text.count("<li><time") == 5
-    assert reverse("admin:dbqueue_job_change", args=[job.pk]) in text and "its job is gone" in text
+    assert reverse("admin:dbqueue_job_change", args=[job.pk]) in text and "job deleted" in text
     assert "shop.tasks.x is not known" in text
 
 
@@ -283,7 +283,7 @@ def test_the_list_costs_as_many_queries_for_20_as_for_one(viewer: Client, db: An
     ],
 )
 def test_a_schedule_is_said_in_words(values: dict[str, Any], words: str) -> None:
-    assert in_words(RecurringTask(**{"timezone": "Europe/Berlin", **values})) == words
+    assert schedule(RecurringTask(**{"timezone": "Europe/Berlin", **values})) == words
 
 
 @pytest.mark.django_db

@@ -1,4 +1,4 @@
-"""Every page and every verb where the project's router reads from a replica, and the queue's rows are in the primary alone.
+"""Every page and every action where the project's router reads from a replica, and the queue's rows are in the primary alone.
 
 A test that reads the other database fails, as it has not asked for it.
 """
@@ -15,7 +15,7 @@ from django_dbqueue.models import Job, RecurringTask
 
 from .. import tasks
 from .conftest import MAKE, OPERATE, VIEW, a_client
-from .test_permissions import PAGES, VALUES, VERBS, act, prepare, snapshot, url
+from .test_permissions import ACTIONS, PAGES, VALUES, act, prepare, snapshot, url
 from .test_recurring import GIVEN
 
 
@@ -54,23 +54,23 @@ def test_object_is_read_from_the_primary(rows: dict[str, Any], maker: Client, pa
     assert maker.get(url(page, "history", rows[page].pk)).status_code == 200
 
 
-@pytest.mark.parametrize(("page", "verb"), VERBS)
+@pytest.mark.parametrize(("page", "action"), ACTIONS)
 @pytest.mark.parametrize("way", ["button", "selection", "question"])
-def test_verb_is_done_in_the_primary(
-    rows: dict[str, Any], maker: Client, page: str, verb: str, way: str
+def test_action_is_done_in_the_primary(
+    rows: dict[str, Any], maker: Client, page: str, action: str, way: str
 ) -> None:
-    prepare(rows, verb, page)
+    prepare(rows, action, page)
     before, pk = snapshot(), rows[page].pk
 
     if way == "button":
         answer = maker.post(
-            url(page, verb, pk), {"confirmed": "yes", "value": VALUES.get(verb, "")}
+            url(page, action, pk), {"confirmed": "yes", "value": VALUES.get(action, "")}
         )
     elif way == "selection":
-        answer = act(maker, page, verb, pk)
+        answer = act(maker, page, action, pk)
     else:
         answer = maker.post(
-            url(page), {"action": verb, "_selected_action": [str(pk)], "select_across": "1"}
+            url(page), {"action": action, "_selected_action": [str(pk)], "select_across": "1"}
         )
 
     assert answer.status_code in (302, 200)

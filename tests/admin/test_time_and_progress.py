@@ -45,7 +45,7 @@ class TestExpires:
         )
 
         assert "It expired 10 min 30 s ago" in said
-        assert "It does not run: it is discarded when a worker comes to it." in said
+        assert "It does not run: the next worker discards it." in said
         assert "paused" not in said
 
     def test_what_is_due_only_after_it_expires_does_not_either(
@@ -77,7 +77,7 @@ class TestExpires:
     def test_what_still_has_time_waits_as_ever(self, viewer: Client, db: Any) -> None:
         job = a_job(expires_at=soon(10.5))
 
-        assert "no worker that serves the queue" in why(viewer, job)
+        assert "no live worker serves the queue" in why(viewer, job)
         assert "in 10 min" in viewer.get(page(job)).text
 
     def test_what_has_ended_waits_for_nothing(self, viewer: Client, db: Any) -> None:
@@ -94,7 +94,7 @@ class TestPriority:
         assert "Set priority: 2 jobs" in asked.text
         assert 'name="value"' in asked.text
         assert (
-            "Given priority 50: 2 jobs. Left as they are: 1."
+            "Priority set to 50: 2 jobs. Unchanged: 1."
             in operator.get(done.headers["Location"]).text
         )
         assert sorted(Job.objects.values_list("priority", flat=True)) == [0, 50, 50]
@@ -158,7 +158,7 @@ class TestProgress:
             counted.append(len(seen))
             more = [a_job(state=State.RUNNING, process=running.process) for _ in range(5)]
             Progress.objects.write([(job, ProgressValue.of(1, 2)) for job in more])
-            Queue.objects.know(["default"])
+            Queue.objects.ensure_rows(["default"])
 
         assert counted[0] == counted[1]
 

@@ -49,7 +49,7 @@ def test_it_is_tried_again(viewer: Client, db: Any) -> None:
         failures=1,
     )
 
-    assert "It failed before, and is tried again in 10 min" in why(viewer, job)
+    assert "It failed, and is retried in 10 min" in why(viewer, job)
 
 
 def test_it_is_due_and_a_dispatcher_is_missing(viewer: Client, db: Any) -> None:
@@ -58,7 +58,7 @@ def test_it_is_due_and_a_dispatcher_is_missing(viewer: Client, db: Any) -> None:
     assert "no dispatcher is alive" in why(viewer, job)
     a_process("dispatcher@here:1:abc", kind="dispatcher")
 
-    assert "a dispatcher makes it ready in a moment" in why(viewer, job)
+    assert "A dispatcher makes it ready within seconds" in why(viewer, job)
 
 
 def test_its_queue_is_paused(viewer: Client, db: Any) -> None:
@@ -93,7 +93,7 @@ def test_no_worker_serves_its_queue(viewer: Client, db: Any, queues: str | None)
     if queues:
         a_process("worker@here:1:abc", details={"queues": queues})
 
-    assert "no worker that serves the queue “default” is alive" in why(viewer, a_job())
+    assert "no live worker serves the queue “default”" in why(viewer, a_job())
 
 
 def test_its_queue_is_full(viewer: Client, db: Any) -> None:
@@ -101,11 +101,14 @@ def test_its_queue_is_full(viewer: Client, db: Any) -> None:
     Queue.objects.named("default").restrict(2)
     a_job(state=Job.State.RUNNING, process_id=1)
     job = a_job()
-    assert "full" not in why(viewer, job)
+    assert "limit" not in why(viewer, job)
 
     a_job(state=Job.State.RUNNING, process_id=1)
 
-    assert "It is ready, and its queue “default” is full: 2 of 2 jobs run." in why(viewer, job)
+    assert (
+        "It is ready, but its queue “default” has reached its limit: 2 of 2 jobs are running."
+        in why(viewer, job)
+    )
 
 
 def test_others_are_ahead(viewer: Client, db: Any) -> None:
@@ -124,7 +127,7 @@ def test_it_waits_for_a_slot(viewer: Client, db: Any) -> None:
 
     said = why(viewer, a_job(**blocked))
 
-    assert "waits for a slot of “charge 7”, of which 0 of 2 are taken. Jobs ahead of it: 1." in said
+    assert "waiting on the limit “charge 7”: 0 of 2 slots are taken. Jobs ahead of it: 1." in said
 
 
 def test_it_waits_for_a_rate(viewer: Client, db: Any) -> None:
@@ -132,4 +135,4 @@ def test_it_waits_for_a_rate(viewer: Client, db: Any) -> None:
 
     said = why(viewer, a_job(state=Job.State.BLOCKED, blocked_by="rate send"))
 
-    assert "waits for the rate of “send”: one starts every 600 ms, and jobs ahead of it: 0." in said
+    assert "waiting on the limit “send”: one start every 600 ms. Jobs ahead of it: 0." in said

@@ -68,24 +68,24 @@ class TestKeys:
     def test_a_job_that_was_asked_for_again_while_it_runs_says_so(
         self, viewer: Client, process: Any
     ) -> None:
-        values = {"key": "shop.tasks.index 42", "asked_again": True}
+        values = {"key": "shop.tasks.index 42", "rerun_requested": True}
         running, waiting = (
             a_job(state=State.RUNNING, process=process, **values),
             a_job(key="shop.tasks.index 43"),
         )
 
-        assert "It was asked for again. When this run has ended, it runs once more" in shown(
+        assert "It was re-enqueued while running. When this run has ended, it runs again" in shown(
             viewer, running
         )
-        assert "It was asked for again" not in shown(viewer, waiting)
+        assert "re-enqueued" not in shown(viewer, waiting)
 
     def test_attempts_of_earlier_runs_are_told_apart(self, viewer: Client, db: Any) -> None:
         job = a_job(state=State.SUCCESSFUL, key="shop.tasks.index 42", attempt=3, attempts_before=2)
         for attempt in (1, 2, 3):
             an_execution(job, attempt=attempt)
 
-        assert "1, and 2 before it was asked for again" in shown(viewer, job)
-        assert viewer.get(page(job)).text.count("an earlier run") == 2
+        assert "1, and 2 before it was re-enqueued" in shown(viewer, job)
+        assert viewer.get(page(job)).text.count("earlier run") == 2
 
     def test_the_list_shows_it(self, viewer: Client, db: Any) -> None:
         a_job(key="shop.tasks.index <b>42</b>")
@@ -106,7 +106,7 @@ class TestKeys:
     def test_a_key_alone_is_sought_behind_each_known_task_by_the_index(
         self, viewer: Client, db: Any
     ) -> None:
-        TaskState.objects.know(["shop.tasks.index", "shop.tasks.ship"])
+        TaskState.objects.ensure_rows(["shop.tasks.index", "shop.tasks.ship"])
         one, other = (
             a_job(key="shop.tasks.index a b"),
             a_job(key="shop.tasks.ship a b", task="shop.tasks.other_stage"),
@@ -144,7 +144,7 @@ class TestPipelines:
 
         assert re.search(r"#4 ✓ Successful stage 3 of 3, pour ", text)
         assert re.search(r"#2 ✓ Successful stage 1 of 3, grind ", text)
-        assert re.search(r"#1 ✓ Successful stage 3 an earlier run", text)
+        assert re.search(r"#1 ✓ Successful stage 3 earlier run", text)
 
     def test_what_an_earlier_run_passed_is_not_done(self, viewer: Client, db: Any) -> None:
         job = a_pipeline(0, attempt=3, attempts_before=3)
@@ -189,7 +189,7 @@ class TestLimits:
         text = shown(viewer, a_job(limits=[self.ACCOUNT, self.RATE]))
 
         assert "shop.tasks.charge account=17 : 2 at a time ○ 1 of 2 taken" in text
-        assert "mail : one every 600 ms, 10 together after a pause" in text
+        assert "mail : one every 600 ms, burst of 10" in text
 
     def test_what_holds_is_what_the_semaphore_says(self, viewer: Client, db: Any) -> None:
         Semaphore.objects.create(key="shop.tasks.charge account=17", most=5)

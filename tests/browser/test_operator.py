@@ -112,7 +112,7 @@ def test_from_the_failure_to_running_its_jobs_again(operator, trouble):
 
 
 def test_a_queue_is_paused_and_resumed(operator):
-    Queue.objects.know(["mail"])
+    Queue.objects.ensure_rows(["mail"])
     operator.go("/admin/dbqueue/queue/mail/change/")
 
     operator.press("Pause")
@@ -136,7 +136,7 @@ def test_a_recurring_task_is_made_and_run(operator):
     zone.clear()
     zone.send_keys("Europe/Berlin")
 
-    assert "Its next times" in operator.press("Save and continue editing")
+    assert "Next runs" in operator.press("Save and continue editing")
     assert "Enqueued: 1 recurring task" in operator.press("Run now")
 
     assert Job.objects.get().task == "tests.tasks.nothing"

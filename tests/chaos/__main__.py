@@ -1,8 +1,8 @@
 """``python -m tests.chaos``: a queue under load while everything is killed. See ``--help``.
 
-Needs Linux. It starts database servers of its own, and exits with 1 if a job is lost, or ran again without a reason, or
-if what keys, limits, pipelines, batches or schedules promise is broken; if something could go on and does not; or if two
-transactions wait for each other.
+Needs Linux. Starts its own database servers. Exits with 1 if a job is lost or ran again without a
+reason, if a promise of keys, limits, pipelines, batches or schedules is broken, if work stalls, or
+if transactions deadlock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from ..proxy import in_front_of
 from .servers import SERVERS
 
-# In turn, in seconds: after the harm, and what it has cut short, everything must go on.
+# Alternating phases, in seconds: in the calm one, all work must continue.
 HARM, CALM = 12.0, 12.0
 
 
@@ -27,19 +27,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--database", choices=[*SERVERS, "both"], default="both")
     parser.add_argument(
-        "--seconds", type=float, default=180, help="How long harm is done on each database."
+        "--seconds", type=float, default=180, help="Duration of the faults on each database."
     )
-    parser.add_argument("--rate", type=float, default=40, help="Jobs a second.")
+    parser.add_argument("--rate", type=float, default=40, help="Jobs per second.")
     parser.add_argument(
         "--dead-after",
         type=float,
         default=30,
-        help="As the option; the interval of beats is a sixth of it.",
+        help="The option; the heartbeat interval is a sixth of it.",
     )
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     given = parser.parse_args()
     if given.database == "both":
-        # Each in a process of its own, since a process has one DATABASE_URL.
+        # In separate processes: a process has one DATABASE_URL.
         commands = [
             [sys.executable, "-m", "tests.chaos", *sys.argv[1:], "--database", each]
             for each in SERVERS
@@ -61,7 +61,7 @@ def run(given: argparse.Namespace) -> int:
     env = {
         "DJANGO_SETTINGS_MODULE": "tests.settings",
         "DBQUEUE_OPTIONS": json.dumps({**beat, "task_modules": ["tests.chaos.tasks"]}),
-        # Of jobs that are killed in their hundreds, nobody wants to read each traceback.
+        # Hundreds of jobs are killed; their tracebacks are of no use.
         "PYTHONWARNINGS": "ignore",
     }
     os.environ |= {**env, "DATABASE_URL": server.url}
@@ -73,7 +73,7 @@ def run(given: argparse.Namespace) -> int:
     from .hosts import Host
     from .load import Load
     from .monkey import Monkey
-    from .operators import Holder, Operators
+    from .operators import LockHolder, Operators
     from .report import report
     from .watch import Watch
 
@@ -85,22 +85,22 @@ def run(given: argparse.Namespace) -> int:
     ]
     silence = given.dead_after * 1.2
     monkey, load, watch = Monkey(hosts, server, silence), Load(given.rate), Watch(given.dead_after)
-    operators, holder = Operators(), Holder()
+    operators, lock_holder = Operators(), LockHolder()
     try:
-        for thread in (load, operators, holder, watch):
+        for thread in (load, operators, lock_holder, watch):
             thread.start()
         began = time.monotonic()
-        while (passed := time.monotonic() - began) < given.seconds:
+        while (elapsed := time.monotonic() - began) < given.seconds:
             time.sleep(random.uniform(0.5, 2.5))
             for host in hosts:
                 host.keep_alive()
-            # A machine that is too busy for them to start in time would show nothing.
-            if watch.alive and passed % (HARM + CALM) < HARM:
+            # Without live processes, as on a busy machine, more faults would test nothing.
+            if watch.alive and elapsed % (HARM + CALM) < HARM:
                 monkey.act()
-        for thread in (load, operators, holder):
+        for thread in (load, operators, lock_holder):
             thread.stop()
-        monkey.calm_down()
-        through = load.wait(given.dead_after * 2 + 120)
+        monkey.recover()
+        all_finished = load.wait(given.dead_after * 2 + 120)
         watch.stop()
         codes = [host.close() for host in hosts]
         found = report(load, operators, watch, monkey.killed_at, server.deadlocks())
@@ -109,7 +109,7 @@ def run(given: argparse.Namespace) -> int:
             host.power_off()
         server.close()
         line.close()
-    done = monkey.done + operators.done + holder.done
+    done = monkey.done + operators.done + lock_holder.done
     print(
         "\n".join(
             [
@@ -121,7 +121,7 @@ def run(given: argparse.Namespace) -> int:
         )
     )
     print(f"exit codes at the end      {codes}\nlogs                       {folder}\n", flush=True)
-    return 0 if found.is_clean and through and codes == [0, 0] else 1
+    return 0 if found.is_clean and all_finished and codes == [0, 0] else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is done beside the harm, again and again, on a thread of its own."""
+"""Periodic actions on a thread."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import threading
 
 from django.db import Error, connections
 
-# The time in which whatever it does last comes to an end, in seconds.
-PATIENCE = 60.0
+# Seconds in which the last action must end.
+STOP_TIMEOUT = 60.0
 
 
 class Background(threading.Thread):
-    """Acts, and pauses, until it is stopped. What the database does not let it do is left out."""
+    """Acts repeatedly until it is stopped. Actions that the database refuses are skipped."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -19,14 +19,14 @@ class Background(threading.Thread):
         self._error: Exception | None = None
 
     def pause(self) -> float:
-        """Seconds until it acts next."""
+        """Return the seconds until the next action."""
         raise NotImplementedError
 
     def act(self) -> None:
         raise NotImplementedError
 
     def refused(self) -> None:
-        """The database was away, or refused what it did."""
+        """Handle an action that the database has refused."""
 
     def run(self) -> None:
         try:
@@ -37,13 +37,13 @@ class Background(threading.Thread):
             connections.close_all()
 
     def stop(self) -> None:
-        """Raises the error that has ended it before, or TimeoutError if it does not end."""
+        """Stop. Raise the error that has ended the thread, or TimeoutError if it does not end."""
         self._ended.set()
-        self.join(PATIENCE)
+        self.join(STOP_TIMEOUT)
         if self._error:
             raise self._error
         if self.is_alive():
-            raise TimeoutError(f"{type(self).__name__} does not end within {PATIENCE:g} s.")
+            raise TimeoutError(f"{type(self).__name__} does not end within {STOP_TIMEOUT:g} s.")
 
     def _run(self) -> None:
         while not self._ended.wait(self.pause()):

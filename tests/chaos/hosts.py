@@ -1,4 +1,4 @@
-"""Hosts that run ``runqueue``, and what can happen to them."""
+"""Hosts that run ``runqueue``, and their faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class Host:
-    """One ``runqueue``, kept alive as a service manager would. ``line`` is between it and the database."""
+    """One ``runqueue``, restarted as by a service manager. ``line``: the proxy to the database."""
 
     def __init__(
         self, name: str, url: str, line: Proxy | None, env: dict[str, str], log: Path
@@ -58,7 +58,7 @@ class Host:
         return self._process.pid
 
     def children(self) -> list[int]:
-        """Workers and dispatcher."""
+        """Return the process ids of workers and dispatcher."""
         found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
@@ -72,7 +72,7 @@ class Host:
         return found
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """The supervisor alone; its children notice."""
+        """Kill the supervisor only; its children notice."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
@@ -82,7 +82,7 @@ class Host:
                 os.kill(pid, signal.SIGKILL)
 
     def close(self) -> int:
-        # Before it listens to signals, SIGTERM would simply end it.
+        # SIGTERM must not arrive before its signal handlers are installed.
         time.sleep(max(0.0, self._started_at + 5.0 - time.monotonic()))
         self.kill(signal.SIGTERM)
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Enqueues jobs of all kinds at a steady rate, and knows which of them were committed."""
+"""Enqueue jobs of all kinds at a steady rate, and record the committed ones."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ from . import tasks
 from .background import Background
 
 LIMITED_KEYS = 3
-# So many seconds a key is asked for, and then no more: what was its last version must have been run.
-LIFE = 4
-# Of a recurring task, in seconds.
+# Seconds for which a key is in use: afterwards its last version must have run.
+KEY_SECONDS = 4
+# The interval of the recurring task, in seconds, and its name.
 EVERY, SCHEDULE = 2, "the schedule"
-# One that operators pause and resume, and one that no worker serves.
+# A queue that operators pause and resume, and one without workers.
 PAUSABLE, UNSERVED = "pausable", "unserved"
 ACCOUNTS = 2
-# Of jobs that no worker serves, so many at most wait before others.
+# The maximum number of waiting jobs that no worker serves.
 MOST_UNSERVED = 100
-# With so many jobs waiting, no more are enqueued, so that a busy machine can run all of them before the end.
+# With this many waiting jobs nothing is enqueued, so that all jobs can end on a busy machine.
 MOST_WAITING = 1000
 
 
 class Load(Background):
-    """``confirmed`` are the jobs whose enqueueing was committed, ``versions`` the newest of each key, ``batches`` their ids.
+    """``confirmed``: committed jobs. ``versions``: the newest of each key. ``batches``: their ids.
 
-    put_off: by debounced job, from when until when it was not to start.
+    put_off: by debounced job, the intervals in which it must not start.
     """
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self._rate = rate
-        self._asked: Counter[str] = Counter()
+        self._calls: Counter[str] = Counter()
         self.confirmed: set[str] = set()
         self.versions: dict[str, int] = {}
         self.batches: set[str] = set()
         self.put_off: defaultdict[str, list[tuple[datetime, datetime]]] = defaultdict(list)
-        # Each writes about five jobs, and returns their results and what to note once they are committed.
-        self._deeds: list[Callable[[], tuple[list[Any], Callable[[], Any]]]] = [
+        # Each writes about five jobs, and returns results and a callback for after the commit.
+        self._actions: list[Callable[[], tuple[list[Any], Callable[[], Any]]]] = [
             *[self._effects] * 10,
             *[self._versions] * 5,
             *[self._limited] * 3,
-            *[self._walks] * 2,
+            *[self._pipelines] * 2,
             *[self._two_limits] * 3,
             *[self._debounced] * 3,
-            *[self._at_will] * 2,
+            *[self._operated] * 2,
             *([self._by_sql] if connection.vendor == "postgresql" else []),
-            self._much,
+            self._large,
             self._batch,
             self._batch_of_a_job,
         ]
@@ -78,13 +78,14 @@ class Load(Background):
         super().start()
 
     def wait(self, seconds: float) -> bool:
-        """Until all jobs are finished, or no attempt has ended for so long. Returns whether they are. Openers of batches that have
-        died are given up.
+        """Wait until all jobs are finished, or until no attempt has ended for this many seconds.
+
+        Return whether all are finished. Batches of dead openers are sealed.
         """
         RecurringTask.objects.all().disable()
         Job.objects.filter(queue=UNSERVED).move(PAUSABLE)
-        ended, since, is_over = 0, time.monotonic(), False
-        while not is_over and time.monotonic() - since < seconds:
+        ended, since, is_finished = 0, time.monotonic(), False
+        while not is_finished and time.monotonic() - since < seconds:
             if (number := Execution.objects.count()) != ended:
                 ended, since = number, time.monotonic()
             unfinished = Job.objects.exclude(state__in=["successful", "failed", "discarded"])
@@ -92,25 +93,25 @@ class Load(Background):
                 Batch.objects.filter(opened_until__isnull=False, sealed_at=None).update(
                     opened_until=after(-1)
                 )
-            # In this order: with its end a batch enqueues what follows it.
-            is_over = (
+            # In this order: a batch's end enqueues its callback.
+            is_finished = (
                 not Batch.objects.filter(finished_at=None).exists() and not unfinished.exists()
             )
             time.sleep(0.2)
-        return is_over
+        return is_finished
 
     def pause(self) -> float:
         return 5 / self._rate
 
     def act(self) -> None:
-        """If the database says no, it may have been committed or not: such jobs are not counted."""
+        """After a database error the commit is uncertain: such jobs are not recorded."""
         if (
             Job.objects.filter(state__in=["ready", "blocked"])[:MOST_WAITING].count()
             == MOST_WAITING
         ):
             return
         with transaction.atomic():
-            results, note = random.choice(self._deeds)()
+            results, note = random.choice(self._actions)()
         self.confirmed |= {result.id for result in results}
         note()
 
@@ -123,12 +124,13 @@ class Load(Background):
         return results, lambda: None
 
     def _versions(self):
-        """Of two keys, which differ by case alone, and are others every few seconds; and once more an old version of each, which
-        is to do nothing.
+        """Enqueue two keys that differ by case only, and a stale version of each.
+
+        The keys change every few seconds. A stale version must have no effect.
         """
-        names = [f"key {int(time.monotonic() // LIFE)}{letter}" for letter in "aA"]
-        self._asked.update(names)
-        asked = {name: self._asked[name] for name in names}
+        names = [f"key {int(time.monotonic() // KEY_SECONDS)}{letter}" for letter in "aA"]
+        self._calls.update(names)
+        asked = {name: self._calls[name] for name in names}
         calls = [
             (name, each)
             for name, version in asked.items()
@@ -141,19 +143,19 @@ class Load(Background):
         return results, lambda: self.versions.update(asked)
 
     def _limited(self):
-        """One by one: as nobody sees a line, all are ready, and all workers claim them at once."""
+        """Enqueue one by one: no call sees waiters, so all jobs are ready."""
         key = f"limit {random.randrange(LIMITED_KEYS)}"
         return [
             tasks.effect_within_a_limit.enqueue(key, random.uniform(0, 0.2)) for _ in range(6)
         ], lambda: None
 
-    def _walks(self):
-        return tasks.WALK.enqueue_many(
+    def _pipelines(self):
+        return tasks.PIPELINE.enqueue_many(
             [(random.choice([0, 0, 2]),) for _ in range(2)]
         ), lambda: None
 
     def _two_limits(self):
-        """Many of one account, which stand in the bank's line too; some in a queue where they cannot run now, before others."""
+        """Enqueue jobs of one account and the bank, some in a queue that cannot run."""
         unserved = Job.objects.filter(queue=UNSERVED).count() < MOST_UNSERVED
         queue = random.choice(["default", "default", PAUSABLE, UNSERVED if unserved else PAUSABLE])
         account, seconds = f"account {random.randrange(ACCOUNTS)}", random.uniform(0, 0.2)
@@ -165,8 +167,8 @@ class Load(Background):
         ], lambda: None
 
     def _debounced(self):
-        """Often of one that runs, whose call must then wait however the attempt ends."""
-        name = f"debounced {int(time.monotonic() // (3 * LIFE))}{random.choice('ab')}"
+        """Enqueue mostly onto a running job: the call must wait, however the attempt ends."""
+        name = f"debounced {int(time.monotonic() // (3 * KEY_SECONDS))}{random.choice('ab')}"
         running = Job.objects.running().filter(task=tasks.effect_of_a_debounce.module_path).first()
         name = running.args[0] if running and random.random() < 0.7 else name
         began = datetime.now(timezone.utc)
@@ -181,7 +183,7 @@ class Load(Background):
 
         return [result], note
 
-    def _at_will(self):
+    def _operated(self):
         wait = random.choice([None, None, timedelta(seconds=random.uniform(0, 20))])
         queue = random.choice(["default", PAUSABLE])
         how = {"run_after": wait, "queue_name": queue}
@@ -198,7 +200,7 @@ class Load(Background):
             )
             return [SimpleNamespace(id=str(cursor.fetchone()[0]))], lambda: None
 
-    def _much(self):
+    def _large(self):
         return tasks.effect_of_much.enqueue_many([("x" * 1_000_000, 0.05)] * 4), lambda: None
 
     def _batch_of_a_job(self):
@@ -207,5 +209,8 @@ class Load(Background):
     def _batch(self):
         with batch(on_finish=tasks.effect_after_a_batch) as opened:
             results = tasks.effect.enqueue_many([(0.05,)] * 3)
-            results += [tasks.effect_that_adds_to_its_batch.enqueue(0.05), tasks.WALK.enqueue(2)]
+            results += [
+                tasks.effect_that_adds_to_its_batch.enqueue(0.05),
+                tasks.PIPELINE.enqueue(2),
+            ]
         return results, lambda: self.batches.add(str(opened.id))

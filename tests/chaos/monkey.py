@@ -1,4 +1,4 @@
-"""Does harm, at random, and writes down what it did when."""
+"""Inject random faults, and record them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .servers import MariaDB, PostgreSQL
 
 
 class Monkey:
-    """``killed_at`` is when each process was killed, by its id: as far as can be known, since ids may come again."""
+    """``killed_at``: the time of each kill, by process id. Process ids may be reused."""
 
     def __init__(
         self, hosts: list[Host], server: PostgreSQL | MariaDB, longest_silence: float
@@ -27,29 +27,29 @@ class Monkey:
         self._healing: list[threading.Timer] = []
         self.done: Counter[str] = Counter()
         self.killed_at: dict[int, datetime] = {}
-        self._deeds = [
+        self._actions = [
             *[("kill -9 of a worker or dispatcher", self._kill_child)] * 6,
             ("kill -9 of a supervisor", self._kill_supervisor),
-            ("kill -9 of all of a host", self._power_off),
-            ("deploy (SIGTERM, and a new start)", self._deploy),
+            ("kill -9 of a whole host", self._power_off),
+            ("deploy (SIGTERM and restart)", self._deploy),
             ("process suspended for some seconds", self._suspend),
             *[("all connections terminated by the server", self._terminate)] * 2,
-            ("line of a host silent", self._silence_line),
-            ("line of a host cut", self._cut_line),
+            ("connection of a host silent", self._silence_line),
+            ("connection of a host cut", self._cut_line),
             ("crash of the server", self._server_crash),
         ]
 
     def act(self) -> None:
-        name, deed = random.choice(self._deeds)
+        name, action = random.choice(self._actions)
         print(f"    {time.strftime('%H:%M:%S')}  {name}", flush=True)
         with contextlib.suppress(ProcessLookupError):
-            deed()
+            action()
             self.done[name] += 1
 
-    def calm_down(self) -> None:
+    def recover(self) -> None:
         for timer in self._healing:
             timer.join()
-        time.sleep(1)  # Until who was killed last is seen to be dead.
+        time.sleep(1)  # Until the last kill is detected.
         for host in self._hosts:
             host.keep_alive()
 

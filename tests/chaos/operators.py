@@ -1,4 +1,4 @@
-"""Operators, who pause, move, call off, stop and retry hundreds of jobs; and somebody who holds rows for seconds."""
+"""Operators who change hundreds of jobs, and transactions that lock rows for seconds."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ from .background import Background
 from .load import PAUSABLE, UNSERVED
 
 
-class Acting(Background):
-    """Does one thing of its list every while."""
+class RandomActor(Background):
+    """Does a random action of its list at intervals."""
 
     def __init__(self, pause: float) -> None:
         super().__init__()
         self._pause = pause
         self.done: Counter[str] = Counter()
 
-    def deeds(self) -> list[tuple[str, Callable[[], Any]]]:
+    def actions(self) -> list[tuple[str, Callable[[], Any]]]:
         raise NotImplementedError
 
     def pause(self) -> float:
         return random.uniform(0, 2 * self._pause)
 
     def act(self) -> None:
-        name, deed = random.choice(self.deeds())
-        deed()
+        name, action = random.choice(self.actions())
+        action()
         self.done[name] += 1
 
 
-class Operators(Acting):
-    """``retried``: jobs that may run again for that. ``stopped``: by job, the attempt after which it may not."""
+class Operators(RandomActor):
+    """``retried``: jobs that may run again. ``stopped``: by job, the last attempt that may run."""
 
     def __init__(self) -> None:
         super().__init__(1.0)
         self.retried: set[str] = set()
         self.stopped: dict[str, int] = {}
 
-    def deeds(self) -> list[tuple[str, Callable[[], Any]]]:
+    def actions(self) -> list[tuple[str, Callable[[], Any]]]:
         jobs = self._jobs()
         return [
             (
                 "discard hundreds",
-                lambda: jobs.filter(pk__in=self._some(jobs.discardable())).discard(),
+                lambda: jobs.filter(pk__in=self._sample(jobs.discardable())).discard(),
             ),
             ("reprioritise hundreds", lambda: jobs.reprioritise(random.choice([-1, 0, 1]))),
             ("move hundreds", lambda: jobs.move(random.choice(["default", PAUSABLE, UNSERVED]))),
-            ("run now a hundred recurring tasks", self._run_now),
+            ("run a hundred recurring tasks now", self._run_now),
             *[("retry hundreds", self._retry)] * 2,
-            *[("stop what runs", self._stop_what_runs)] * 3,
+            *[("stop running jobs", self._stop_running)] * 3,
             *[("pause a queue", lambda: Queue.objects.named(PAUSABLE).pause())],
             *[("resume a queue", lambda: Queue.objects.named(PAUSABLE).resume())] * 2,
-            ("move from a queue that nobody serves", self._move_unserved),
+            ("move from an unserved queue", self._move_unserved),
         ]
 
     def stop(self) -> None:
@@ -69,29 +69,29 @@ class Operators(Acting):
         Queue.objects.named(PAUSABLE).resume()
 
     def _jobs(self) -> Any:
-        return Job.objects.filter(task__in=tasks.AT_WILL)
+        return Job.objects.filter(task__in=tasks.OPERATED)
 
-    def _some(self, jobs: Any) -> list[Any]:
+    def _sample(self, jobs: Any) -> list[Any]:
         return list(jobs.order_by("pk").values_list("pk", flat=True)[: random.randrange(500)])
 
     def _retry(self) -> None:
-        ids = self._some(self._jobs().retriable())
-        # Before, as it may be committed though it seems to fail.
+        ids = self._sample(self._jobs().retriable())
+        # Recorded before the retry, which may be committed in spite of an error.
         self.retried.update(map(str, ids))
         for pk in ids:
             self.stopped.pop(str(pk), None)
         Job.objects.filter(pk__in=ids).retry()
 
-    def _stop_what_runs(self) -> None:
+    def _stop_running(self) -> None:
         before = dict(self._jobs().stoppable().values_list("pk", "attempt"))
         Job.objects.filter(pk__in=list(before)).stop()
         stopped = (
-            self._jobs().asked_to_stop().filter(pk__in=list(before)).values_list("pk", "attempt")
+            self._jobs().stop_requested().filter(pk__in=list(before)).values_list("pk", "attempt")
         )
         self.stopped.update({str(pk): attempt for pk, attempt in stopped if before[pk] == attempt})
 
     def _move_unserved(self) -> None:
-        """The last ones: those before them are to stay where they are in the way of others."""
+        """Move the last ones: the first ones must stay ahead of other waiters."""
         last = Job.objects.filter(queue=UNSERVED).order_by("-pk").values_list("pk", flat=True)[:10]
         Job.objects.filter(pk__in=list(last)).move("default")
 
@@ -101,34 +101,34 @@ class Operators(Acting):
         )
 
 
-class Holder(Acting):
-    """Has transactions open that hold rows which the queue needs."""
+class LockHolder(RandomActor):
+    """Holds row locks that the queue needs."""
 
-    # In seconds: of rows for which calls, operators or workers wait, and of others.
+    # In seconds: for rows that calls, operators or workers wait for, and for others.
     SHORT, LONG = (0.5, 2.0), (10.0, 20.0)
 
     def __init__(self) -> None:
         super().__init__(2.0)
 
-    def deeds(self) -> list[tuple[str, Callable[[], Any]]]:
+    def actions(self) -> list[tuple[str, Callable[[], Any]]]:
         jobs = Job.objects.filter(state__in=["ready", "running", "scheduled", "blocked"]).order_by(
             "?"
         )
-        others = jobs.filter(key=None).exclude(task__in=tasks.AT_WILL)
+        others = jobs.filter(key=None).exclude(task__in=tasks.OPERATED)
         return [
-            ("hold rows of jobs", lambda: self._hold(jobs[:200], self.SHORT)),
-            *[("hold rows of jobs for long", lambda: self._hold(others[:200], self.LONG))] * 2,
+            ("lock rows of jobs", lambda: self._lock_rows(jobs[:200], self.SHORT)),
+            *[("lock rows of jobs for long", lambda: self._lock_rows(others[:200], self.LONG))] * 2,
             (
-                "hold rows of limits",
-                lambda: self._hold(Semaphore.objects.order_by("pk"), self.SHORT),
+                "lock rows of limits",
+                lambda: self._lock_rows(Semaphore.objects.order_by("pk"), self.SHORT),
             ),
             (
-                "hold rows of batches",
-                lambda: self._hold(Batch.objects.filter(finished_at=None), self.SHORT),
+                "lock rows of batches",
+                lambda: self._lock_rows(Batch.objects.filter(finished_at=None), self.SHORT),
             ),
         ]
 
-    def _hold(self, rows: Any, seconds: tuple[float, float]) -> None:
+    def _lock_rows(self, rows: Any, seconds: tuple[float, float]) -> None:
         ids = list(rows.values_list("pk", flat=True))
         with transaction.atomic():
             list(lock(rows.model.objects.filter(pk__in=ids).order_by("pk")))

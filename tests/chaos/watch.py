@@ -1,4 +1,4 @@
-"""Looks, while harm is done, whether what could go on does."""
+"""Watch for stalled work during the faults."""
 
 from __future__ import annotations
 
@@ -18,72 +18,76 @@ from .background import Background
 from .load import UNSERVED
 
 SAMPLE = 0.5
-# In seconds: the longest between two sweeps of a dispatcher; and what a process that beats needs on a busy machine, with connections
-# that are killed under it, to do what it has found, and to write an outcome.
+# In seconds: the longest interval of sweeps; and the time that a live process needs on a busy
+# machine, with killed connections, to do found work and to write a result.
 SWEEP, REACTION, WRITING = 2.4, 4.0, 3.0
-# What stood so long is told as it happens.
+# Stalls of this length are printed as they happen.
 LONG = 3.0
-# With fewer running, workers have nothing to do: a host has eight threads.
-FEW = 4
-# So many rows of a kind are looked at.
-FIRST = 50
+# With fewer running jobs, workers are idle: a host has eight threads.
+IDLE_BELOW = 4
+# The number of rows that are read of each kind.
+MAX_ROWS = 50
 
 
 class Found(NamedTuple):
-    """Work that is due. ``can_now``: a process that could do it is alive, and no other transaction holds its rows."""
+    """Pending work. ``can_now``: a responsible process is alive, and no row is locked."""
 
     what: str
-    may_stand: float
+    allowed: float
     can_now: bool
 
 
 class Watch(Background):
-    """``idle``: what could go on and did not, and for how many seconds. ``alive``: whether a worker and a dispatcher beat.
+    """``stalled``: seconds by stalled work. ``alive``: a worker and a dispatcher send heartbeats.
 
-    Only time counts in which a process that beats could have gone on with it. It is counted in looks, which come later where
-    the machine is busy, and none of which succeeds while the database is away.
+    Only time with a responsible live process counts. Time is counted in samples, which come later
+    on a busy machine and fail while the database is down.
     """
 
     def __init__(self, dead_after: float) -> None:
         super().__init__()
-        # After one beat and a half, a process may be dead or cut off.
+        # After one and a half heartbeat intervals, a process may be dead or cut off.
         self._fresh = dead_after / 4
         self._reaction, self._writing = REACTION + self._fresh, WRITING + self._fresh
-        # Others declare it dead, once they have watched for long enough themselves.
+        # Other processes declare it dead, once they have observed for long enough.
         self._recovery = dead_after * 5 / 3 + SWEEP + REACTION
-        self._stood: dict[str, float] = {}
+        self._stalled_for: dict[str, float] = {}
         self.alive = False
         self.samples = 0
         self.longest: dict[str, float] = {}
-        self.idle: dict[str, float] = {}
+        self.stalled: dict[str, float] = {}
 
     def pause(self) -> float:
         return SAMPLE
 
     def refused(self) -> None:
-        """Nobody is declared dead before all have had time to beat again."""
+        """Restart the time for recovery: all processes first need time for a heartbeat."""
         self.alive = False
-        self._stood = {
-            what: seconds for what, seconds in self._stood.items() if not what.startswith("left")
+        self._stalled_for = {
+            what: seconds
+            for what, seconds in self._stalled_for.items()
+            if not what.startswith("not recovered")
         }
 
     def act(self) -> None:
         found = {each.what: each for each in self._find()}
         self.samples += 1
-        for what in self._stood.keys() - found.keys():
-            if self._stood[what] > LONG:
-                _tell(f"{what} stood for {self._stood[what]:g} s")
-        self._stood = {
-            what: self._stood[what] + SAMPLE * each.can_now if what in self._stood else 0.0
+        for what in self._stalled_for.keys() - found.keys():
+            if self._stalled_for[what] > LONG:
+                _print(f"{what} stalled for {self._stalled_for[what]:g} s")
+        self._stalled_for = {
+            what: self._stalled_for[what] + SAMPLE * each.can_now
+            if what in self._stalled_for
+            else 0.0
             for what, each in found.items()
         }
-        for what, seconds in self._stood.items():
+        for what, seconds in self._stalled_for.items():
             kind = what.partition(":")[0]
             self.longest[kind] = max(self.longest.get(kind, 0.0), seconds)
-            if seconds > found[what].may_stand:
-                if what not in self.idle:
-                    _tell(f"{what} stands for {seconds:g} s")
-                self.idle[what] = seconds
+            if seconds > found[what].allowed:
+                if what not in self.stalled:
+                    _print(f"{what} has stalled for {seconds:g} s")
+                self.stalled[what] = seconds
 
     def _find(self) -> Iterator[Found]:
         fresh = dict(
@@ -93,15 +97,15 @@ class Watch(Background):
             kind in fresh.values() for kind in (Process.Kind.WORKER, Process.Kind.DISPATCHER)
         )
         self.alive = works and dispatches
-        ready, blocked = _first_of_lines()
-        due = list(Job.objects.due().order_by("run_after").values_list("pk", flat=True)[:FIRST])
-        ended, left = _ended_and_running(fresh), _left(fresh)
-        batches = list(Batch.objects.due().values_list("pk", flat=True)[:FIRST])
+        ready, blocked = _first_waiters()
+        due = list(Job.objects.due().order_by("run_after").values_list("pk", flat=True)[:MAX_ROWS])
+        ended, left = _unsettled(fresh), _unrecovered(fresh)
+        batches = list(Batch.objects.due().values_list("pk", flat=True)[:MAX_ROWS])
         free = _unlocked(
             Job.objects.all(), [*(job.pk for job in [*ready, *blocked]), *due, *ended, *left]
         )
         free_batches = _unlocked(Batch.objects.all(), batches)
-        # Outcomes, and the rounds of a dispatcher, wait for all semaphores that they need together.
+        # Results and dispatcher rounds wait for all semaphores that they need together.
         keys = list(Semaphore.objects.values_list("pk", flat=True))
         semaphores = len(_unlocked(Semaphore.objects.all(), keys)) == len(keys)
         for job in ready:
@@ -124,28 +128,28 @@ class Watch(Background):
                 dispatches and semaphores and pk in free_batches,
             )
         for pk in ended:
-            yield Found(f"ended, not written: {pk}", self._writing, semaphores and pk in free)
+            yield Found(f"not settled: {pk}", self._writing, semaphores and pk in free)
         for pk in left:
             yield Found(
-                f"left by a dead process: {pk}",
+                f"not recovered: {pk}",
                 self._recovery,
                 dispatches and semaphores and pk in free,
             )
 
 
-def _tell(what: str) -> None:
+def _print(what: str) -> None:
     print(f"    {time.strftime('%H:%M:%S')}  {what}", flush=True)
 
 
-def _first_of_lines() -> tuple[list[Job], list[Job]]:
-    """The first that may run in each queue, if workers have room; and in the line of each limit, if it has a slot."""
+def _first_waiters() -> tuple[list[Job], list[Job]]:
+    """Return the first startable job of each queue, and of each limit with a slot."""
     closed = [UNSERVED, *Queue.objects.paused().values_list("name", flat=True)]
     waiting = (
         Job.objects.filter(state__in=["ready", "blocked"])
         .exclude(queue__in=closed)
         .defer("args", "kwargs")
     )
-    are_few = Job.objects.running().count() < FEW
+    are_few = Job.objects.running().count() < IDLE_BELOW
     rows: list[Any] = [job for job in waiting[:5000] if are_few or job.state == "blocked"]
     keys = {each["key"] for job in rows for each in job.limits or ()}
     slots = {key: SimpleNamespace(taken=0, smallest=None) for key in keys}
@@ -156,9 +160,9 @@ def _first_of_lines() -> tuple[list[Job], list[Job]]:
         taken = slots[limit["key"]]
         return taken.taken < min(limit["most"], taken.smallest or limit["most"])
 
-    # While others behind it wait, it changes with each slot that is given out.
+    # While others wait behind it, the first one changes with each acquired slot.
     first: dict[Any, Job] = {}
-    for job in sorted(rows, key=_place):
+    for job in sorted(rows, key=_position):
         if all(map(has_room, job.limits or ())):
             first.setdefault((job.state, job.blocked_by or job.queue), job)
     return tuple(
@@ -166,13 +170,13 @@ def _first_of_lines() -> tuple[list[Job], list[Job]]:
     )
 
 
-def _place(job: Job) -> tuple[Any, ...]:
-    """In its lane, or in its line."""
+def _position(job: Job) -> tuple[Any, ...]:
+    """Return the position in the lane, or among the waiters of a limit."""
     return job.state, -job.priority, job.run_after if job.state == "ready" else job.pk, job.pk
 
 
-def _ended_and_running(processes: Collection[int]) -> list[Any]:
-    """Jobs that one of the processes runs by their rows, and whose attempts have written that they have ended."""
+def _unsettled(processes: Collection[int]) -> list[Any]:
+    """Return running jobs of these processes whose attempts have recorded their end."""
     rows = Job.objects.running().filter(process__in=processes).values_list("pk", "attempt")
     running = {(str(pk), attempt): pk for pk, attempt in rows}
     ended = Interval.objects.filter(
@@ -181,15 +185,15 @@ def _ended_and_running(processes: Collection[int]) -> list[Any]:
     return [running[fence] for fence in ended.values_list("job", "attempt") if fence in running]
 
 
-def _left(processes: Collection[int]) -> list[Any]:
-    """Jobs that none of the processes runs."""
+def _unrecovered(processes: Collection[int]) -> list[Any]:
+    """Return running jobs of no live process."""
     return list(
-        Job.objects.running().exclude(process__in=processes).values_list("pk", flat=True)[:FIRST]
+        Job.objects.running().exclude(process__in=processes).values_list("pk", flat=True)[:MAX_ROWS]
     )
 
 
 def _unlocked(rows: Any, keys: Collection[Any]) -> set[Any]:
-    """Those whose rows nobody holds at this moment."""
+    """Return the keys whose rows are not locked."""
     if not keys:
         return set()
     with transaction.atomic():

@@ -1,7 +1,7 @@
-"""``python -m tests.conformance.fetch``: get the tests of Django's Tasks framework from Django's source distribution.
+"""``python -m tests.conformance.fetch``: download the tests of Django's Tasks framework.
 
-They are not in the wheel. For Django 5.2, whose backport has no tests of its own to be had, those of 6.0 are taken, with
-the backport's names in place of Django's.
+They are in Django's source distribution, and not in its wheel. For Django 5.2, whose backport has
+no published tests, those of 6.0 are used with the backport's names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Django's own tests of the Tasks framework, against this backend. ``fetch.py`` gets them."""
+"""Django's own tests of the Tasks framework, run on this backend. ``fetch.py`` downloads them."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def without(case, *names):
 class TestAsABackend(
     without(
         test_tasks.TaskTestCase,
-        # Look at the dummy backend's list of results, or at its class.
+        # Inspect the dummy backend's list of results, or its class.
         "test_using_correct_backend",
         "test_enqueue_task",
         "test_enqueue_task_async",
         "test_get_backend",
-        # Refreshes a result by the ORM inside a coroutine, which Django forbids.
+        # Refreshes a result with the ORM inside a coroutine, which Django forbids.
         "test_refresh_result",
         # As above.
         "test_get_missing_result",

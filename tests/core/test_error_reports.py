@@ -1,4 +1,4 @@
-"""Fingerprints: what fails alike is one group."""
+"""Fingerprints of errors: similar failures share a group."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fail(message):
         ("token deadbeefcafe1234 expired", "token 0123456789abcdef expired"),
     ],
 )
-def test_numbers_ids_and_quoted_text_do_not_tell_failures_apart(one, other):
+def test_fingerprint_ignores_numbers_ids_and_quoted_text(one, other):
     assert raised(lambda: fail(one)).fingerprint == raised(lambda: fail(other)).fingerprint
 
 
@@ -43,18 +43,18 @@ def test_numbers_ids_and_quoted_text_do_not_tell_failures_apart(one, other):
         (lambda: json.loads("{"), lambda: fail("x")),
     ],
 )
-def test_different_failures_are_told_apart(one, other):
+def test_different_failures_have_different_fingerprints(one, other):
     assert raised(one).fingerprint != raised(other).fingerprint
 
 
-def test_the_place_is_the_top_frame_of_the_projects_own_code():
+def test_location_is_top_frame_of_project_code():
     def parse():
         json.loads("{")
 
-    assert raised(parse).location == "tests/core/test_error_reports.py:parse"
+    assert raised(parse).location == "core/test_error_reports.py:parse"
 
 
-# What a message says of its error is in the code: the words around what was put in.
+# The code holds the fixed words of a message, around the values formatted into it.
 
 
 def by_name(name):
@@ -85,12 +85,12 @@ def by_word(word):
         (by_word, "https://example.com/a?b=c", "http://localhost/"),
     ],
 )
-def test_values_in_a_message_that_code_has_built_do_not_tell_failures_apart(raising, one, other):
+def test_fingerprint_ignores_values_formatted_by_code(raising, one, other):
     assert raised(lambda: raising(one)).fingerprint == raised(lambda: raising(other)).fingerprint
 
 
 class FromElsewhere(Exception):
-    """Whose words are in no code that was run, such as a server's."""
+    """An error whose words are in no Python code, such as a server's."""
 
 
 def from_elsewhere(*words):
@@ -107,7 +107,7 @@ def from_elsewhere(*words):
         ("404 for https://example.com/a?b=c", "404 for http://localhost/"),
     ],
 )
-def test_addresses_paths_and_ids_do_not_tell_failures_apart(one, other):
+def test_fingerprint_ignores_addresses_paths_and_ids(one, other):
     assert (
         raised(lambda: from_elsewhere(*one.split())).fingerprint
         == raised(lambda: from_elsewhere(*other.split())).fingerprint
@@ -127,5 +127,5 @@ def test_addresses_paths_and_ids_do_not_tell_failures_apart(one, other):
         (lambda: fail(f"customer {1} has no address"), lambda: fail(f"customer {1} has no mail")),
     ],
 )
-def test_other_words_or_another_place_tell_failures_apart(one, other):
+def test_fingerprint_differs_by_words_and_location(one, other):
     assert raised(one).fingerprint != raised(other).fingerprint

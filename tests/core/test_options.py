@@ -1,4 +1,4 @@
-"""OPTIONS, queue names and system checks: bad input is named, with its remedy."""
+"""OPTIONS, queue names and system checks: errors name the bad value and the remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .. import tasks
 
 OURS = "django_dbqueue.backend.DatabaseBackend"
 
-# Some of Django's own checks ask the database what it can do.
+# Some of Django's own checks query the database's features.
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
 
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db(databases=["default", "other"])
     [
         ({"thread": 4}, r"'thread' is not an option. Did you mean 'threads'\?"),
         ({"MAX_ATTEMPTS": 4}, r"'MAX_ATTEMPTS' is not an option. Did you mean 'max_attempts'\?"),
-        ({"zzz": 1}, r"'zzz' is not an option. There are database, max_attempts"),
+        ({"zzz": 1}, r"'zzz' is not an option. Choose from database, max_attempts"),
         ({"threads": 0}, r"threads=0 is not a whole number of at least 1"),
         ({"threads": "8"}, r"threads='8' is not a whole number"),
         ({"threads": True}, r"threads=True is not a whole number"),
@@ -37,10 +37,10 @@ pytestmark = pytest.mark.django_db(databases=["default", "other"])
         (None, r"None is not a dict"),
         ({"embedded": "no"}, r"embedded='no' is not True or False"),
         ({"max_attempts": 10**6}, r"max_attempts=1000000 is over 32767"),
-        ({"queues": " , "}, r"queues names none"),
+        ({"queues": " , "}, r"queues is empty"),
         ({"queues": 5}, r"queues=5 is not a list of names"),
         ({"queues": [1]}, r"queues=\(1,\) is not a list of names"),
-        ({"backoff": 3}, r"backoff=3 cannot be called"),
+        ({"backoff": 3}, r"backoff=3 is not callable"),
         ({"timeout": 0}, r"timeout=0 is not a number of seconds above 0"),
         ({"timeout": True}, r"timeout=True is not a number of seconds"),
         ({"keep_failed": "90 days"}, r"keep_failed='90 days' is not a number of seconds"),
@@ -58,17 +58,17 @@ pytestmark = pytest.mark.django_db(databases=["default", "other"])
         ),
         (
             {"per_queue": {"mail": {"threads": 3}}},
-            r"per_queue\['mail'\]: 'threads' is not an option. There are max_attempts",
+            r"per_queue\['mail'\]: 'threads' is not an option. Choose from max_attempts",
         ),
         ({"beat_interval": 20}, r"dead_after=30.0 is under three times beat_interval=20"),
     ],
 )
-def test_an_option_that_cannot_be_is_named_with_its_remedy(given, message):
+def test_invalid_option_is_named_with_its_remedy(given, message):
     with pytest.raises(InvalidOption, match=message):
         Options.from_settings(given)
 
 
-def test_a_queue_has_options_of_its_own():
+def test_per_queue_options_override_backend_options():
     options = Options.from_settings(
         {"timeout": 600, "max_attempts": 3, "per_queue": {"mail": {"timeout": 30}}}
     )
@@ -77,7 +77,7 @@ def test_a_queue_has_options_of_its_own():
     assert options.of("default").timeout == 600
 
 
-def test_what_a_task_says_goes_before_its_queue_and_that_before_the_backend():
+def test_task_options_precede_queue_and_backend_options():
     own = {
         "database": "default",
         "timeout": 600,
@@ -106,28 +106,28 @@ def test_a_bad_option_is_a_system_check_error():
 
 
 @pytest.mark.parametrize("queues", ["default", [1], ["a b", "x*"], ["-a"], ["x" * 101]])
-def test_queues_that_are_no_names_are_a_system_check_error(queues):
+def test_invalid_queue_names_are_a_system_check_error(queues):
     with override_settings(TASKS={"default": {"BACKEND": OURS, "QUEUES": queues}}):
         found = [message.msg for message in run_checks() if message.id == "dbqueue.E005"]
 
-    assert found == [f"TASKS['default']['QUEUES']: {queues!r} is not a list of names of queues."]
+    assert found == [f"TASKS['default']['QUEUES']: {queues!r} is not a list of queue names."]
 
 
-def test_an_option_in_the_wrong_place_is_a_system_check_warning():
+def test_misplaced_option_is_a_system_check_warning():
     with override_settings(TASKS={"default": {"BACKEND": OURS, "threads": 3}}):
         found = [message.msg for message in run_checks() if message.id == "dbqueue.W003"]
 
     assert found == ["TASKS['default']: nothing reads 'threads'. Does it belong in 'OPTIONS'?"]
 
 
-def test_workers_of_a_queue_that_the_backend_does_not_have_are_a_system_check_error():
+def test_unknown_queue_for_workers_is_a_system_check_error():
     with override_settings(TASKS={"default": {"BACKEND": OURS, "OPTIONS": {"queues": ["mail"]}}}):
         found = [message.msg for message in run_checks() if message.id == "dbqueue.E001"]
 
-    assert "No queue is called 'mail'. The backend's QUEUES are default." in found[0]
+    assert "'mail' matches no queue. The backend's QUEUES are default." in found[0]
 
 
-def test_options_of_a_queue_that_the_backend_does_not_have_are_a_system_check_error():
+def test_unknown_queue_in_per_queue_is_a_system_check_error():
     given = {
         "BACKEND": OURS,
         "QUEUES": ["default", "mail"],
@@ -144,18 +144,20 @@ def test_options_of_a_queue_that_the_backend_does_not_have_are_a_system_check_er
 @pytest.mark.parametrize(
     "given", [{"first": -1}, {"first": "5"}, {"cap": None}, {"jitter": 7}, {"factor": float("inf")}]
 )
-def test_a_backoff_that_cannot_be_is_refused_where_it_is_made(given):
+def test_invalid_backoff_is_refused_at_construction(given):
     with pytest.raises(ValueError, match=rf"Exponential\({next(iter(given))}="):
         Exponential(**given)
 
 
-def test_a_database_that_there_is_not_is_a_system_check_error():
+def test_unknown_database_is_a_system_check_error():
     with override_settings(
         TASKS={"default": {"BACKEND": OURS, "OPTIONS": {"database": "nowhere"}}}
     ):
         found = [message.msg for message in run_checks() if message.id == "dbqueue.E002"]
 
-    assert found == ["TASKS['default'] names the database 'nowhere'; there are default, other."]
+    assert found == [
+        "TASKS['default'] names the unknown database 'nowhere'. Choose from default, other."
+    ]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_backends_that_share_a_queue_are_a_system_check_warning(first, second, w
     assert all("TASKS['one'] and TASKS['two']" in message for message in found)
 
 
-def test_a_database_with_a_time_zone_of_its_own_is_a_system_check_error(monkeypatch):
+def test_time_zone_of_database_is_a_system_check_error(monkeypatch):
     monkeypatch.setattr(type(connections["default"]), "timezone_name", "Europe/Paris")
 
     found = [message for message in run_checks() if message.id == "dbqueue.E004"]
@@ -195,7 +197,7 @@ def test_settings_can_be_overridden():
     assert task_backends["default"].config.threads == Options().threads
 
 
-def test_the_command_line_beats_the_settings():
+def test_command_line_overrides_settings():
     assert Options.from_settings({"threads": 3}).changed(threads=5).threads == 5
 
 
@@ -214,21 +216,21 @@ def test_the_command_line_beats_the_settings():
 def test_a_selector_ranks_queues(patterns, allowed, ranks):
     selector = QueueSelector(tuple(patterns), frozenset(allowed))
 
-    assert {queue: selector.rank(queue) for queue in ranks} == ranks
+    assert {queue: selector.position(queue) for queue in ranks} == ranks
 
 
 @pytest.mark.parametrize("pattern", ["a*b", "**", "-", "", "-a*b"])
-def test_what_is_no_pattern_is_refused(pattern):
+def test_invalid_queue_pattern_is_refused(pattern):
     with pytest.raises(InvalidOption, match="is not a queue"):
         QueueSelector((pattern,))
 
 
-def test_a_queue_that_the_backend_does_not_have_is_refused():
-    with pytest.raises(InvalidOption, match=r"No queue is called .mial."):
+def test_unknown_queue_is_refused():
+    with pytest.raises(InvalidOption, match=r"'mial' matches no queue\."):
         QueueSelector(("mial",), frozenset({"mail", "default"}))
 
 
-def test_check_names_an_allowed_command_that_does_not_exist(settings):
+def test_unknown_allowed_command_is_a_system_check_error(settings):
     settings.TASKS = {
         "default": {
             "BACKEND": "django_dbqueue.backend.DatabaseBackend",

@@ -1,4 +1,4 @@
-"""What a job may carry comes back as it went in, on every database, or is refused at the caller's line."""
+"""Arguments and results keep their values on every database, or ``enqueue()`` refuses them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def nested(depth, around=0):
     ],
     ids=lambda value: repr(value)[:30],
 )
-def test_a_value_comes_back_whole(value):
+def test_value_survives_round_trip(value):
     result = tasks.echo.enqueue(value)
     testing.drain()
 
@@ -60,15 +60,17 @@ def test_a_value_comes_back_whole(value):
     ("value", "becomes"),
     [((1, (2,)), [1, [2]]), (b"text", "text"), (Colour.RED, "red"), (range(3), [0, 1, 2])],
 )
-def test_what_is_near_to_json_becomes_json(value, becomes):
+def test_json_compatible_value_becomes_json(value, becomes):
     result = tasks.echo.enqueue(value)
 
     assert tasks.echo.get_result(result.id).args == [becomes]
 
 
 @pytest.mark.parametrize("wrapped", [[], {"a": 1}])
-def test_what_is_nested_too_deep_for_one_database_is_refused_by_all(wrapped):
-    with pytest.raises(ValueError, match="Nested more than 30 deep, which MariaDB cannot store"):
+def test_deep_nesting_is_refused_on_every_database(wrapped):
+    with pytest.raises(
+        ValueError, match="Nested more than 30 levels deep, which MariaDB cannot store"
+    ):
         tasks.echo.enqueue(nested(30, around=wrapped))
 
 
@@ -92,11 +94,11 @@ def circular():
         ("\ud800", ValueError, "lone surrogate"),
         (b"\xff", ValueError, "not UTF-8"),
         (10**5000, ValueError, "over 4,000 digits"),
-        (circular(), ValueError, "Nested more than 30 deep"),
+        (circular(), ValueError, "Nested more than 30 levels deep"),
     ],
     ids=[str(number) for number in range(12)],
 )
-def test_what_is_not_json_is_refused_with_the_arguments_name(value, error, message):
+def test_non_json_value_is_refused_with_argument_name(value, error, message):
     with pytest.raises(error, match=message) as caught:
         tasks.echo.enqueue(value=value)
 
@@ -112,11 +114,11 @@ def test_what_is_not_json_is_refused_with_the_arguments_name(value, error, messa
         ((1,), {"a": 3}, "multiple values for argument 'a'"),
     ],
 )
-def test_a_wrong_call_is_refused_at_the_callers_line(args, kwargs, message):
+def test_wrong_arguments_are_refused_by_enqueue(args, kwargs, message):
     with pytest.raises(TypeError, match=message):
         tasks.add.enqueue(*args, **kwargs)
 
 
-def test_the_context_is_not_the_callers_to_give():
+def test_caller_cannot_pass_the_context():
     with pytest.raises(TypeError, match="too many positional arguments"):
         tasks.record.enqueue("a context")

@@ -1,4 +1,4 @@
-"""On SQLite, a transaction that begins as a reader fails at once if another has written before it writes."""
+"""On SQLite, transactions begin as writers: one that begins as a reader fails if another writes first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(
         connection.vendor != "sqlite",
-        reason="Elsewhere a transaction waits for the rows that it needs.",
+        reason="Other databases wait for row locks.",
     ),
 ]
 
@@ -34,7 +34,7 @@ def run_an_atomic_task():
     drain()
 
 
-VERBS = {
+CHANGES = {
     "retry": lambda: Job.objects.retry(),
     "discard": lambda: Job.objects.discard(),
     "move": lambda: Job.objects.move("mail"),
@@ -57,8 +57,8 @@ def new_project():
     connection.transaction_mode = usual
 
 
-@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
-def test_verb_waits_for_other_writers_before_it_reads(verb, claim, new_project):
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_transaction_waits_for_other_writers_before_it_reads(change, claim, new_project):
     tasks.add.enqueue_many([(number,) for number in range(3)])
     direct.settle(
         [
@@ -69,11 +69,11 @@ def test_verb_waits_for_other_writers_before_it_reads(verb, claim, new_project):
     tasks.add.enqueue(1)
 
     with CaptureQueriesContext(connection) as queries:
-        verb()
+        change()
 
     statements = [query["sql"] for query in queries]
     assert "BEGIN IMMEDIATE" in statements
-    # One that begins with a write waits there.
+    # A transaction that begins with a write waits at that write.
     assert not [
         second
         for first, second in pairwise(statements)

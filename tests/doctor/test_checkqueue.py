@@ -1,4 +1,4 @@
-"""``manage.py checkqueue``: each thing to change is really made, and found."""
+"""``manage.py checkqueue``: each problem is created on a real database, and found."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from django_dbqueue.models.expressions import after
 from ..conftest import a_process, until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-# Others set these for the server that the tests run on, or use it beside them.
+# Checks that depend on the settings of the test server, or on its other users.
 OF_THE_SERVER = [
     "autovacuum",
     "durability",
@@ -50,28 +50,28 @@ OF_THE_SERVER = [
 
 def on(*vendors: str) -> Any:
     return pytest.mark.skipif(
-        connection.vendor not in vendors, reason=f"Of {' and '.join(vendors)}"
+        connection.vendor not in vendors, reason=f"Only {' and '.join(vendors)}."
     )
 
 
-def look(*arguments: str) -> dict[str, Any]:
-    """What is said of the default database, with the exit code."""
+def run_check(*arguments: str) -> dict[str, Any]:
+    """Return the report on the default database, with the exit code."""
     out = io.StringIO()
     code = 0
     try:
         call_command("checkqueue", "--database", "default", "--json", *arguments, stdout=out)
     except SystemExit as end:
         code = end.code
-    (said,) = json.loads(out.getvalue())
-    return {**said, "code": code}
+    (report,) = json.loads(out.getvalue())
+    return {**report, "code": code}
 
 
 def findings(check: str) -> list[dict[str, str]]:
-    return [each for each in look()["findings"] if each["check"] == check]
+    return [each for each in run_check()["findings"] if each["check"] == check]
 
 
 def unseen(check: str) -> list[dict[str, str]]:
-    return [each for each in look()["unseen"] if each["check"] == check]
+    return [each for each in run_check()["unseen"] if each["check"] == check]
 
 
 def execute(*statements: str) -> None:
@@ -86,8 +86,8 @@ def value(query: str) -> Any:
         return cursor.fetchone()[0]
 
 
-def do(finding: dict[str, str]) -> None:
-    """As whoever copies the first line of its remedy."""
+def apply_remedy(finding: dict[str, str]) -> None:
+    """Execute the first line of the remedy."""
     execute(finding["remedy"].partition("\n")[0].partition(";")[0])
 
 
@@ -102,16 +102,16 @@ def alive(transactional_db: Any) -> None:
 
 
 @pytest.fixture
-def stranger(transactional_db: Any):
+def other_session(transactional_db: Any):
     """A second connection to the same database."""
-    other = connection.copy("stranger")
+    other = connection.copy("other_session")
     yield other
     other.close()
 
 
 @pytest.fixture
 def probe(transactional_db: Any, monkeypatch: pytest.MonkeyPatch):
-    """A table like that of jobs, of which nothing is known yet, and which nobody else uses."""
+    """A copy of the job table without statistics and without other users."""
     like = (
         "(LIKE dbqueue_job INCLUDING ALL)"
         if connection.vendor == "postgresql"
@@ -135,13 +135,13 @@ def fill(table: str, jobs: int, **values: Any) -> None:
 # The command
 
 
-def test_a_healthy_database_has_nothing_to_change(alive):
-    said = look(*(f"--ignore={name}" for name in OF_THE_SERVER if name in runner.names()))
+def test_healthy_database_has_no_findings(alive):
+    report = run_check(*(f"--ignore={name}" for name in OF_THE_SERVER if name in runner.names()))
 
-    assert (said["findings"], said["unseen"], said["code"]) == ([], [], 0)
+    assert (report["findings"], report["unseen"], report["code"]) == ([], [], 0)
 
 
-def test_it_says_what_why_and_what_to_do_and_ends_with_1(transactional_db):
+def test_finding_has_reason_and_remedy_and_exit_code_is_1(transactional_db):
     out = io.StringIO()
 
     with pytest.raises(SystemExit) as end:
@@ -150,19 +150,21 @@ def test_it_says_what_why_and_what_to_do_and_ends_with_1(transactional_db):
     assert end.value.code == 1
     assert "default (" in out.getvalue()
     assert (
-        "No runqueue is alive. [processes]\n   Why: Nothing runs: jobs only gather.\n   Do:  python manage.py"
+        "No runqueue is alive. [processes]\n   Why: No job runs.\n   Do:  python manage.py"
         in out.getvalue()
     )
 
 
-def test_what_is_known_is_ignored(transactional_db):
-    assert "processes" in {each["check"] for each in look()["findings"]}
-    assert "processes" not in {each["check"] for each in look("--ignore=processes")["findings"]}
-    with pytest.raises(CommandError, match="There is no rubbish to ignore"):
-        look("--ignore=rubbish")
+def test_ignored_check_is_not_reported(transactional_db):
+    assert "processes" in {each["check"] for each in run_check()["findings"]}
+    assert "processes" not in {
+        each["check"] for each in run_check("--ignore=processes")["findings"]
+    }
+    with pytest.raises(CommandError, match="There is no check rubbish to ignore"):
+        run_check("--ignore=rubbish")
 
 
-def test_all_databases_are_looked_at_each_once(alive, settings, monkeypatch):
+def test_each_database_is_checked_once(alive, settings, monkeypatch):
     third = {**settings.TASKS["other"], "QUEUES": ["third"]}
     twin = {**settings.TASKS["default"], "QUEUES": ["twin"], "OPTIONS": {"database": "twin"}}
     settings.TASKS = {**settings.TASKS, "third": third, "twin": twin}
@@ -175,33 +177,33 @@ def test_all_databases_are_looked_at_each_once(alive, settings, monkeypatch):
     assert [each["database"] for each in json.loads(out.getvalue())] == ["default", "other"]
 
 
-def test_one_backend_or_one_database_is_chosen(alive):
+def test_backend_or_database_can_be_selected(alive):
     for chosen in ("--backend=other", "--database=other"):
         out = io.StringIO()
         with pytest.raises(SystemExit):
             call_command("checkqueue", chosen, "--json", stdout=out)
         assert [each["database"] for each in json.loads(out.getvalue())] == ["other"]
     with pytest.raises(
-        CommandError, match=r"There are the backends default \(in the database default\), other"
+        CommandError, match=r"The backends are default \(in the database default\), other"
     ):
         call_command("checkqueue", "--backend=rubbish")
 
 
-def test_a_database_without_the_tables_is_told_to_migrate(transactional_db):
+def test_missing_tables_suggest_migrate(transactional_db):
     execute("ALTER TABLE dbqueue_job RENAME TO dbqueue_job_away")
     try:
-        said = look()
+        report = run_check()
     finally:
         execute("ALTER TABLE dbqueue_job_away RENAME TO dbqueue_job")
 
-    (finding,) = said["findings"]
+    (finding,) = report["findings"]
     assert finding["check"] == "tables" and finding["remedy"].startswith(
         "python manage.py migrate "
     )
     assert "dbqueue_job" in finding["what"]
 
 
-def test_a_database_that_is_away_is_said_to_be(transactional_db, monkeypatch):
+def test_unavailable_database_is_reported(transactional_db, monkeypatch):
     connection.close()
     away = (
         {"HOST": "127.0.0.1", "PORT": 1}
@@ -220,20 +222,20 @@ def test_a_database_that_is_away_is_said_to_be(transactional_db, monkeypatch):
     assert "1. The queue's tables cannot be read: " in out.getvalue()
 
 
-def test_a_check_that_fails_says_so_and_the_others_go_on(transactional_db, monkeypatch):
+def test_failing_check_does_not_stop_others(transactional_db, monkeypatch):
     def broken(database):
         database.ask("SELECT * FROM no_such_table")
 
     monkeypatch.setattr(runner, "OF_THE_QUEUE", (broken, *runner.OF_THE_QUEUE))
-    said = look()
+    report = run_check()
 
-    (line,) = [each for each in said["unseen"] if each["check"] == "broken"]
+    (line,) = [each for each in report["unseen"] if each["check"] == "broken"]
     assert "no_such_table" in line["what"]
-    assert "processes" in {each["check"] for each in said["findings"]}
+    assert "processes" in {each["check"] for each in report["findings"]}
 
 
 @on("postgresql", "mysql")
-def test_a_check_that_takes_too_long_is_cut_off(alive, monkeypatch):
+def test_slow_check_times_out(alive, monkeypatch):
     sleep = "pg_sleep(30)" if connection.vendor == "postgresql" else "SLEEP(30)"
 
     def slow(database):
@@ -243,7 +245,7 @@ def test_a_check_that_takes_too_long_is_cut_off(alive, monkeypatch):
     monkeypatch.setattr(runner, "OF_THE_QUEUE", (slow,))
     before = timezone.now()
 
-    assert [each["check"] for each in look()["unseen"] if each["check"] == "slow"] == ["slow"]
+    assert [each["check"] for each in run_check()["unseen"] if each["check"] == "slow"] == ["slow"]
     assert timezone.now() - before < timedelta(seconds=15)
     if connection.vendor == "postgresql":
         limit = value("SHOW statement_timeout")
@@ -260,7 +262,7 @@ def test_a_check_that_takes_too_long_is_cut_off(alive, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["worker", "dispatcher"])
-def test_who_is_not_alive_is_missed(kind, transactional_db):
+def test_missing_role_is_found(kind, transactional_db):
     a_process(f"{kind}@here:1:abc", kind=kind)
     a_process("worker@there:1:abc", expires_at=after(-60))
 
@@ -269,26 +271,26 @@ def test_who_is_not_alive_is_missed(kind, transactional_db):
     assert finding["what"] == f"No {'dispatcher' if kind == 'worker' else 'worker'} is alive."
 
 
-def test_a_job_that_waits_for_too_long_is_found(alive):
+def test_overdue_job_is_found(alive):
     Job.objects.create(task="t", queue="slow", run_after=timezone.now() - timedelta(hours=2))
     Job.objects.create(task="t", queue="quick", run_after=timezone.now() - timedelta(seconds=300))
 
     (finding,) = findings("lag")
 
     assert finding["what"].startswith("A job of the queue 'slow' has been ready for 2:00:0")
-    assert finding["what"].endswith("1 workers with 8 threads serve it.")
+    assert finding["what"].endswith("1 workers with 8 threads serve the queue.")
 
 
-def test_a_queue_that_nobody_serves_is_found_sooner(transactional_db):
+def test_unserved_queue_is_found_sooner(transactional_db):
     a_process("worker@here:1:abc", details={"queues": "*, -slow", "threads": 8})
     Job.objects.create(task="t", queue="slow", run_after=timezone.now() - timedelta(seconds=90))
 
     (finding,) = findings("lag")
 
-    assert "no worker that is alive serves it" in finding["what"] and '"slow"' in finding["remedy"]
+    assert "no live worker serves the queue" in finding["what"] and '"slow"' in finding["remedy"]
 
 
-def test_what_is_paused_may_wait(alive):
+def test_paused_jobs_are_not_overdue(alive):
     long_ago = timezone.now() - timedelta(hours=2)
     Job.objects.create(task="t", queue="paused", run_after=long_ago)
     Job.objects.create(task="shop.tasks.paused", queue="default", run_after=long_ago)
@@ -300,7 +302,7 @@ def test_what_is_paused_may_wait(alive):
     assert findings("lag") == []
 
 
-def test_jobs_that_nobody_recovers_are_found(alive):
+def test_orphaned_jobs_are_found(alive):
     gone = a_process("worker@gone:1:abc")
     for minutes in (1, 10):
         started = timezone.now() - timedelta(minutes=minutes)
@@ -312,7 +314,7 @@ def test_jobs_that_nobody_recovers_are_found(alive):
     type(gone).objects.filter(pk=gone.pk).delete()
 
     (finding,) = findings("orphaned-jobs")
-    assert finding["what"].startswith("1 jobs run for processes that are gone")
+    assert finding["what"].startswith("1 running jobs belong to dead processes")
 
 
 @pytest.mark.parametrize(
@@ -323,7 +325,7 @@ def test_jobs_that_nobody_recovers_are_found(alive):
         ("discarded", "keep_failed", 90),
     ],
 )
-def test_jobs_that_are_kept_for_too_long_are_found(alive, monkeypatch, state, option, days):
+def test_jobs_past_retention_are_found(alive, monkeypatch, state, option, days):
     def ended(hours: float, queue: str) -> None:
         at = timezone.now() - timedelta(days=days, hours=hours)
         Job.objects.create(
@@ -350,61 +352,61 @@ def test_jobs_that_are_kept_for_too_long_are_found(alive, monkeypatch, state, op
 
 @on("postgresql")
 @pytest.mark.parametrize("how", ["reads", "writes", "writes in another database"])
-def test_an_old_transaction_is_found_and_who_has_it(alive, stranger, monkeypatch, how):
+def test_old_transaction_is_found_with_its_session(alive, other_session, monkeypatch, how):
     monkeypatch.setattr(snapshots, "OLD", 0.0)
     if how == "writes in another database":
-        stranger = connections["other"].copy("stranger")
-    stranger.set_autocommit(False)
-    with stranger.cursor() as cursor:
+        other_session = connections["other"].copy("other_session")
+    other_session.set_autocommit(False)
+    with other_session.cursor() as cursor:
         if how == "reads":
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         cursor.execute("SELECT 1" if how == "reads" else "SELECT pg_current_xact_id()")
-    pid = stranger.connection.info.backend_pid
+    pid = other_session.connection.info.backend_pid
 
     mine = [each for each in findings("transactions") if f"pid {pid} " in each["what"]]
 
     assert (
         len(mine) == 1
         and "idle in transaction" in mine[0]["what"]
-        and stranger.settings_dict["NAME"] in mine[0]["what"]
+        and other_session.settings_dict["NAME"] in mine[0]["what"]
     )
     assert "idle_in_transaction_session_timeout" in mine[0]["remedy"]
-    do(mine[0])
+    apply_remedy(mine[0])
     until(lambda: not [each for each in findings("transactions") if f"pid {pid} " in each["what"]])
-    stranger.connection.close()
+    other_session.connection.close()
 
 
 @on("postgresql")
-def test_a_transaction_that_holds_nothing_back_is_none(alive, stranger, monkeypatch):
+def test_transaction_without_snapshot_is_not_reported(alive, other_session, monkeypatch):
     monkeypatch.setattr(snapshots, "OLD", 0.0)
-    stranger.set_autocommit(False)
-    with stranger.cursor() as cursor:
+    other_session.set_autocommit(False)
+    with other_session.cursor() as cursor:
         cursor.execute("SELECT 1")
-    pid = stranger.connection.info.backend_pid
+    pid = other_session.connection.info.backend_pid
 
     assert [each for each in findings("transactions") if f"pid {pid} " in each["what"]] == []
 
 
 @on("postgresql")
-def test_a_transaction_is_not_old_at_once(alive, stranger):
-    stranger.set_autocommit(False)
-    with stranger.cursor() as cursor:
+def test_new_transaction_is_not_reported(alive, other_session):
+    other_session.set_autocommit(False)
+    with other_session.cursor() as cursor:
         cursor.execute("SELECT pg_current_xact_id()")
-    pid = stranger.connection.info.backend_pid
+    pid = other_session.connection.info.backend_pid
 
     assert [each for each in findings("transactions") if f"pid {pid} " in each["what"]] == []
 
 
 @on("postgresql")
-def test_a_transaction_that_was_prepared_and_forgotten_is_found(alive, monkeypatch):
+def test_forgotten_prepared_transaction_is_found(alive, monkeypatch):
     if value("SHOW max_prepared_transactions") == "0":
-        pytest.skip("This server has none")
+        pytest.skip("This server allows no prepared transactions.")
     monkeypatch.setattr(snapshots, "OLD", 0.0)
     execute("BEGIN", "SELECT pg_current_xact_id()", "PREPARE TRANSACTION 'it''s mine'")
     try:
         (finding,) = findings("prepared-transactions")
         assert '"it\'s mine"' in finding["what"]
-        do(finding)
+        apply_remedy(finding)
         assert findings("prepared-transactions") == []
     finally:
         if value("SELECT count(*) FROM pg_prepared_xacts WHERE gid = 'it''s mine'"):
@@ -413,8 +415,8 @@ def test_a_transaction_that_was_prepared_and_forgotten_is_found(alive, monkeypat
 
 @on("postgresql")
 @pytest.mark.parametrize("is_active", [True, False])
-def test_a_slot_that_holds_back_is_found(alive, monkeypatch, is_active):
-    # Only a standby makes one.
+def test_replication_slot_that_blocks_vacuum_is_found(alive, monkeypatch, is_active):
+    # A real one needs a standby.
     monkeypatch.setattr(
         snapshots,
         "SLOTS",
@@ -423,27 +425,30 @@ def test_a_slot_that_holds_back_is_found(alive, monkeypatch, is_active):
 
     (finding,) = findings("replication")
 
-    assert "'gone' holds back what is 2,000,000 transactions old" in finding["what"]
+    assert "'gone' holds back vacuum: its xmin is 2,000,000 transactions old" in finding["what"]
     assert (
         "hot_standby_feedback" if is_active else "SELECT pg_drop_replication_slot('gone');"
     ) in finding["remedy"]
 
 
 @on("postgresql")
-def test_a_standby_that_holds_back_is_found(alive, monkeypatch):
-    said = (
+def test_standby_that_blocks_vacuum_is_found(alive, monkeypatch):
+    report = (
         "SELECT 7 AS pid, 'two' AS application_name, 2000000 AS behind WHERE %s < 2000000 LIMIT %s"
     )
-    monkeypatch.setattr(snapshots, "STANDBYS", said)
+    monkeypatch.setattr(snapshots, "STANDBYS", report)
 
     (finding,) = findings("replication")
 
-    assert finding["what"] == "The standby two holds back what is 2,000,000 transactions old."
+    assert (
+        finding["what"]
+        == "The standby two holds back vacuum: its xmin is 2,000,000 transactions old."
+    )
 
 
 @on("postgresql")
-def test_sessions_that_may_not_be_seen_are_named(alive, stranger):
-    stranger.ensure_connection()
+def test_hidden_sessions_are_named(alive, other_session):
+    other_session.ensure_connection()
     execute(
         "DROP ROLE IF EXISTS dbqueue_nobody",
         "CREATE ROLE dbqueue_nobody",
@@ -458,13 +463,13 @@ def test_sessions_that_may_not_be_seen_are_named(alive, stranger):
 
     assert (
         "dbqueue_nobody may not see them" in line["what"]
-        and stranger.settings_dict["USER"] in line["what"]
+        and other_session.settings_dict["USER"] in line["what"]
     )
     assert line["remedy"] == 'GRANT pg_read_all_stats TO "dbqueue_nobody";'
 
 
 @on("postgresql")
-def test_autovacuum_that_is_off_is_found(alive):
+def test_disabled_autovacuum_is_found(alive):
     whats = [each["what"] for each in findings("autovacuum")]
 
     assert ("autovacuum is off." in whats) == (value("SHOW autovacuum") == "off")
@@ -476,12 +481,12 @@ def test_a_table_without_autovacuum_is_found(alive, probe):
 
     finding = next(each for each in findings("autovacuum") if probe in each["what"])
 
-    do(finding)
+    apply_remedy(finding)
     assert not [each for each in findings("autovacuum") if probe in each["what"]]
 
 
 @on("postgresql")
-def test_a_busy_table_whose_autovacuum_begins_late_is_found(alive, probe, monkeypatch):
+def test_late_autovacuum_of_busy_table_is_found(alive, probe, monkeypatch):
     monkeypatch.setattr(vacuum, "BUSY", 500)
     monkeypatch.setattr(vacuum, "LATE", 100)
     fill(probe, 400)
@@ -492,12 +497,12 @@ def test_a_busy_table_whose_autovacuum_begins_late_is_found(alive, probe, monkey
     (finding,) = until(lambda: findings("late-autovacuum"))
     assert "begins when dbqueue_probe has 130 dead rows" in finding["what"]
     monkeypatch.setattr(vacuum, "LATE", 20_000)
-    do(finding)
+    apply_remedy(finding)
     assert findings("late-autovacuum") == []
 
 
 @on("postgresql")
-def test_dead_rows_that_nobody_clears_away_are_found(alive, probe, monkeypatch):
+def test_accumulated_dead_rows_are_found(alive, probe, monkeypatch):
     monkeypatch.setattr(vacuum, "DEAD", 100)
     execute(f"ALTER TABLE {probe} SET (autovacuum_enabled = false)")
     fill(probe, 200)
@@ -506,25 +511,25 @@ def test_dead_rows_that_nobody_clears_away_are_found(alive, probe, monkeypatch):
     execute(f"UPDATE {probe} SET attempt = 1")
 
     (finding,) = until(lambda: findings("dead-rows"))
-    assert "200 dead rows beside 200 others; it was vacuumed never" in finding["what"]
-    do(finding)
+    assert "200 dead and 200 live rows; last vacuum: none" in finding["what"]
+    apply_remedy(finding)
     until(lambda: not findings("dead-rows"))
 
 
 @on("postgresql")
-def test_a_table_that_was_never_analysed_is_found(alive, probe, monkeypatch):
+def test_table_without_statistics_is_found(alive, probe, monkeypatch):
     assert findings("statistics") == []
     monkeypatch.setattr(vacuum, "LARGE", 8192)
     fill(probe, 200)
 
     (finding,) = findings("statistics")
 
-    do(finding)
+    apply_remedy(finding)
     assert findings("statistics") == []
 
 
 @on("postgresql")
-def test_a_table_and_its_indexes_that_are_nearly_empty_are_found(alive, probe, monkeypatch):
+def test_bloated_table_and_indexes_are_found(alive, probe, monkeypatch):
     monkeypatch.setattr(bloat, "LARGE", 10 * 8192)
     fill(probe, 4000, metadata={"of": "some length" * 5})
     execute(f"VACUUM ANALYZE {probe}")
@@ -536,13 +541,13 @@ def test_a_table_and_its_indexes_that_are_nearly_empty_are_found(alive, probe, m
     assert any(each["what"].startswith("dbqueue_probe has") for each in found)
     assert any(each["what"].startswith("dbqueue_probe_pkey has") for each in found)
     for each in found:
-        do(each)
+        apply_remedy(each)
     execute(f"ANALYZE {probe}")
     assert findings("bloat") == []
 
 
 @on("postgresql")
-def test_commits_that_a_crash_may_lose_are_found(alive):
+def test_asynchronous_commit_is_found(alive):
     name = connection.settings_dict["NAME"]
     assert not [each for each in findings("durability") if "synchronous_commit" in each["what"]]
     try:
@@ -564,9 +569,9 @@ def test_commits_that_a_crash_may_lose_are_found(alive):
 
 
 @on("postgresql")
-def test_a_busy_queue_without_a_limit_for_idle_transactions_is_found(alive, probe, monkeypatch):
+def test_missing_idle_transaction_timeout_is_found(alive, probe, monkeypatch):
     if value("SHOW idle_in_transaction_session_timeout") != "0":
-        pytest.skip("This server has one")
+        pytest.skip("This server sets the timeout.")
     assert findings("idle-transactions") == []
     monkeypatch.setattr(vacuum, "BUSY", 0)
     monkeypatch.setattr(postgresql, "BUSY", 0)
@@ -574,7 +579,7 @@ def test_a_busy_queue_without_a_limit_for_idle_transactions_is_found(alive, prob
     (finding,) = findings("idle-transactions")
 
     try:
-        do(finding)
+        apply_remedy(finding)
         connection.close()
         assert findings("idle-transactions") == []
     finally:
@@ -594,12 +599,12 @@ def test_more_threads_than_connections_are_found(alive):
     (finding,) = findings("connections")
     # Two each for supervisor and dispatcher, and four for each worker beside its threads.
     assert finding["what"].startswith(
-        f"The processes that are alive may need {2 + 2 + 4 + 8 + 4 + int(room)} connections"
+        f"The live processes may need {2 + 2 + 4 + 8 + 4 + int(room)} connections"
     )
 
 
 @on("postgresql")
-def test_connections_that_are_nearly_all_taken_are_found(alive, monkeypatch):
+def test_nearly_exhausted_connections_are_found(alive, monkeypatch):
     monkeypatch.setattr(postgresql, "TAKEN", 0.0)
 
     (finding,) = findings("connections")
@@ -611,9 +616,7 @@ def test_connections_that_are_nearly_all_taken_are_found(alive, monkeypatch):
 @pytest.mark.parametrize(
     "requested, written, is_found", [(100, 10**11, True), (100, 10**6, False), (9, 10**11, False)]
 )
-def test_checkpoints_that_come_too_often_are_found(
-    alive, monkeypatch, requested, written, is_found
-):
+def test_frequent_checkpoints_are_found(alive, monkeypatch, requested, written, is_found):
     assert unseen("checkpoints") == []
     monkeypatch.setattr(
         postgresql,
@@ -629,7 +632,7 @@ def test_checkpoints_that_come_too_often_are_found(
 @on("postgresql")
 def test_a_pooler_is_found(alive, monkeypatch):
     assert findings("pooler") == []
-    # A server's socket may be named among the options, which go before the host.
+    # OPTIONS may name the server's socket, and they override HOST.
     options = {
         name: value
         for name, value in connection.settings_dict["OPTIONS"].items()
@@ -643,7 +646,7 @@ def test_a_pooler_is_found(alive, monkeypatch):
             patch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
             patch.setitem(connection.settings_dict, "PORT", pooler.port)
             assert len(findings("pooler")) == 1
-            # A thread has one of the pooler's connections, not of the server's.
+            # Threads use connections of the pooler, not of the server.
             a_process("worker@there:1:abc", details={"threads": 10_000})
             assert findings("connections") == []
             patch.setitem(connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
@@ -654,7 +657,7 @@ def test_a_pooler_is_found(alive, monkeypatch):
 
 
 class Pooler:
-    """Tells clients a process id of its own making, as poolers do."""
+    """Reports a process id of its own to clients, as poolers apply_remedy."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (
@@ -677,12 +680,12 @@ class Pooler:
             for pair in ((client, server, False), (server, client, True)):
                 threading.Thread(target=self._pump, args=pair, daemon=True).start()
 
-    def _pump(self, source: socket.socket, target: socket.socket, is_told: bool) -> None:
-        # Either end may have gone.
+    def _pump(self, source: socket.socket, target: socket.socket, is_to_client: bool) -> None:
+        # Either end may be closed.
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 # BackendKeyData.
-                if is_told and (place := data.find(b"K\0\0\0\x0c")) >= 0:
+                if is_to_client and (place := data.find(b"K\0\0\0\x0c")) >= 0:
                     data = data[: place + 5] + b"\0\0\0\x01" + data[place + 9 :]
                 target.sendall(data)
         for end in (source, target):
@@ -700,10 +703,10 @@ class Pooler:
 
 
 @on("mysql")
-def test_an_old_transaction_of_innodb_is_found_and_who_has_it(alive, stranger, monkeypatch):
+def test_old_innodb_transaction_is_found_with_its_thread(alive, other_session, monkeypatch):
     monkeypatch.setattr(innodb, "OLD", -1)
-    stranger.set_autocommit(False)
-    with stranger.cursor() as cursor:
+    other_session.set_autocommit(False)
+    with other_session.cursor() as cursor:
         cursor.execute("SELECT CONNECTION_ID()")
         (thread,) = cursor.fetchone()
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -711,7 +714,7 @@ def test_an_old_transaction_of_innodb_is_found_and_who_has_it(alive, stranger, m
     execute("SET time_zone = '+09:00'")
 
     def mine():
-        time.sleep(0.12)  # MariaDB does not look again while it is asked more often.
+        time.sleep(0.12)  # InnoDB refreshes its list of transactions at most every 0.1 s.
         return [each for each in findings("transactions") if f"thread {thread} " in each["what"]]
 
     (finding,) = mine()
@@ -722,13 +725,13 @@ def test_an_old_transaction_of_innodb_is_found_and_who_has_it(alive, stranger, m
     monkeypatch.setattr(innodb, "OLD", 300)
     assert mine() == []
     monkeypatch.setattr(innodb, "OLD", -1)
-    do(finding)
+    apply_remedy(finding)
     until(lambda: not mine())
     connection.close()
 
 
 @on("mysql")
-def test_transactions_that_may_not_be_seen_are_said_to_be_unseen(alive, monkeypatch):
+def test_hidden_transactions_are_reported_as_unseen(alive, monkeypatch):
     name = connection.settings_dict["NAME"]
     execute(
         "DROP USER IF EXISTS dbqueue_nobody", "CREATE USER dbqueue_nobody IDENTIFIED BY 'n0body'"
@@ -739,20 +742,20 @@ def test_transactions_that_may_not_be_seen_are_said_to_be_unseen(alive, monkeypa
         with monkeypatch.context() as patch:
             patch.setitem(connection.settings_dict, "USER", "dbqueue_nobody")
             patch.setitem(connection.settings_dict, "PASSWORD", "n0body")
-            said = look()
+            report = run_check()
             connection.close()
     finally:
         connection.close()
         execute("DROP USER dbqueue_nobody")
 
-    lines = {each["check"]: each for each in said["unseen"]}
+    lines = {each["check"]: each for each in report["unseen"]}
     assert set(lines) == {"transactions", "history"}
     assert "PROCESS" in lines["transactions"]["what"]
     assert lines["transactions"]["remedy"].startswith("GRANT PROCESS ON *.* TO `dbqueue_nobody`@")
 
 
 @on("mysql")
-def test_old_versions_of_rows_that_gather_are_found(alive, monkeypatch):
+def test_long_history_list_is_found(alive, monkeypatch):
     assert findings("history") == []
     monkeypatch.setattr(innodb, "HISTORY", -1)
 
@@ -760,12 +763,12 @@ def test_old_versions_of_rows_that_gather_are_found(alive, monkeypatch):
 
 
 @on("mysql")
-def test_a_table_that_is_mostly_free_is_found(alive, probe, monkeypatch):
+def test_fragmented_table_is_found(alive, probe, monkeypatch):
     monkeypatch.setattr(innodb, "FREE", 2**20)
     fill(probe, 100)
     assert findings("fragmentation") == []
 
-    # What is deleted is free when nobody can see it any more, on all the server; what is rolled back is so at once.
+    # Deleted rows are freed once no snapshot on the server sees them; rolled-back rows are freed at once.
     with transaction.atomic():
         fill(probe, 12_000, metadata={"of": "some length" * 100})
         transaction.set_rollback(True)
@@ -775,12 +778,12 @@ def test_a_table_that_is_mostly_free_is_found(alive, probe, monkeypatch):
         return findings("fragmentation")
 
     (finding,) = until(free)
-    do(finding)
+    apply_remedy(finding)
     until(lambda: not free())
 
 
 @on("mysql")
-def test_another_isolation_level_is_found(alive):
+def test_unsuitable_isolation_level_is_found(alive):
     assert findings("isolation") == []
     execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     try:
@@ -801,8 +804,8 @@ def test_another_isolation_level_is_found(alive):
         ("buffer-pool", {"innodb_buffer_pool_size": "5242"}),
     ],
 )
-def test_settings_of_the_server_are_looked_at(alive, monkeypatch, check, changes):
-    # They are those of everybody on this server.
+def test_unsuitable_server_setting_is_found(alive, monkeypatch, check, changes):
+    # All users of the server share its real settings.
     has = mysql.variables(QueueDatabase("default", ()))
     good = {
         "innodb_flush_log_at_trx_commit": "1",
@@ -821,7 +824,7 @@ def test_settings_of_the_server_are_looked_at(alive, monkeypatch, check, changes
 
 
 @on("mysql")
-def test_a_character_set_that_lacks_characters_is_found(alive, probe):
+def test_incomplete_character_set_is_found(alive, probe):
     assert findings("character-sets") == []
     execute("SET NAMES latin1", f"ALTER TABLE {probe} CONVERT TO CHARACTER SET latin1")
     try:
@@ -831,7 +834,7 @@ def test_a_character_set_that_lacks_characters_is_found(alive, probe):
 
     assert "latin1" in of_connections["what"] and "'charset'" in of_connections["remedy"]
     assert "dbqueue_probe has the collation latin1_" in of_the_table["what"]
-    do(of_the_table)
+    apply_remedy(of_the_table)
     assert findings("character-sets") == []
 
 
@@ -839,9 +842,7 @@ def test_a_character_set_that_lacks_characters_is_found(alive, probe):
 
 
 @on("sqlite")
-def test_sqlite_without_immediate_transactions_is_found_in_the_words_of_the_system_check(
-    alive, monkeypatch
-):
+def test_deferred_transactions_are_found_with_text_of_system_check(alive, monkeypatch):
     from django_dbqueue.checks import check_databases
 
     assert findings("transactions") == []
@@ -862,7 +863,7 @@ def test_sqlite_without_immediate_transactions_is_found_in_the_words_of_the_syst
         ("durability", "synchronous", "NORMAL", "OFF"),
     ],
 )
-def test_a_pragma_that_does_not_suit_a_queue_is_found(alive, check, pragma, good, bad):
+def test_unsuitable_pragma_is_found(alive, check, pragma, good, bad):
     assert findings(check) == []
     execute(f"PRAGMA {pragma} = {bad}")
     try:
@@ -872,7 +873,7 @@ def test_a_pragma_that_does_not_suit_a_queue_is_found(alive, check, pragma, good
 
 
 @on("sqlite")
-def test_a_log_that_a_reader_keeps_from_being_written_back_is_found(alive, monkeypatch):
+def test_wal_held_by_reader_is_found(alive, monkeypatch):
     monkeypatch.setattr(sqlite, "LOG", 5 * 2**20)
     execute("PRAGMA wal_checkpoint(TRUNCATE)")
     reader = sqlite3.connect(connection.settings_dict["NAME"], isolation_level=None)
@@ -890,12 +891,12 @@ def test_a_log_that_a_reader_keeps_from_being_written_back_is_found(alive, monke
     finally:
         reader.close()
 
-    do(finding)
+    apply_remedy(finding)
     assert findings("log") == []
 
 
 @on("sqlite")
-def test_a_file_that_is_mostly_free_is_found(alive, monkeypatch):
+def test_file_with_many_free_pages_is_found(alive, monkeypatch):
     monkeypatch.setattr(sqlite, "FREE", 2**20)
     execute("VACUUM")
     assert findings("free-pages") == []
@@ -904,5 +905,5 @@ def test_a_file_that_is_mostly_free_is_found(alive, monkeypatch):
 
     (finding,) = findings("free-pages")
 
-    do(finding)
+    apply_remedy(finding)
     assert findings("free-pages") == []

@@ -1,4 +1,4 @@
-"""When a batch finishes, and whether all of it was successful: members that fail, are pruned, share a key, or lose their opener."""
+"""Batch membership: failed, pruned and keyed members, nested entry and abandoned batches."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def finish() -> list[str]:
     return callbacks()
 
 
-# The opener and the others.
+# Opener and other adders
 
 
-def test_a_member_that_adds_jobs_does_not_seal_the_batch_of_its_opener(claim):
+def test_member_adding_jobs_does_not_seal_open_batch(claim):
     with batch(**BOTH) as opened:
         add.enqueue(1)
         settle(*claim())
@@ -51,7 +51,7 @@ def test_a_member_that_adds_jobs_does_not_seal_the_batch_of_its_opener(claim):
     assert finish() == SUCCESSFUL
 
 
-def test_a_member_that_fails_while_it_adds_discards_only_what_it_added(claim):
+def test_error_in_adder_discards_only_its_own_jobs(claim):
     with batch(**BOTH) as opened:
         kept = add.enqueue(1)
         with pytest.raises(ZeroDivisionError), batch.of(opened.id):
@@ -64,7 +64,7 @@ def test_a_member_that_fails_while_it_adds_discards_only_what_it_added(claim):
     ]
 
 
-def test_a_job_that_was_discarded_with_its_failed_adder_does_not_count_as_a_failed_member():
+def test_jobs_discarded_with_failed_adder_do_not_count_as_failed():
     with batch(**BOTH) as opened:
         add_and_fail_once.enqueue()
     Job.objects.update(run_after=Now())
@@ -77,7 +77,7 @@ def test_a_job_that_was_discarded_with_its_failed_adder_does_not_count_as_a_fail
     assert callbacks() == SUCCESSFUL
 
 
-def test_a_batch_entered_twice_by_its_opener_is_sealed_at_the_outer_end(claim):
+def test_nested_entry_seals_batch_at_outer_exit(claim):
     with batch(**BOTH) as opened:
         with opened:
             add.enqueue(1)
@@ -108,7 +108,7 @@ def test_abandoned_batch_is_sealed_by_the_dispatcher_and_logged(backend, claim, 
     opened.__exit__(None, None, None)
 
 
-def test_opener_that_lives_takes_an_abandoned_batch_back(backend):
+def test_live_opener_reopens_abandoned_batch(backend):
     with batch(**BOTH) as opened:
         add.enqueue(1)
         Batch.objects.update(opened_until=after(-1))
@@ -120,7 +120,7 @@ def test_opener_that_lives_takes_an_abandoned_batch_back(backend):
     assert callbacks() == SUCCESSFUL
 
 
-def test_opener_that_adds_jobs_renews_its_lease():
+def test_adding_jobs_renews_opener_lease():
     with batch(**BOTH):
         Batch.objects.update(opened_until=after(-1))
         add.enqueue(1)
@@ -128,11 +128,11 @@ def test_opener_that_adds_jobs_renews_its_lease():
         assert direct.seal_abandoned() == []
 
 
-# Outcomes that are gone before the end.
+# Members pruned or retried before the batch finishes
 
 
 @pytest.mark.parametrize("state", [State.FAILED, State.DISCARDED])
-def test_a_failed_member_that_was_pruned_still_counts(claim, state):
+def test_pruned_failed_member_still_counts_as_failed(claim, state):
     with batch(**BOTH):
         add.enqueue_many([(1,), (2,)])
     first, second = claim()
@@ -145,7 +145,7 @@ def test_a_failed_member_that_was_pruned_still_counts(claim, state):
     assert finish() == ENDED
 
 
-def test_a_successful_member_that_was_pruned_or_erased_does_not_count_as_failed(claim):
+def test_pruned_successful_member_does_not_count_as_failed(claim):
     with batch(**BOTH):
         add.enqueue_many([(1,), (2,)])
     first, second = claim()
@@ -157,7 +157,7 @@ def test_a_successful_member_that_was_pruned_or_erased_does_not_count_as_failed(
     assert finish() == SUCCESSFUL
 
 
-def test_a_failed_member_that_an_operator_retries_in_time_counts_as_it_ends(claim):
+def test_retried_member_counts_with_its_final_outcome(claim):
     with batch(**BOTH):
         add.enqueue_many([(1,), (2,)])
     first, second = claim()
@@ -168,10 +168,10 @@ def test_a_failed_member_that_an_operator_retries_in_time_counts_as_it_ends(clai
     assert finish() == SUCCESSFUL
 
 
-# Keys that others ask for.
+# Members with unique keys
 
 
-def test_keyed_call_from_outside_leaves_a_waiting_member_in_its_batch(claim):
+def test_outside_enqueue_of_key_keeps_waiting_member_in_batch(claim):
     with batch(**BOTH):
         keyed.enqueue(1)
     keyed.enqueue(2)
@@ -184,9 +184,7 @@ def test_keyed_call_from_outside_leaves_a_waiting_member_in_its_batch(claim):
 @pytest.mark.parametrize(
     ("state", "follows"), [(State.SUCCESSFUL, SUCCESSFUL), (State.FAILED, ENDED)]
 )
-def test_keyed_call_from_outside_leaves_a_running_member_in_its_batch_until_it_has_ended(
-    claim, state, follows
-):
+def test_outside_enqueue_of_key_keeps_running_member_until_it_ends(claim, state, follows):
     with batch(**BOTH):
         keyed.enqueue(1)
     (job,) = claim()
@@ -199,7 +197,7 @@ def test_keyed_call_from_outside_leaves_a_running_member_in_its_batch_until_it_h
 
 
 @pytest.mark.parametrize("state", [State.FAILED, State.DISCARDED])
-def test_keyed_call_from_outside_does_not_undo_the_failure_of_a_member(claim, state):
+def test_outside_enqueue_of_key_keeps_failure_of_member(claim, state):
     with batch(**BOTH):
         keyed.enqueue(1)
         add.enqueue(2)
@@ -214,7 +212,7 @@ def test_keyed_call_from_outside_does_not_undo_the_failure_of_a_member(claim, st
 
 
 @pytest.mark.parametrize("state", [State.SUCCESSFUL, State.FAILED])
-def test_two_batches_that_ask_for_one_waiting_key_both_wait_for_its_run(claim, state):
+def test_two_batches_with_one_waiting_key_share_its_run(claim, state):
     for number in (1, 2):
         with batch(**BOTH):
             keyed.enqueue(number)
@@ -224,7 +222,7 @@ def test_two_batches_that_ask_for_one_waiting_key_both_wait_for_its_run(claim, s
     assert finish() == sorted(2 * (SUCCESSFUL if state == State.SUCCESSFUL else ENDED))
 
 
-def test_of_two_batches_the_run_belongs_to_the_first_and_the_rerun_to_the_second(claim):
+def test_run_belongs_to_first_batch_and_rerun_to_second(claim):
     with batch(**BOTH) as first:
         keyed.enqueue(1)
     (job,) = claim()
@@ -240,7 +238,7 @@ def test_of_two_batches_the_run_belongs_to_the_first_and_the_rerun_to_the_second
     assert finish() == sorted([*ENDED, *SUCCESSFUL])
 
 
-def test_member_whose_run_is_tried_again_holds_both_batches_until_it_has_ended(claim):
+def test_retried_and_reenqueued_member_keeps_batch_open(claim):
     with batch(**BOTH):
         keyed.enqueue(1)
     (job,) = claim()
@@ -253,10 +251,10 @@ def test_member_whose_run_is_tried_again_holds_both_batches_until_it_has_ended(c
     assert finish() == ENDED
 
 
-# What follows.
+# Callbacks and transactions
 
 
-def test_refused_callback_does_not_hold_up_other_batches(claim, caplog):
+def test_invalid_callback_does_not_block_other_batches(claim, caplog):
     for _ in range(2):
         with batch(on_finish=sum_up):
             add.enqueue(1)
@@ -273,7 +271,7 @@ def test_refused_callback_does_not_hold_up_other_batches(claim, caplog):
     assert finish() == [*ENDED, *ENDED]
 
 
-def test_error_of_the_opener_in_a_transaction_leaves_nothing():
+def test_error_in_transaction_rolls_back_batch_and_jobs():
     with pytest.raises(ZeroDivisionError), transaction.atomic(), batch(**BOTH):
         fail.enqueue()
         raise ZeroDivisionError
@@ -282,7 +280,7 @@ def test_error_of_the_opener_in_a_transaction_leaves_nothing():
     assert connection.in_atomic_block is False
 
 
-def test_settling_a_member_that_others_share_does_not_wait_for_an_open_enqueuer(claim):
+def test_settle_of_shared_member_does_not_wait_for_open_transaction(claim):
     if connection.vendor == "sqlite":
         pytest.skip("one writer at a time")
     with batch(**BOTH) as opened:

@@ -1,4 +1,4 @@
-"""Many jobs, and one that follows when all of them have ended."""
+"""Batches: a callback job is enqueued when all jobs of a batch have ended."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def settle(*jobs, state=State.SUCCESSFUL):
     return direct.settle([AttemptResult.of(job, outcome, state) for job in jobs])
 
 
-def test_a_job_follows_when_all_have_ended():
+def test_callbacks_run_after_all_jobs_end():
     with batch(on_finish=sum_up, on_success=rejoice, description="nightly import") as import_:
         add.enqueue_many([(1,), (2,)])
         add.enqueue(3)
@@ -55,7 +55,7 @@ def test_a_job_follows_when_all_have_ended():
     assert Batch.objects.get().finished_at is not None
 
 
-def test_a_coroutine_fills_a_batch():
+def test_async_batch_collects_enqueued_jobs():
     async def fill():
         async with batch(on_finish=sum_up) as filled:
             await add.aenqueue_many([(1,), (2,)])
@@ -70,7 +70,7 @@ def test_a_coroutine_fills_a_batch():
     assert callbacks() == ["tests.tasks.sum_up"]
 
 
-def test_an_error_in_a_coroutine_calls_off_what_is_in_its_batch():
+def test_error_in_async_batch_discards_its_jobs():
     async def fail_halfway():
         async with batch(on_finish=sum_up):
             await add.aenqueue_many([(1,), (2,)])
@@ -83,7 +83,7 @@ def test_an_error_in_a_coroutine_calls_off_what_is_in_its_batch():
     assert callbacks() == []
 
 
-def test_what_follows_success_does_not_follow_a_failure():
+def test_on_success_is_skipped_after_a_failure():
     with batch(on_finish=sum_up, on_success=rejoice):
         add.enqueue(1)
         fail.enqueue()
@@ -93,14 +93,14 @@ def test_what_follows_success_does_not_follow_a_failure():
     assert callbacks() == ["tests.tasks.sum_up"]
 
 
-def test_an_empty_batch_finishes_at_once():
+def test_empty_batch_finishes_at_once():
     with batch(on_finish=sum_up, on_success=rejoice):
         pass
 
     assert callbacks() == ["tests.tasks.rejoice", "tests.tasks.sum_up"]
 
 
-def test_it_does_not_finish_before_all_of_it_is_enqueued(claim):
+def test_open_batch_does_not_finish(claim):
     with batch(on_finish=sum_up):
         add.enqueue(1)
         settle(*claim())
@@ -110,7 +110,7 @@ def test_it_does_not_finish_before_all_of_it_is_enqueued(claim):
     assert callbacks() == []
 
 
-def test_members_add_members():
+def test_members_add_jobs_to_their_batch():
     with batch(on_finish=sum_up):
         spread.enqueue(4)
 
@@ -120,7 +120,7 @@ def test_members_add_members():
     assert Run.objects.count() == 1
 
 
-def test_anybody_may_add_to_it_until_it_has_finished():
+def test_batch_accepts_jobs_until_it_finishes():
     with batch(on_finish=sum_up) as import_:
         add.enqueue(1)
     with batch.of(import_.id):
@@ -133,7 +133,7 @@ def test_anybody_may_add_to_it_until_it_has_finished():
     assert Run.objects.count() == 1
 
 
-def test_a_batch_that_somebody_adds_to_does_not_finish_before_that_is_committed(claim):
+def test_uncommitted_addition_keeps_batch_open(claim):
     if connection.vendor == "sqlite":
         pytest.skip("one writer at a time")
     with batch(on_finish=sum_up) as import_:
@@ -162,7 +162,7 @@ def test_a_batch_that_somebody_adds_to_does_not_finish_before_that_is_committed(
     assert Run.objects.count() == 1
 
 
-def test_the_callback_comes_once_though_many_see_the_end(claim):
+def test_concurrent_finishers_enqueue_callback_once(claim):
     if connection.vendor == "sqlite":
         pytest.skip("one writer at a time")
     with batch(on_finish=sum_up):
@@ -184,7 +184,7 @@ def test_the_callback_comes_once_though_many_see_the_end(claim):
     assert callbacks() == ["tests.tasks.sum_up"]
 
 
-def test_the_rest_can_be_called_off(claim):
+def test_batch_discard_keeps_running_jobs(claim):
     with batch(on_finish=sum_up, on_success=rejoice) as import_:
         add.enqueue_many([(n,) for n in range(5)])
     jobs = claim(limit=2)
@@ -197,7 +197,7 @@ def test_the_rest_can_be_called_off(claim):
     assert callbacks() == ["tests.tasks.sum_up"]
 
 
-def test_an_error_inside_calls_off_what_was_enqueued():
+def test_error_inside_batch_discards_its_jobs():
     with pytest.raises(ZeroDivisionError), batch(on_finish=sum_up) as import_:
         add.enqueue(1)
         raise ZeroDivisionError
@@ -206,7 +206,7 @@ def test_an_error_inside_calls_off_what_was_enqueued():
     assert callbacks() == []
 
 
-def test_a_rollback_takes_all_of_it_along():
+def test_rollback_removes_batch_and_jobs():
     with transaction.atomic():
         with batch(on_finish=sum_up):
             add.enqueue(1)
@@ -215,7 +215,7 @@ def test_a_rollback_takes_all_of_it_along():
     assert (Batch.objects.count(), Job.objects.count()) == (0, 0)
 
 
-def test_jobs_of_a_retried_kind_hold_it_open(claim):
+def test_scheduled_retry_keeps_batch_open(claim):
     with batch(on_finish=sum_up):
         add.enqueue(1)
     (job,) = claim()
@@ -224,7 +224,7 @@ def test_jobs_of_a_retried_kind_hold_it_open(claim):
     assert direct.finish_batches() == []
 
 
-def test_what_a_stage_fans_out_to_belongs_to_it():
+def test_fanned_out_jobs_belong_to_the_batch():
     with batch(on_finish=sum_up) as import_:
         pipeline(sort_out, brew).enqueue("fan out")
     drain()
@@ -233,7 +233,7 @@ def test_what_a_stage_fans_out_to_belongs_to_it():
     assert Run.objects.count() == 1
 
 
-def test_a_drain_does_not_end_before_what_follows_a_batch(runqueue):
+def test_drain_runs_batch_callback_before_exit(runqueue):
     with batch(on_finish=sum_up):
         add.enqueue(1)
 
@@ -242,7 +242,7 @@ def test_a_drain_does_not_end_before_what_follows_a_batch(runqueue):
     assert Run.objects.count() == 1
 
 
-def test_jobs_enqueued_outside_do_not_belong_to_it():
+def test_jobs_enqueued_after_block_are_not_members():
     with batch():
         add.enqueue(1)
     add.enqueue(2)
@@ -250,7 +250,7 @@ def test_jobs_enqueued_outside_do_not_belong_to_it():
     assert Job.objects.filter(batch=None).count() == 1
 
 
-def test_real_workers_finish_it(runqueue):
+def test_workers_finish_the_batch(runqueue):
     with batch(on_finish=sum_up):
         add.enqueue_many([(n,) for n in range(200)])
         spread.enqueue(3)
@@ -267,7 +267,7 @@ def test_real_workers_finish_it(runqueue):
     [
         (
             {"on_finish": sum_up.using(key="a")},
-            "on_finish is a job of its own, enqueued when the batch has finished",
+            "on_finish is enqueued when the batch has finished. Leave its run_after and key out.",
         ),
         (
             {"on_finish": len},
@@ -279,7 +279,7 @@ def test_real_workers_finish_it(runqueue):
         ),
     ],
 )
-def test_what_cannot_follow_is_refused(given, said):
+def test_invalid_callback_is_refused(given, said):
     with pytest.raises(InvalidTask) as caught:
         batch(**given)
     assert said in str(caught.value)

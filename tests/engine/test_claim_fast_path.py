@@ -1,4 +1,4 @@
-"""A worker that has nothing to do claims what it is told of with one statement."""
+"""Claim fast path: an idle worker claims from a notified lane with one statement."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from ..conftest import LONG, a_process, all_claimed, until
 pytestmark = [
     pytest.mark.django_db,
     pytest.mark.skipif(
-        connection.vendor != "postgresql", reason="Nobody is told of jobs elsewhere"
+        connection.vendor != "postgresql", reason="LISTEN/NOTIFY is PostgreSQL only"
     ),
 ]
 
 
 @pytest.fixture
 def claimer(process):
-    """Idle: it has looked, and there was nothing."""
+    """Return an idle claimer, whose last scan found no jobs."""
     claimer = idle(Claimer("default", process, QueueSelector(("*",))))
     claimer._know({"default"})
     return claimer
@@ -45,8 +45,10 @@ def idle(claimer: Claimer) -> Claimer:
     return claimer
 
 
-def told(claimer: Claimer, lane: str = "default,0", limit: int = 10) -> tuple[list[Job], list[str]]:
-    """What it claims when it is told of a lane, and the statements that that takes."""
+def claim_after_notify(
+    claimer: Claimer, lane: str = "default,0", limit: int = 10
+) -> tuple[list[Job], list[str]]:
+    """Claim after a NOTIFY of ``lane``; return the jobs and the kinds of statements."""
     claimer.on_notify(lane)
     with CaptureQueriesContext(connection) as seen:
         jobs = all_claimed(claimer, limit)
@@ -54,7 +56,7 @@ def told(claimer: Claimer, lane: str = "default,0", limit: int = 10) -> tuple[li
 
 
 @pytest.mark.parametrize("selector", ["*", "mail"])
-def test_to_warm_up_claims_nothing_and_composes_the_claim_that_follows(process, selector):
+def test_warm_up_claims_nothing_and_caches_the_statement(process, selector):
     claimer = Claimer("default", process, QueueSelector((selector,)))
     queue = "mail" if selector == "mail" else "default"
     tasks.add.using(queue_name=queue).enqueue(1)
@@ -62,14 +64,14 @@ def test_to_warm_up_claims_nothing_and_composes_the_claim_that_follows(process, 
     assert Job.objects.get().state == Job.State.READY
 
     claimer._known, claimer.idle = {queue}, True
-    jobs, statements = told(claimer, lane=f"{queue},0")
+    jobs, statements = claim_after_notify(claimer, lane=f"{queue},0")
     assert (len(jobs), statements, claimer._at_once.cache_info().misses) == (1, ["UPDATE"], 1)
 
 
-def test_one_statement_claims_what_it_is_told_of(claimer, process):
+def test_notified_lane_is_claimed_in_one_statement(claimer, process):
     tasks.add.enqueue_many([(number,) for number in range(5)])
 
-    jobs, statements = told(claimer, limit=3)
+    jobs, statements = claim_after_notify(claimer, limit=3)
 
     assert statements == ["UPDATE"]
     assert [job.args for job in jobs] == [[0], [1], [2]]
@@ -81,19 +83,19 @@ def test_one_statement_claims_what_it_is_told_of(claimer, process):
     ]
 
 
-def test_a_process_that_was_declared_dead_claims_nothing_though_it_does_not_know_it(claimer):
+def test_dead_process_claims_nothing(claimer):
     tasks.add.enqueue(1)
     Process.objects.all().erase()
 
-    jobs, statements = told(claimer)
+    jobs, statements = claim_after_notify(claimer)
 
     assert (jobs, statements[0]) == ([], "UPDATE")
     assert Job.objects.get().state == "ready"
 
 
-def test_a_job_that_was_claimed_so_is_like_any_other(claimer, claim, backend):
+def test_fast_path_job_equals_ordinary_claim(claimer, claim, backend):
     tasks.add.using(metadata={"who": "me"}).enqueue(1, b=2)
-    ((job,), _statements) = told(claimer)
+    ((job,), _statements) = claim_after_notify(claimer)
     direct.release([job])
 
     (other,) = claim()
@@ -107,14 +109,14 @@ def test_a_job_that_was_claimed_so_is_like_any_other(claimer, claim, backend):
     assert Job.objects.get().result == 3
 
 
-def test_its_statement_is_composed_once(claimer, monkeypatch):
+def test_statement_is_composed_once(claimer, monkeypatch):
     compose, composed = SingleStatementClaim.__init__, []
     monkeypatch.setattr(
         SingleStatementClaim, "__init__", lambda *args: composed.append(args) or compose(*args)
     )
     for limit in (1, 2, 3):
         tasks.add.enqueue_many([(1,), (2,)])
-        assert len(told(claimer, limit=limit)[0]) == min(2, limit)
+        assert len(claim_after_notify(claimer, limit=limit)[0]) == min(2, limit)
         Job.objects.filter(state="ready").delete()
         idle(claimer)
 
@@ -122,9 +124,7 @@ def test_its_statement_is_composed_once(claimer, monkeypatch):
 
 
 @pytest.mark.parametrize(("pooled", "planned"), [(False, 1), (True, 0)])
-def test_its_statement_is_planned_once_unless_a_pool_may_give_the_connection_to_others(
-    process, monkeypatch, pooled, planned
-):
+def test_statement_is_prepared_unless_connection_is_pooled(process, monkeypatch, pooled, planned):
     monkeypatch.setitem(connections.settings["default"], "DISABLE_SERVER_SIDE_CURSORS", pooled)
 
     def claim():
@@ -145,101 +145,101 @@ def test_its_statement_is_planned_once_unless_a_pool_may_give_the_connection_to_
 
 
 @pytest.mark.django_db(databases=["default", "other"])
-def test_it_is_composed_as_the_queues_own_database_speaks(process, monkeypatch):
-    """The default one may be of another kind."""
+def test_statement_uses_quoting_of_its_own_database(process, monkeypatch):
+    """The default database may be of another vendor."""
     monkeypatch.setattr(connections["default"].ops, "quote_name", lambda name: f"`{name}`")
     claimer = Claimer("other", process, QueueSelector(("*",)))
 
     assert "`" not in claimer._at_once(Lane("default", 0))._sql
 
 
-def test_its_queue_is_made_known_to_operators(process):
+def test_claim_creates_row_of_new_queue(process):
     claimer = idle(Claimer("default", process, QueueSelector(("*",))))
     Job.objects.create(task="t", queue="seldom")
 
-    assert len(told(claimer, "seldom,0")[0]) == 1
+    assert len(claim_after_notify(claimer, "seldom,0")[0]) == 1
     assert Queue.objects.filter(name="seldom").exists()
 
 
-def test_of_two_lanes_the_higher_goes_first(claimer):
+def test_higher_priority_lane_is_claimed_first(claimer):
     tasks.add.using(priority=-5).enqueue(1)
     tasks.add.using(priority=5).enqueue(2)
     claimer.on_notify("default,-5")
 
-    assert [job.args for job in told(claimer, "default,5", limit=1)[0]] == [[2]]
+    assert [job.args for job in claim_after_notify(claimer, "default,5", limit=1)[0]] == [[2]]
 
 
-def test_nobody_else_gets_it(claimer):
+def test_claimed_job_is_not_claimed_twice(claimer):
     tasks.add.enqueue(1)
-    other = idle_beside(claimer)
+    other = another_idle_claimer(claimer)
 
-    assert len(told(claimer)[0]) == 1
-    assert told(other)[0] == []
+    assert len(claim_after_notify(claimer)[0]) == 1
+    assert claim_after_notify(other)[0] == []
 
 
-def idle_beside(claimer: Claimer) -> Claimer:
+def another_idle_claimer(claimer: Claimer) -> Claimer:
     other = Claimer("default", a_process("another"), QueueSelector(("*",)))
     other.idle = True
     return other
 
 
 @pytest.mark.parametrize("until", [None, timedelta(hours=1)])
-def test_a_queue_that_was_just_paused_is_left_alone(claimer, until):
+def test_claim_skips_paused_queue(claimer, until):
     tasks.add.enqueue(1)
     Queue.objects.named("default").pause(until)
 
-    assert told(claimer)[0] == []
+    assert claim_after_notify(claimer)[0] == []
 
 
-def test_a_task_that_was_just_paused_is_left_alone(claimer):
+def test_claim_skips_paused_task(claimer):
     tasks.add.enqueue(1)
     tasks.fail.enqueue("x")
     TaskState.objects.named(tasks.add.module_path).pause()
 
-    jobs, _statements = told(claimer)
+    jobs, _statements = claim_after_notify(claimer)
 
     assert [job.task for job in jobs] == [tasks.fail.module_path]
 
 
-def test_where_only_so_many_may_run_they_are_counted(claimer):
+def test_queue_limit_counts_running_jobs(claimer):
     Queue.objects.named("default").restrict(1)
     tasks.add.enqueue_many([(1,), (2,)])
 
-    jobs, statements = told(claimer)
+    jobs, statements = claim_after_notify(claimer)
 
     assert (len(jobs), statements.count("SELECT") > 2) == (1, True)
 
 
-def test_the_settings_limit_of_a_queue_counts_too(process):
+def test_queue_limit_from_settings_applies(process):
     claimer = idle(Claimer("default", process, QueueSelector(("*",)), Options(limit=1)))
     tasks.add.enqueue_many([(1,), (2,)])
 
-    assert len(told(claimer)[0]) == 1
+    assert len(claim_after_notify(claimer)[0]) == 1
 
 
-def test_jobs_with_limits_are_claimed_by_the_claim_that_gives_slots(claimer):
+def test_limited_jobs_fall_back_to_ordinary_claim(claimer):
     tasks.one_at_a_time.enqueue_many([(), ()])
 
-    jobs, statements = told(claimer)
+    jobs, statements = claim_after_notify(claimer)
 
     assert len(jobs) == 1
     assert statements[0] == "UPDATE"
     assert sorted(Job.objects.values_list("state", flat=True)) == ["blocked", "running"]
 
 
-def test_while_any_lane_has_jobs_the_order_of_lanes_counts(claimer):
+def test_busy_claimer_claims_lanes_in_priority_order(claimer):
     tasks.add.enqueue(1)
     Queue.objects.named("default").pause()
-    assert told(claimer)[0] == []  # It is not idle any more: what is paused is there.
+    assert claim_after_notify(claimer)[0] == []  # Not idle any more: the paused queue has a job.
     tasks.add.using(priority=-5).enqueue(2)
     tasks.add.using(priority=5).enqueue(3)
     Queue.objects.named("default").resume()
     claimer._read_at = float("-inf")
 
-    assert [job.args for job in told(claimer, "default,-5", limit=1)[0]] == [[3]]
+    assert [job.args for job in claim_after_notify(claimer, "default,-5", limit=1)[0]] == [[3]]
 
 
-def test_what_is_not_its_own_does_not_wake_it(process):
+def test_notify_for_other_queue_is_ignored(process):
     claimer = Claimer("default", process, QueueSelector(("mail",)))
 
     assert not claimer.on_notify("default,0")
@@ -247,21 +247,21 @@ def test_what_is_not_its_own_does_not_wake_it(process):
     assert claimer.on_notify("mail")
 
 
-def test_a_queue_may_look_like_a_queue_and_a_priority():
+def test_payload_accepts_queue_name_with_space_and_number():
     assert parse_payload("a queue 5") == ("a queue 5", None)
     assert parse_payload("a queue,-5") == ("a queue", -5)
 
 
-def test_sql_tells_of_the_lane_too(claimer):
+def test_job_enqueued_from_sql_is_claimed_in_one_statement(claimer):
     with connection.cursor() as cursor:
         cursor.execute("SELECT dbqueue_enqueue('tests.tasks.add', '[1]'::jsonb, priority => 7)")
-    jobs, statements = told(claimer, "default,7")
+    jobs, statements = claim_after_notify(claimer, "default,7")
 
     assert (len(jobs), statements) == (1, ["UPDATE"])
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_worker_that_is_told_of_jobs_does_not_look_for_more_after_each(worker, monkeypatch):
+def test_idle_worker_does_not_rescan_after_each_notify(worker, monkeypatch):
     claim, looks = Claimer.claim, []
     monkeypatch.setattr(Claimer, "claim", lambda *args: looks.append(args) or claim(*args))
     worker()
@@ -272,6 +272,6 @@ def test_a_worker_that_is_told_of_jobs_does_not_look_for_more_after_each(worker,
     tasks.nothing.enqueue().wait(timeout=LONG)
     time.sleep(0.3)
 
-    # When it is told, right after that, when it would be told again, and once as it polls, which is ten times less often. On a
-    # full machine, what is right after that is late, and serves as the next.
+    # One scan on the NOTIFY, one right after it, one after the NOTIFY throttle, and one poll.
+    # Under load the second is late and doubles as the third.
     assert 2 <= len(looks) - before <= 6

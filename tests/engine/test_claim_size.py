@@ -1,4 +1,4 @@
-"""A worker holds claimed jobs with large arguments only up to a number of bytes."""
+"""Claim size: a worker holds claimed jobs only up to ``prefetch_bytes`` of arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..tasks import add, echo_text
 
 pytestmark = pytest.mark.django_db(transaction=True)
 KB = 1024
-# Little of it can be compressed.
+# Random, so that the database can hardly compress it.
 LARGE = random.Random(1).randbytes(50 * KB).hex()
 ROOM = 350 * KB
 
@@ -29,7 +29,7 @@ def claimer(process):
     )
 
 
-def test_claim_of_large_jobs_stops_at_the_limit_of_bytes_and_goes_on_at_once(claimer):
+def test_claim_stops_at_byte_limit_and_continues_at_once(claimer):
     echo_text.enqueue_many([(LARGE,)] * 8)
 
     sizes = [len(all_claimed(claimer, 100)) for _ in range(4)]
@@ -38,7 +38,7 @@ def test_claim_of_large_jobs_stops_at_the_limit_of_bytes_and_goes_on_at_once(cla
     assert Job.objects.ready().count() == 0
 
 
-def test_what_is_held_counts_against_the_limit_of_bytes(claimer):
+def test_held_jobs_count_against_byte_limit(claimer):
     echo_text.enqueue_many([(LARGE,)] * 8)
     first = all_claimed(claimer, 2)
     held = sum(job.size for job in first)
@@ -49,7 +49,7 @@ def test_what_is_held_counts_against_the_limit_of_bytes(claimer):
     assert Job.objects.ready().count() == 5
 
 
-def test_single_job_over_the_limit_of_bytes_is_claimed_if_nothing_is_held(claimer):
+def test_oversized_job_is_claimed_when_nothing_is_held(claimer):
     echo_text.enqueue_many([(LARGE * 4,)] * 2)
 
     (job,) = all_claimed(claimer, 100)
@@ -58,7 +58,7 @@ def test_single_job_over_the_limit_of_bytes_is_claimed_if_nothing_is_held(claime
     assert list(claimer.claim(100, job.size)) == []
 
 
-def test_large_and_small_jobs_are_claimed_in_their_order_with_their_arguments(claimer):
+def test_large_and_small_jobs_keep_order_and_arguments(claimer):
     for number in range(5):
         echo_text.enqueue(f"{number}" + (LARGE if number % 2 else ""))
     echo_text.enqueue(text=f"5{LARGE}")
@@ -80,11 +80,11 @@ def test_worker_runs_all_large_jobs_and_holds_few(worker):
 
     until(all_ended)
 
-    # Three that wait, one that runs, and those whose outcomes are not yet written.
+    # Three waiting, one running, and those with outcomes not written yet.
     assert max(held) < 20
 
 
-def test_worker_that_is_told_of_a_large_job_claims_it(worker):
+def test_notified_worker_claims_large_job(worker):
     worker(poll_interval=60.0)
     add.enqueue(1).wait(timeout=LONG)
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Enqueue: how a call becomes a row, and when."""
+"""Enqueue: rows, validation, transactions and results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .. import tasks
 pytestmark = pytest.mark.django_db
 
 
-def test_a_job_holds_its_call():
+def test_job_stores_call_and_options():
     result = tasks.add.using(priority=7, queue_name="sums", metadata={"by": "me"}).enqueue(1, b=2)
 
     job = Job.objects.get(pk=result.id)
@@ -41,7 +41,7 @@ def test_enqueue_is_one_statement(django_assert_num_queries):
         tasks.add.enqueue(1)
 
 
-def test_enqueue_many_is_a_few_statements(django_assert_max_num_queries):
+def test_enqueue_many_takes_few_statements(django_assert_max_num_queries):
     with django_assert_max_num_queries(2 + 2 * (connections["default"].vendor == "sqlite") * 60):
         results = tasks.add.enqueue_many([(1, 2), {"a": 3}, *[(n,) for n in range(998)]])
 
@@ -49,7 +49,7 @@ def test_enqueue_many_is_a_few_statements(django_assert_max_num_queries):
     assert tasks.add.get_result(results[1].id).kwargs == {"a": 3}
 
 
-def test_enqueue_many_is_all_or_none():
+def test_invalid_call_in_enqueue_many_enqueues_nothing():
     with pytest.raises(TypeError, match="missing a required argument: 'a'"):
         tasks.add.enqueue_many([(1,), ()])
 
@@ -57,17 +57,17 @@ def test_enqueue_many_is_all_or_none():
 
 
 @pytest.mark.parametrize("call", [1, "ab", [1]])
-def test_what_is_no_call_is_refused(call):
+def test_enqueue_many_refuses_malformed_calls(call):
     with pytest.raises(TypeError, match="is not a call"):
         tasks.add.enqueue_many([call])
 
 
-def test_enqueue_many_of_nothing_is_nothing():
+def test_enqueue_many_of_empty_list_creates_no_jobs():
     assert list(tasks.add.enqueue_many([])) == []
     assert not Job.objects.exists()
 
 
-def test_run_after_a_time_waits():
+def test_run_after_datetime_schedules_job():
     due = datetime.now(timezone.utc) + timedelta(hours=1)
 
     job = Job.objects.get(pk=tasks.add.using(run_after=due).enqueue(1).id)
@@ -76,14 +76,14 @@ def test_run_after_a_time_waits():
     assert job.run_after == due
 
 
-def test_run_after_a_timedelta_counts_from_the_databases_time():
+def test_run_after_timedelta_counts_from_database_time():
     job = Job.objects.get(pk=tasks.add.using(run_after=timedelta(minutes=5)).enqueue(1).id)
 
     assert abs(job.run_after - job.enqueued_at - timedelta(minutes=5)) < timedelta(milliseconds=2)
     assert job.state == Job.State.SCHEDULED
 
 
-def test_the_databases_time_is_utc_whatever_its_time_zone():
+def test_database_time_is_utc_in_any_time_zone():
     job = Job.objects.get(pk=tasks.add.enqueue(1).id)
 
     assert abs(job.enqueued_at - datetime.now(timezone.utc)) < timedelta(seconds=30)
@@ -98,7 +98,7 @@ def test_the_databases_time_is_utc_whatever_its_time_zone():
         ({"discard_on": ("ValueError",)}, "discard_on must be a tuple of exception classes"),
     ],
 )
-def test_a_policy_that_cannot_be_followed_is_refused_where_it_is_declared(options, message):
+def test_invalid_task_option_is_refused_at_declaration(options, message):
     with pytest.raises(InvalidTask, match=message):
         task(**options)(tasks.nothing.func)
 
@@ -116,25 +116,25 @@ def test_a_policy_that_cannot_be_followed_is_refused_where_it_is_declared(option
         ({"metadata": [1]}, r"metadata must be a dict, not \[1\]"),
     ],
 )
-def test_what_a_call_cannot_have_is_refused_before_anything_is_written(options, message):
+def test_invalid_call_option_is_refused_before_insert(options, message):
     with pytest.raises(InvalidTask, match=message):
         tasks.nothing.using(**options).enqueue()
     assert not Job.objects.exists()
 
 
-def test_metadata_that_is_not_json_is_named():
+def test_non_json_metadata_error_names_the_task():
     with pytest.raises(
         TypeError, match=r"metadata of tests.tasks.nothing: Unsupported type: <class 'object'>"
     ):
         tasks.nothing.using(metadata={"a": object()}).enqueue()
 
 
-def test_an_option_that_there_is_not_is_refused():
+def test_unknown_task_option_is_refused():
     with pytest.raises(TypeError, match="max_attemps"):
         task(max_attemps=3)(tasks.nothing.func)
 
 
-def test_our_decorator_takes_our_options_with_another_backend_in_place():
+def test_task_decorator_works_with_another_backend():
     immediate = (
         tasks.add.get_backend().__class__.__mro__[1].__module__.rpartition(".")[0]
         + ".immediate.ImmediateBackend"
@@ -145,7 +145,7 @@ def test_our_decorator_takes_our_options_with_another_backend_in_place():
         assert tasks.add.enqueue(2, 2).return_value == 4
 
 
-def test_captured_callbacks_enqueue_inside_a_test_case(django_capture_on_commit_callbacks):
+def test_captured_on_commit_callbacks_enqueue_jobs(django_capture_on_commit_callbacks):
     with django_capture_on_commit_callbacks(execute=True):
         tasks.add.enqueue_on_commit(1)
         tasks.add.enqueue(2)
@@ -154,23 +154,23 @@ def test_captured_callbacks_enqueue_inside_a_test_case(django_capture_on_commit_
 
 
 class TestTransactions:
-    """The job exists exactly if the caller's transaction commits."""
+    """A job exists if and only if the caller's transaction commits."""
 
     pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
-    def test_a_rollback_takes_the_job_along(self):
+    def test_rollback_removes_the_job(self):
         with pytest.raises(ZeroDivisionError), transaction.atomic():
             tasks.add.enqueue(1)
             raise ZeroDivisionError
 
         assert not Job.objects.exists()
 
-    def test_the_job_is_there_inside_the_transaction_already(self):
+    def test_job_is_visible_inside_its_transaction(self):
         with transaction.atomic():
             result = tasks.add.enqueue(1)
             assert Job.objects.filter(pk=result.id).exists()
 
-    def test_a_nested_rollback_takes_its_job_alone(self):
+    def test_savepoint_rollback_removes_only_its_job(self):
         with transaction.atomic():
             kept = tasks.add.enqueue(1)
             with pytest.raises(ZeroDivisionError), transaction.atomic():
@@ -179,7 +179,7 @@ class TestTransactions:
 
         assert [str(pk) for pk in Job.objects.values_list("pk", flat=True)] == [kept.id]
 
-    def test_a_job_for_another_database_waits_for_the_commit(self):
+    def test_job_for_other_database_is_written_on_commit(self):
         with transaction.atomic():
             result = tasks.add.using(backend="other").enqueue(1)
             assert not Job.objects.using("other").exists()
@@ -189,7 +189,7 @@ class TestTransactions:
         assert result.enqueued_at is not None
         assert not Job.objects.using("default").exists()
 
-    def test_results_of_many_that_wait_for_the_commit_learn_of_it(self):
+    def test_deferred_results_get_enqueued_at_on_commit(self):
         with transaction.atomic():
             results = tasks.add.using(backend="other").enqueue_many([(1,), (2,)])
             assert [result.enqueued_at for result in results] == [None, None]
@@ -197,14 +197,14 @@ class TestTransactions:
         rows = dict(Job.objects.using("other").values_list("pk", "enqueued_at"))
         assert {UUID(result.id): result.enqueued_at for result in results} == rows
 
-    def test_a_job_for_another_database_goes_with_the_rollback(self):
+    def test_rollback_drops_jobs_for_other_database(self):
         with pytest.raises(ZeroDivisionError), transaction.atomic():
             tasks.add.using(backend="other").enqueue_many([(1,), (2,)])
             raise ZeroDivisionError
 
         assert not Job.objects.using("other").exists()
 
-    def test_a_job_for_another_database_goes_with_the_savepoint(self):
+    def test_savepoint_rollback_drops_job_for_other_database(self):
         with transaction.atomic():
             with pytest.raises(ZeroDivisionError), transaction.atomic():
                 tasks.add.using(backend="other").enqueue(1)
@@ -214,9 +214,7 @@ class TestTransactions:
         assert str(Job.objects.using("other").get().pk) == kept.id
 
     @pytest.mark.parametrize(("outer", "inner"), [("default", "other"), ("other", "default")])
-    def test_with_transactions_open_on_both_a_job_goes_with_that_of_its_own_database(
-        self, outer, inner
-    ):
+    def test_job_follows_transaction_of_its_own_database(self, outer, inner):
         with pytest.raises(ZeroDivisionError), transaction.atomic(using=outer):
             with transaction.atomic(using=inner):
                 tasks.add.using(backend=inner).enqueue(1)
@@ -229,7 +227,7 @@ class TestTransactions:
             raise ZeroDivisionError
         assert Job.objects.using(outer).count() == 0
 
-    def test_enqueue_on_commit_waits_for_the_commit_in_the_same_database_too(self):
+    def test_enqueue_on_commit_defers_in_same_database(self):
         with transaction.atomic():
             tasks.add.enqueue_on_commit(1)
             assert not Job.objects.exists()
@@ -238,27 +236,27 @@ class TestTransactions:
         tasks.add.enqueue_on_commit(2)
         assert Job.objects.count() == 2
 
-    def test_enqueue_on_commit_refuses_a_wrong_call_at_the_callers_line(self):
+    def test_enqueue_on_commit_validates_call_at_once(self):
         with transaction.atomic(), pytest.raises(TypeError, match="missing a required argument"):
             tasks.add.enqueue_on_commit()
 
-    def test_the_signal_is_sent_once_the_job_exists(self):
+    def test_signal_is_sent_after_job_exists(self):
         seen = []
 
-        def look(sender, task_result, **kwargs):
+        def record(sender, task_result, **kwargs):
             seen.append(Job.objects.using("other").filter(pk=task_result.id).exists())
 
-        signals.task_enqueued.connect(look)
+        signals.task_enqueued.connect(record)
         try:
             with transaction.atomic():
                 tasks.add.using(backend="other").enqueue(1)
                 assert seen == []
         finally:
-            signals.task_enqueued.disconnect(look)
+            signals.task_enqueued.disconnect(record)
         assert seen == [True]
 
     @pytest.mark.parametrize("fails", [False, True])
-    def test_atomic_requests(self, client, fails):
+    def test_failed_atomic_request_enqueues_nothing(self, client, fails):
         with override_settings(ROOT_URLCONF="tests.urls"):
             connections["default"].settings_dict["ATOMIC_REQUESTS"] = True
             client.raise_request_exception = False
@@ -270,8 +268,8 @@ class TestTransactions:
         assert Job.objects.count() == Job.objects.using("other").count() == (0 if fails else 1)
 
 
-class TestResultsOfMany:
-    def test_each_is_made_once_when_it_is_asked_for(self):
+class TestEnqueueManyResults:
+    def test_results_are_created_lazily_and_once(self):
         results = tasks.add.enqueue_many([(number,) for number in range(5)])
 
         assert len(results) == 5
@@ -283,7 +281,7 @@ class TestResultsOfMany:
         with pytest.raises(IndexError):
             results[5]
 
-    def test_they_can_be_collected(self):
+    def test_results_concatenate_with_lists(self):
         results = [tasks.add.enqueue(0)]
         results += tasks.add.enqueue_many([(1,), (2,)])
         results = tasks.add.enqueue_many([(3,)]) + results
@@ -291,27 +289,27 @@ class TestResultsOfMany:
         assert [result.args for result in results] == [[3], [0], [1], [2]]
         assert len(results + tasks.add.enqueue_many([(4,)])) == 5
 
-    def test_what_one_has_learned_is_kept(self, claim):
+    def test_refreshed_result_keeps_its_state(self, claim):
         results = tasks.add.enqueue_many([(1,), (2,)])
         claim()
         results[0].refresh()
 
         assert (results[0].status, results[1].status) == ("RUNNING", "READY")
 
-    def test_all_have_the_time_of_the_row(self):
+    def test_results_have_enqueued_at_of_their_rows(self):
         results = tasks.add.enqueue_many([(1,), (2,), (3,)])
 
         assert {result.id: result.enqueued_at for result in results} == {
             str(pk): at for pk, at in Job.objects.values_list("pk", "enqueued_at")
         }
 
-    def test_each_job_has_metadata_of_its_own(self):
+    def test_jobs_do_not_share_metadata(self):
         one, other = tasks.add.using(metadata={"who": "me"}).enqueue_many([(1,), (2,)])
         one.metadata["who"] = "you"
 
         assert other.metadata == {"who": "me"}
 
-    def test_all_or_none_are_written(self, monkeypatch):
+    def test_failed_insert_writes_no_jobs(self, monkeypatch):
         same = uuid7()
         monkeypatch.setattr("django_dbqueue.backend.uuid7", lambda: same)
 
@@ -320,7 +318,7 @@ class TestResultsOfMany:
 
         assert not Job.objects.exists()
 
-    def test_a_row_of_many_is_like_that_of_one(self):
+    def test_enqueue_many_row_equals_enqueue_row(self):
         task = tasks.add.using(
             priority=7,
             metadata={"who": "me"},
@@ -339,7 +337,7 @@ class TestResultsOfMany:
         assert rest["expires_at"] - rest["run_after"] == timedelta(hours=1)
 
 
-def test_a_receiver_hears_even_if_it_is_the_only_one():
+def test_signal_reaches_the_only_receiver():
     heard = []
 
     def receiver(task_result, **kwargs):
@@ -362,7 +360,7 @@ class Shop:
         pass
 
 
-def test_a_function_that_no_worker_could_find_is_refused():
+def test_function_not_at_module_level_is_refused():
     def nested():
         pass
 
@@ -373,7 +371,7 @@ def test_a_function_that_no_worker_could_find_is_refused():
         task(Shop.report)
 
 
-def test_a_queue_that_the_backend_does_not_have_is_refused_with_the_remedy():
+def test_unknown_queue_error_names_the_remedy():
     ours = {"BACKEND": "django_dbqueue.backend.DatabaseBackend"}
     said = r"Queue 'mail' .* has 'default'. Add it there, or give \[\] there"
     with override_settings(TASKS={"default": ours}), pytest.raises(InvalidTask, match=said):

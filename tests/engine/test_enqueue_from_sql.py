@@ -1,4 +1,4 @@
-"""``dbqueue_enqueue``: from psycopg, as another language would, and from a trigger. PostgreSQL alone has it."""
+"""``dbqueue_enqueue()``, the SQL function for PostgreSQL: called from psycopg and a trigger."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ ADD = "tests.tasks.add"
 
 
 @pytest.fixture
-def stranger(transactional_db):
-    """A connection that knows nothing of Django."""
+def sql_connection(transactional_db):
+    """Return a psycopg connection independent of Django."""
     psycopg = pytest.importorskip("psycopg")
     given = connection.get_connection_params()
     names = ("host", "port", "user", "password", "dbname")
@@ -42,8 +42,8 @@ def stranger(transactional_db):
 
 
 @pytest.fixture
-def enqueue(stranger):
-    """Call the function with arguments by name."""
+def enqueue(sql_connection):
+    """Return a function that calls ``dbqueue_enqueue()`` with named arguments."""
 
     def enqueue(task=ADD, **given):
         from psycopg.types.json import Jsonb
@@ -53,7 +53,7 @@ def enqueue(stranger):
             for name, value in given.items()
         }
         extra = "".join(f", {name} => %({name})s" for name in named)
-        row = stranger.execute(
+        row = sql_connection.execute(
             f"SELECT dbqueue_enqueue(%(task)s{extra})", {"task": task, **named}
         ).fetchone()
         return row[0]
@@ -61,7 +61,7 @@ def enqueue(stranger):
     return enqueue
 
 
-def test_a_job_is_as_python_would_have_written_it(enqueue):
+def test_sql_row_equals_python_row(enqueue):
     by_sql = Job.objects.get(pk=enqueue(args=[1], kwargs={"b": 2}, queue="sums", priority=7))
     by_python = Job.objects.get(
         pk=tasks.add.using(queue_name="sums", priority=7).enqueue(1, b=2).id
@@ -76,7 +76,7 @@ def test_a_job_is_as_python_would_have_written_it(enqueue):
     assert by_sql.run_after == by_sql.enqueued_at
 
 
-def test_a_keyed_job_is_as_python_would_have_written_it(enqueue):
+def test_sql_row_with_key_equals_python_row(enqueue):
     by_sql = Job.objects.get(pk=enqueue(args=[1], key="a"))
     Job.objects.all().delete()
     by_python = Job.objects.get(pk=tasks.add.using(key="a").enqueue(1).id)
@@ -89,9 +89,9 @@ def test_a_keyed_job_is_as_python_would_have_written_it(enqueue):
     assert differing == {"id", "run_after", "enqueued_at", "max_attempts"}
 
 
-def test_a_task_alone_is_enough(enqueue, stranger):
+def test_only_the_task_argument_is_required(enqueue, sql_connection):
     enqueue("tests.tasks.nothing")
-    stranger.execute(
+    sql_connection.execute(
         "SELECT dbqueue_enqueue('tests.tasks.nothing', NULL, NULL, NULL, NULL, NULL, NULL)"
     )
 
@@ -106,7 +106,7 @@ def test_a_task_alone_is_enough(enqueue, stranger):
         )
 
 
-def test_a_worker_runs_it(enqueue):
+def test_worker_runs_job_enqueued_from_sql(enqueue):
     pk = enqueue(args=[1], kwargs={"b": 2})
 
     drain()
@@ -115,8 +115,8 @@ def test_a_worker_runs_it(enqueue):
 
 
 @pytest.fixture
-def options_of_mail(backend, monkeypatch):
-    """The queue "mail" has a policy of its own."""
+def mail_queue_options(backend, monkeypatch):
+    """Give the queue "mail" its own options."""
     config = backend.config.changed(per_queue={"mail": {"max_attempts": 4, "timeout": 30.0}})
     monkeypatch.setitem(vars(backend), "config", config)
     monkeypatch.delitem(vars(backend), "options_of", raising=False)
@@ -132,9 +132,7 @@ POLICIES = [
 
 
 @pytest.mark.parametrize(("task", "queue", "policy"), POLICIES)
-def test_a_job_runs_by_the_policy_of_its_task_and_its_queue(
-    enqueue, options_of_mail, task, queue, policy
-):
+def test_job_gets_options_of_its_task_and_queue(enqueue, mail_queue_options, task, queue, policy):
     pk = enqueue(task, queue=queue)
 
     drain()
@@ -144,9 +142,7 @@ def test_a_job_runs_by_the_policy_of_its_task_and_its_queue(
     assert job.state == (State.FAILED if job.max_attempts == 1 else State.SCHEDULED)
 
 
-def test_a_call_that_comes_while_the_job_starts_keeps_its_own_policy(
-    enqueue, options_of_mail, claim
-):
+def test_reenqueue_during_start_keeps_its_own_options(enqueue, mail_queue_options, claim):
     enqueue("tests.tasks.fail", key="a")
     (job,) = claim()
     tasks.fail.using(key="a", queue_name="mail").enqueue()
@@ -158,7 +154,7 @@ def test_a_call_that_comes_while_the_job_starts_keeps_its_own_policy(
     assert (row.max_attempts, row.timeout) == (4, timedelta(seconds=30))
 
 
-def test_the_expiry_of_an_earlier_call_is_forgotten(enqueue):
+def test_reenqueue_clears_expiry_of_earlier_call(enqueue):
     tasks.add.using(key="a", expires=timedelta(minutes=1)).enqueue(1)
     drain()
     Job.objects.update(expires_at=after(-60))
@@ -169,7 +165,7 @@ def test_the_expiry_of_an_earlier_call_is_forgotten(enqueue):
     assert (Job.objects.get().state, Job.objects.get().result) == (State.SUCCESSFUL, 2)
 
 
-def test_ids_are_of_version_7_and_in_the_order_of_time(enqueue):
+def test_ids_are_uuid7_in_time_order(enqueue):
     before = tasks.nothing.enqueue().id
     ids = [enqueue() for _ in range(20)]
     later = tasks.nothing.enqueue().id
@@ -181,7 +177,7 @@ def test_ids_are_of_version_7_and_in_the_order_of_time(enqueue):
 @pytest.mark.parametrize(
     ("wait", "state"), [(timedelta(hours=1), State.SCHEDULED), (timedelta(hours=-1), State.READY)]
 )
-def test_it_waits_for_its_time(enqueue, wait, state):
+def test_run_after_determines_the_state(enqueue, wait, state):
     due = datetime.now(timezone.utc) + wait
 
     job = Job.objects.get(pk=enqueue(run_after=due))
@@ -231,12 +227,12 @@ BAD = [
 
 
 @pytest.mark.parametrize(("given", "said"), BAD)
-def test_what_cannot_be_is_refused_with_a_hint(enqueue, stranger, given, said):
+def test_invalid_argument_is_refused_with_a_hint(enqueue, sql_connection, given, said):
     import psycopg
 
     with pytest.raises(psycopg.errors.InvalidParameterValue, match=said) as refused:
         if "run_after" in given:
-            stranger.execute(
+            sql_connection.execute(
                 "SELECT dbqueue_enqueue(%s, run_after => %s::text::timestamptz)",
                 [ADD, given["run_after"]],
             )
@@ -261,7 +257,7 @@ def test_what_cannot_be_is_refused_with_a_hint(enqueue, stranger, given, said):
         {"key": "x" * 200},
     ],
 )
-def test_what_is_just_allowed_is_what_python_reads(enqueue, given):
+def test_boundary_values_are_accepted_and_read_back(enqueue, given):
     job = Job.objects.get(pk=enqueue(**given))
 
     assert {name: getattr(job, name) for name in given if name != "key"} == {
@@ -269,17 +265,19 @@ def test_what_is_just_allowed_is_what_python_reads(enqueue, given):
     }
 
 
-def test_a_string_with_a_nul_is_refused_by_the_database_itself(stranger):
+def test_database_refuses_nul_in_arguments(sql_connection):
     import psycopg
 
     with pytest.raises(psycopg.errors.UntranslatableCharacter):
-        stranger.execute("SELECT dbqueue_enqueue(%s, %s::text::jsonb)", [ADD, json.dumps(["\x00"])])
+        sql_connection.execute(
+            "SELECT dbqueue_enqueue(%s, %s::text::jsonb)", [ADD, json.dumps(["\x00"])]
+        )
 
 
 # Keys
 
 
-def test_of_one_key_there_is_one_row_with_what_was_asked_for_last(enqueue):
+def test_reenqueue_of_key_updates_its_row(enqueue):
     first = enqueue(args=[1], key="a", queue="slow", priority=1)
     again = enqueue(args=[2], key="a", queue="mail", priority=2)
 
@@ -295,7 +293,7 @@ def test_of_one_key_there_is_one_row_with_what_was_asked_for_last(enqueue):
     assert enqueue("tests.tasks.nothing", key="a") != first
 
 
-def test_python_and_sql_have_the_same_keys(enqueue):
+def test_python_and_sql_share_keys(enqueue):
     by_sql = enqueue(args=[1], key="a")
 
     result = tasks.add.using(key="a").enqueue(2)
@@ -325,8 +323,8 @@ ROWS = {
     "wait", [None, timedelta(minutes=5), timedelta(hours=2), timedelta(hours=-2)]
 )
 @pytest.mark.parametrize("state", ROWS)
-def test_what_becomes_of_a_row_is_what_python_makes_of_it(enqueue, process, state, wait):
-    """Two rows that are alike, but for their keys: one is met by Python, one by SQL."""
+def test_sql_upsert_equals_python_upsert_in_every_state(enqueue, process, state, wait):
+    """Upsert two rows that differ only in their keys, one from Python and one from SQL."""
     values = {**ROWS[state], "process": process} if state == State.RUNNING else ROWS[state]
     for key in ("python", "sql"):
         given = {
@@ -353,11 +351,11 @@ def test_what_becomes_of_a_row_is_what_python_makes_of_it(enqueue, process, stat
             assert one == other, field.name
 
 
-# Where it is called from
+# Callers
 
 
-def test_a_trigger_enqueues_in_its_own_transaction_and_wakes_who_listens(stranger):
-    stranger.execute(
+def test_trigger_enqueues_in_its_transaction_and_notifies(sql_connection):
+    sql_connection.execute(
         """
         CREATE FUNCTION notice_run() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN
@@ -368,19 +366,19 @@ def test_a_trigger_enqueues_in_its_own_transaction_and_wakes_who_listens(strange
         """
     )
     try:
-        stranger.execute("LISTEN dbqueue")
+        sql_connection.execute("LISTEN dbqueue")
         Run.objects.create(job="from a trigger")
-        heard = [notice.payload for notice in stranger.notifies(timeout=5, stop_after=1)]
-        with stranger.transaction(force_rollback=True):
-            stranger.execute("INSERT INTO tests_run (job) VALUES ('never')")
+        heard = [notice.payload for notice in sql_connection.notifies(timeout=5, stop_after=1)]
+        with sql_connection.transaction(force_rollback=True):
+            sql_connection.execute("INSERT INTO tests_run (job) VALUES ('never')")
     finally:
-        stranger.execute("DROP TRIGGER notice_run ON tests_run; DROP FUNCTION notice_run")
+        sql_connection.execute("DROP TRIGGER notice_run ON tests_run; DROP FUNCTION notice_run")
 
     assert heard == ["triggered,0"]
     assert Job.objects.get().args == ["from a trigger"]
 
 
-def test_a_running_worker_is_woken(enqueue, runqueue):
+def test_sql_enqueue_wakes_running_worker(enqueue, runqueue):
     worker = runqueue("--embedded", "--poll-interval", "60")
     until(lambda: "serves" in log_of(worker))
     first = enqueue(args=[1])
@@ -391,35 +389,37 @@ def test_a_running_worker_is_woken(enqueue, runqueue):
     until(lambda: Job.objects.get(pk=second).state == State.SUCCESSFUL, seconds=10)
 
 
-def test_the_table_is_found_whatever_the_callers_search_path_is(stranger):
-    stranger.execute("SET search_path = pg_catalog")
+def test_function_ignores_search_path_of_caller(sql_connection):
+    sql_connection.execute("SET search_path = pg_catalog")
 
-    stranger.execute("SELECT public.dbqueue_enqueue(%s)", [ADD])
+    sql_connection.execute("SELECT public.dbqueue_enqueue(%s)", [ADD])
 
     assert Job.objects.exists()
 
 
 @pytest.mark.parametrize(("rights", "key"), [("INSERT", None), ("INSERT, SELECT, UPDATE", "a")])
-def test_the_rights_that_the_docs_name_are_enough(stranger, rights, key):
-    with stranger.transaction(force_rollback=True):
-        stranger.execute("CREATE ROLE dbqueue_writer")
-        stranger.execute(f"GRANT {rights} ON dbqueue_job TO dbqueue_writer")
-        stranger.execute("SET LOCAL ROLE dbqueue_writer")
+def test_documented_privileges_are_sufficient(sql_connection, rights, key):
+    with sql_connection.transaction(force_rollback=True):
+        sql_connection.execute("CREATE ROLE dbqueue_writer")
+        sql_connection.execute(f"GRANT {rights} ON dbqueue_job TO dbqueue_writer")
+        sql_connection.execute("SET LOCAL ROLE dbqueue_writer")
 
-        assert stranger.execute("SELECT dbqueue_enqueue(%s, key => %s)", [ADD, key]).fetchone()
+        assert sql_connection.execute(
+            "SELECT dbqueue_enqueue(%s, key => %s)", [ADD, key]
+        ).fetchone()
 
 
-def test_without_rights_on_the_table_nobody_enqueues(stranger):
+def test_enqueue_without_privileges_is_refused(sql_connection):
     import psycopg
 
-    with stranger.transaction(force_rollback=True):
-        stranger.execute("CREATE ROLE dbqueue_nobody")
-        stranger.execute("SET LOCAL ROLE dbqueue_nobody")
+    with sql_connection.transaction(force_rollback=True):
+        sql_connection.execute("CREATE ROLE dbqueue_nobody")
+        sql_connection.execute("SET LOCAL ROLE dbqueue_nobody")
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            stranger.execute("SELECT dbqueue_enqueue(%s)", [ADD])
+            sql_connection.execute("SELECT dbqueue_enqueue(%s)", [ADD])
 
 
-# The migration
+# Migration
 
 
 def has_function(schema="public"):
@@ -431,7 +431,7 @@ def has_function(schema="public"):
         return cursor.fetchone()[0] == 1
 
 
-def test_the_migration_goes_back_and_forth():
+def test_migration_is_reversible():
     try:
         call_command("migrate", "dbqueue", "zero", verbosity=0)
         assert not has_function()
@@ -440,17 +440,17 @@ def test_the_migration_goes_back_and_forth():
     assert has_function()
 
 
-def test_a_queue_in_a_schema_of_its_own_has_a_function_of_its_own(stranger):
-    stranger.execute("CREATE SCHEMA apart")
+def test_each_schema_gets_its_own_function(sql_connection):
+    sql_connection.execute("CREATE SCHEMA apart")
     try:
         connection.cursor().execute("SET search_path = apart")
         MigrationExecutor(connection).migrate([("dbqueue", "0001_initial")])
-        stranger.execute("SELECT apart.dbqueue_enqueue(%s)", [ADD])
+        sql_connection.execute("SELECT apart.dbqueue_enqueue(%s)", [ADD])
         assert Job.objects.count() == 1
         MigrationExecutor(connection).migrate([("dbqueue", None)])
         assert not has_function("apart")
         assert has_function()
     finally:
         connection.close()
-        stranger.execute("DROP SCHEMA apart CASCADE")
+        sql_connection.execute("DROP SCHEMA apart CASCADE")
     assert not Job.objects.exists()

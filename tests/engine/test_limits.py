@@ -1,4 +1,4 @@
-"""How many run at a time, and how often one starts: never more, and never stuck."""
+"""Concurrency limits and rate limits: never exceeded, never stuck."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def states(task=None) -> list[str]:
 
 
 def enqueue_ready(task, *calls):
-    """As many producers at the same moment do: nobody sees the others' jobs in the line."""
+    """Enqueue jobs as READY, like concurrent producers that do not see each other's jobs."""
     jobs = task.enqueue_many(calls)
     Job.objects.filter(state=State.BLOCKED).update(state=State.READY, blocked_by=None)
     return jobs
@@ -48,7 +48,7 @@ def enqueue_ready(task, *calls):
 # Slots
 
 
-def test_no_more_run_at_a_time_than_the_limit_of_their_key_allows(claim):
+def test_claim_respects_limit_of_each_key(claim):
     enqueue_ready(charge, (1,), (1,), (1,), (2,))
 
     assert sorted(job.args[0] for job in claim()) == [1, 1, 2]
@@ -56,7 +56,7 @@ def test_no_more_run_at_a_time_than_the_limit_of_their_key_allows(claim):
     assert claim() == []
 
 
-def test_a_job_that_ends_has_the_next_one_ready(claim):
+def test_finished_job_unblocks_next_waiter(claim):
     enqueue_ready(charge, (1,), (1,), (1,))
     first, _second = claim()
 
@@ -76,7 +76,7 @@ def test_a_job_that_ends_has_the_next_one_ready(claim):
         (Outcome.LOST, State.SCHEDULED, 3.0),
     ],
 )
-def test_however_it_ends_its_slot_is_free(claim, outcome, state, wait):
+def test_every_outcome_releases_the_slot(claim, outcome, state, wait):
     enqueue_ready(one_at_a_time, (), ())
     (job,) = claim()
 
@@ -85,7 +85,7 @@ def test_however_it_ends_its_slot_is_free(claim, outcome, state, wait):
     assert states()[1] == "ready"
 
 
-def test_what_is_given_back_before_it_began_takes_its_slot_anew(claim):
+def test_released_job_acquires_its_slot_again(claim):
     enqueue_ready(one_at_a_time, (), ())
     (job,) = claim()
 
@@ -95,7 +95,7 @@ def test_what_is_given_back_before_it_began_takes_its_slot_anew(claim):
     assert states().count("running") == 1
 
 
-def test_the_slot_of_a_dead_worker_is_free_when_its_job_is_recovered(claim, backend, process):
+def test_recovery_releases_slots_of_dead_worker(claim, backend, process):
     enqueue_ready(one_at_a_time, (), ())
     claim()
 
@@ -109,7 +109,7 @@ def test_the_slot_of_a_dead_worker_is_free_when_its_job_is_recovered(claim, back
     assert sorted(states()) == ["ready", "scheduled"]
 
 
-def test_a_slot_that_was_left_behind_counts_for_nothing(claim):
+def test_orphaned_slot_does_not_count(claim):
     enqueue_ready(one_at_a_time, (), ())
     (job,) = claim()
     Job.objects.filter(pk=job.pk).delete()
@@ -119,7 +119,7 @@ def test_a_slot_that_was_left_behind_counts_for_nothing(claim):
     assert len(claim()) == 1
 
 
-def test_the_highest_priority_is_next(claim):
+def test_waiter_with_highest_priority_is_next(claim):
     one_at_a_time.enqueue()
     (running,) = claim()
     one_at_a_time.enqueue()
@@ -135,7 +135,7 @@ def test_the_highest_priority_is_next(claim):
     ]
 
 
-def test_a_job_that_is_behind_others_waits_from_the_beginning(claim):
+def test_surplus_jobs_are_enqueued_as_blocked(claim):
     charge.enqueue_many([(1,)] * 5)
 
     assert states() == ["ready", "ready", "blocked", "blocked", "blocked"]
@@ -143,7 +143,7 @@ def test_a_job_that_is_behind_others_waits_from_the_beginning(claim):
     assert states()[5] == "blocked"
 
 
-def test_a_sweep_goes_past_a_limit_that_was_lowered_below_what_runs(claim):
+def test_sweep_skips_limit_lowered_below_running_jobs(claim):
     enqueue_ready(charge, (1,), (1,), (1,), (2,), (2,), (2,))
     last = claim()[-1]
     Semaphore.objects.filter(pk="tests.tasks.charge account=1").update(most=1)
@@ -153,7 +153,7 @@ def test_a_sweep_goes_past_a_limit_that_was_lowered_below_what_runs(claim):
     assert states() == ["running", "running", "blocked", "running", "running", "ready"]
 
 
-def test_one_that_waits_although_its_line_has_gone_is_found(claim):
+def test_sweep_unblocks_waiter_without_running_jobs(claim):
     charge.enqueue_many([(1,)] * 3)
     Job.objects.exclude(state=State.BLOCKED).delete()
     Semaphore.objects.create(key="tests.tasks.charge account=1", most=2)
@@ -162,7 +162,7 @@ def test_one_that_waits_although_its_line_has_gone_is_found(claim):
     assert states() == ["ready"]
 
 
-def test_a_line_whose_first_jobs_are_called_off_before_one_is_claimed_goes_on(claim):
+def test_waiters_continue_after_first_jobs_are_discarded(claim):
     charge.enqueue_many([(1,)] * 5)
     Job.objects.ready().discard()
 
@@ -172,7 +172,7 @@ def test_a_line_whose_first_jobs_are_called_off_before_one_is_claimed_goes_on(cl
     assert states() == ["discarded", "discarded", "successful", "ready", "ready"]
 
 
-def test_a_rate_whose_first_job_is_called_off_before_it_is_claimed_goes_on(claim):
+def test_rate_waiters_continue_after_first_job_is_discarded(claim):
     call_service.enqueue_many([(1,)] * 3)
     Job.objects.ready().discard()
 
@@ -182,7 +182,7 @@ def test_a_rate_whose_first_job_is_called_off_before_it_is_claimed_goes_on(claim
     assert states() == ["discarded", "running", "blocked"]
 
 
-def test_several_limits_hold_together(claim):
+def test_job_respects_all_its_limits(claim):
     enqueue_ready(report, (1,), (1,), (2,), (3,))
 
     running = claim()
@@ -194,7 +194,7 @@ def test_several_limits_hold_together(claim):
     assert [job.args[0] for job in claim()] == [3]
 
 
-def test_a_group_is_one_limit_for_several_tasks(claim):
+def test_tasks_of_one_group_share_its_limit(claim):
     first = task(concurrency=limit(1, group="printer"))(add.func)
     second = task(concurrency=limit(1, group="printer"), priority=5)(add.func)
     enqueue_ready(first, (1,))
@@ -203,7 +203,7 @@ def test_a_group_is_one_limit_for_several_tasks(claim):
     assert len(claim()) == 1
 
 
-def test_a_job_that_would_have_to_wait_can_be_discarded_instead(claim):
+def test_conflicting_job_is_discarded_instead_of_blocked(claim):
     scan.enqueue()
     (running,) = claim()
     scan.enqueue("again")
@@ -215,7 +215,7 @@ def test_a_job_that_would_have_to_wait_can_be_discarded_instead(claim):
     settle(running)
 
 
-def test_what_is_discarded_for_want_of_a_slot_says_so(claim, backend):
+def test_discarded_job_records_the_missing_slot(claim, backend):
     scan.enqueue()
     claim()
     second = scan.enqueue("again")
@@ -230,13 +230,13 @@ def test_what_is_discarded_for_want_of_a_slot_says_so(claim, backend):
     assert 'There was no slot free of "scanner", of which there are 1.' in execution.message
 
 
-def test_no_key_is_no_limit(claim):
+def test_job_without_key_is_not_limited(claim):
     enqueue_ready(charge, *[(None,)] * 5)
 
     assert len(claim()) == 5
 
 
-def test_a_lower_limit_holds_for_what_comes_after_it(claim):
+def test_lowered_limit_applies_to_later_jobs(claim):
     wider = task(concurrency=limit(2, group="account"))(add.func)
     enqueue_ready(wider, (1,), (1,))
     claim()
@@ -247,7 +247,7 @@ def test_a_lower_limit_holds_for_what_comes_after_it(claim):
     assert Semaphore.objects.get().most == 1
 
 
-def test_a_retried_job_takes_its_slot_anew(claim):
+def test_retried_job_acquires_its_slot_again(claim):
     enqueue_ready(one_at_a_time, (), ())
     (job,) = claim()
     settle(job, outcome=Outcome.FAILED, state=State.FAILED)
@@ -257,14 +257,14 @@ def test_a_retried_job_takes_its_slot_anew(claim):
     assert sorted(states()) == ["blocked", "running"]
 
 
-def test_drain_runs_all_of_them():
+def test_drain_runs_all_limited_jobs():
     charge.enqueue_many([(1,)] * 7)
 
     assert drain() == 7
     assert set(states()) == {"successful"}
 
 
-def test_unused_semaphores_and_left_slots_are_forgotten(claim):
+def test_prune_removes_unused_semaphores_and_slots(claim):
     enqueue_ready(charge, (1,), (2,))
     settle(claim()[0])
 
@@ -274,33 +274,33 @@ def test_unused_semaphores_and_left_slots_are_forgotten(claim):
     assert Slot.objects.count() == 1
 
 
-def statements(act) -> list[str]:
-    """What kinds of statements it takes."""
+def statement_kinds(act) -> list[str]:
+    """Return the kinds of statements that ``act`` executes."""
     with CaptureQueriesContext(connection) as captured:
         act()
-    # One that is executed for many rows is said to be "3 times: INSERT …".
+    # Django logs executemany() as "3 times: INSERT …".
     kinds = [query["sql"].rpartition(" times: ")[2].lstrip("(").split()[0] for query in captured]
     kinds = ["INSERT" if kind == "COPY" else kind for kind in kinds]
     return [kind for kind in kinds if kind in ("SELECT", "INSERT", "UPDATE", "DELETE")]
 
 
-def test_jobs_without_keys_and_limits_cost_not_one_statement_more(claim, process):
-    with transaction.atomic():  # Whom it wakes is another matter.
+def test_plain_jobs_need_no_extra_statements(claim, process):
+    with transaction.atomic():  # The NOTIFY follows on commit.
         reads_back = [] if connection.features.can_return_columns_from_insert else ["SELECT"]
-        assert statements(lambda: add.enqueue(1)) == ["INSERT", *reads_back]
+        assert statement_kinds(lambda: add.enqueue(1)) == ["INSERT", *reads_back]
     (lane,) = Job.objects.lanes()
     jobs = []
 
     finds_first = ["SELECT"] if connection.vendor == "mysql" else []
-    assert statements(lambda: jobs.extend(direct.claim(lane, process, 1))) == [
+    assert statement_kinds(lambda: jobs.extend(direct.claim(lane, process, 1))) == [
         *finds_first,
         "SELECT",
         "UPDATE",
     ]
-    assert statements(lambda: settle(*jobs)) == ["SELECT", "UPDATE", "INSERT"]
+    assert statement_kinds(lambda: settle(*jobs)) == ["SELECT", "UPDATE", "INSERT"]
 
 
-def test_a_drain_waits_for_jobs_that_others_block(claim):
+def test_drain_waits_for_blocked_jobs(claim):
     drain_of = Drain(
         "default", QueueSelector(("*",)), Options(), a_process("supervisor", kind="supervisor")
     )
@@ -321,7 +321,7 @@ def claimer(process, **options):
     return Claimer("default", process, QueueSelector(("*",)), Options(**options))
 
 
-def test_a_queue_may_have_a_limit_of_its_own(process):
+def test_queue_limit_from_settings_applies(process):
     add.using(queue_name="reports").enqueue_many([(n,) for n in range(5)])
     add.enqueue(9)
     of_settings = claimer(process, per_queue={"reports": {"limit": 2}})
@@ -334,7 +334,7 @@ def test_a_queue_may_have_a_limit_of_its_own(process):
     assert len(all_claimed(of_settings, 10)) == 1
 
 
-def test_an_operators_limit_goes_before_that_of_the_settings_and_holds_at_once(process):
+def test_operator_limit_overrides_settings_at_once(process):
     add.using(queue_name="reports").enqueue_many([(n,) for n in range(5)])
     workers = claimer(process, limit=1)
     workers.FRESH = -1.0
@@ -347,12 +347,12 @@ def test_an_operators_limit_goes_before_that_of_the_settings_and_holds_at_once(p
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, "2"])
-def test_a_limit_of_a_queue_that_cannot_be_is_refused(limit):
+def test_invalid_queue_limit_is_refused(limit):
     with pytest.raises(ValueError, match=r"is not a whole number of at least 1\. Pause the queue"):
         Queue.objects.named("reports").restrict(limit)
 
 
-def test_a_limit_of_a_queue_holds_over_all_hosts(runqueue):
+def test_queue_limit_holds_across_hosts(runqueue):
     occupy.using(queue_name="reports").enqueue_many([(str(n), 0.05) for n in range(60)])
     Queue.objects.named("reports").restrict(3)
     for _ in range(1 if connection.vendor == "sqlite" else 2):
@@ -366,13 +366,13 @@ def test_a_limit_of_a_queue_holds_over_all_hosts(runqueue):
 # Rates
 
 
-def starts(number, claim) -> int:
-    """How many of so many start at once."""
+def count_started(number, claim) -> int:
+    """Return how many of ``number`` jobs start at once."""
     return len(claim(limit=number))
 
 
-def step(seconds: float) -> None:
-    """As seen from the rows, so many seconds go by."""
+def advance_time(seconds: float) -> None:
+    """Shift all stored times ``seconds`` into the past."""
     for row in Semaphore.objects.all():
         row.earliest -= timedelta(seconds=seconds)
         row.booked -= timedelta(seconds=seconds)
@@ -381,19 +381,19 @@ def step(seconds: float) -> None:
         Job.objects.filter(pk=job.pk).update(run_after=job.run_after - timedelta(seconds=seconds))
 
 
-def test_jobs_start_evenly(claim):
+def test_rate_limited_jobs_start_evenly(claim):
     enqueue_ready(call_service, *[(n,) for n in range(5)])
 
-    assert starts(5, claim) == 1
-    assert starts(5, claim) == 0
-    step(6)
+    assert count_started(5, claim) == 1
+    assert count_started(5, claim) == 0
+    advance_time(6)
     direct.reserve_times()
-    step(5)
+    advance_time(5)
     direct.dispatch()
-    assert starts(5, claim) == 1
+    assert count_started(5, claim) == 1
 
 
-def test_the_next_ones_get_their_times_ahead_by_priority(claim):
+def test_waiters_get_start_times_at_the_rate(claim):
     frequent = task(rate=Rate(1, per=2, group="frequent"))(add.func)
     frequent.enqueue(0)
     claim()
@@ -409,7 +409,7 @@ def test_the_next_ones_get_their_times_ahead_by_priority(claim):
     assert gaps == pytest.approx([2.0] * len(gaps))
 
 
-def test_after_a_pause_of_all_workers_the_rate_holds(claim):
+def test_rate_holds_after_pause_of_all_workers(claim):
     frequent = task(rate=Rate(1, per=1, group="frequent"))(add.func)
     frequent.enqueue(0)
     claim()
@@ -417,26 +417,26 @@ def test_after_a_pause_of_all_workers_the_rate_holds(claim):
     claim()
     assert states().count("scheduled") >= 3
 
-    step(60)
+    advance_time(60)
     direct.dispatch()
 
-    assert starts(10, claim) == 1
+    assert count_started(10, claim) == 1
 
 
-def test_a_burst_may_start_together_after_a_pause(claim):
+def test_jobs_of_a_burst_start_together(claim):
     enqueue_ready(call_often, *[(n,) for n in range(30)])
 
-    assert 10 <= starts(30, claim) <= 10 + 6
+    assert 10 <= count_started(30, claim) <= 10 + 6
 
 
-def test_a_rate_is_kept_by_workers(runqueue):
+def test_workers_do_not_exceed_the_rate(runqueue):
     call_often.enqueue_many([(n,) for n in range(110)])
     runqueue("--processes", "2")
 
     until(lambda: Execution.objects.filter(outcome="successful").count() == 110)
 
-    # A rate is kept where jobs are claimed. By the database's time, that was after the claim's first statement and before the
-    # task's first: so far apart, the first and the last of some calls may be at most.
+    # The rate applies to claims. By the database's time, a claim lies between its first statement
+    # and the task's first statement, which bounds the distance of the first and the last call.
     claimed_at = {str(pk): at for pk, at in Execution.objects.values_list("job", "claimed_at")}
     calls = [
         (began_at, claimed_at[pk])
@@ -445,7 +445,7 @@ def test_a_rate_is_kept_by_workers(runqueue):
     for number in (41, 110):
         for some in zip(*(calls[start:] for start in range(number)), strict=False):
             first, last = min(claimed for _, claimed in some), some[-1][0]
-            # Ten of them may be a burst, and six early by a tenth of a second.
+            # Allow a burst of ten, and six that start up to 0.1 s early.
             assert (last - first).total_seconds() >= (number - 10 - 6) / 50
 
 
@@ -459,7 +459,7 @@ def test_a_rate_is_kept_by_workers(runqueue):
         (lambda: limit(True), "limit(): True is not a whole number"),
         (
             lambda: limit(1, on_conflict="drop"),
-            "limit(on_conflict='drop'): it is 'wait' or 'discard'.",
+            "limit(on_conflict='drop'): give 'wait' or 'discard'.",
         ),
         (lambda: limit(1, group=""), "limit(): group='' is not text of 1 to 100 characters."),
         (lambda: Rate(0), "Rate(): 0 is not a whole number of at least 1."),
@@ -471,7 +471,7 @@ def test_a_rate_is_kept_by_workers(runqueue):
         (lambda: Rate(5, burst=0), "Rate(burst=): 0 is not a whole number of at least 1."),
     ],
 )
-def test_a_limit_that_cannot_be_is_refused(make, said):
+def test_invalid_limit_is_refused(make, said):
     with pytest.raises(ValueError) as caught:
         make()
     assert said in str(caught.value)
@@ -480,11 +480,14 @@ def test_a_limit_that_cannot_be_is_refused(make, said):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"concurrency": 2}, "concurrency must be such as limit(2), or a tuple of these, not 2."),
-        ({"rate": limit(2)}, "rate must be such as Rate(100, per=60), or a tuple of these"),
+        (
+            {"concurrency": 2},
+            "concurrency must be a limit such as limit(2), or a tuple of these, not 2.",
+        ),
+        ({"rate": limit(2)}, "rate must be a limit such as Rate(100, per=60), or a tuple of these"),
         (
             {"concurrency": limit(2, key=lambda page: page)},
-            "concurrency: key takes 'page', which is no argument of add()",
+            "concurrency: key takes 'page', which is not an argument of add()",
         ),
         (
             {"concurrency": limit(2, key="a")},
@@ -492,7 +495,7 @@ def test_a_limit_that_cannot_be_is_refused(make, said):
         ),
     ],
 )
-def test_a_limit_that_does_not_fit_the_task_is_refused_at_import(settings, said):
+def test_limit_not_matching_task_is_refused_at_import(settings, said):
     with pytest.raises(InvalidTask) as caught:
         task(**settings)(add.func)
     assert said in str(caught.value)

@@ -1,4 +1,4 @@
-"""The keys of limits: one for each thing that is limited, whatever groups, tasks and values are called."""
+"""Keys and groups of limits: different limits never share a key, tasks of a group do."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def settle(*jobs):
     )
 
 
-def by(text):
-    """A key that is the same for all calls, and takes no argument."""
+def constant_key(text):
+    """Return a key function that takes no arguments and always returns ``text``."""
     return lambda: text
 
 
@@ -47,25 +47,28 @@ def by(text):
     [
         ({"concurrency": limit(1, group="rate x")}, {"rate": Rate(1, group="x")}),
         (
-            {"concurrency": limit(1, group="a b", key=by("c"))},
-            {"concurrency": limit(1, group="a", key=by("b c"))},
+            {"concurrency": limit(1, group="a b", key=constant_key("c"))},
+            {"concurrency": limit(1, group="a", key=constant_key("b c"))},
         ),
         (
             {"concurrency": limit(1, group='a" b')},
-            {"concurrency": limit(1, group="a", key=by('b"'))},
+            {"concurrency": limit(1, group="a", key=constant_key('b"'))},
         ),
         (
-            {"concurrency": limit(1, group='a"', key=by("b"))},
-            {"concurrency": limit(1, group="a", key=by('" b'))},
+            {"concurrency": limit(1, group='a"', key=constant_key("b"))},
+            {"concurrency": limit(1, group="a", key=constant_key('" b'))},
         ),
-        ({"concurrency": limit(1, group="a", key=by("b"))}, {"concurrency": limit(1, group="a b")}),
+        (
+            {"concurrency": limit(1, group="a", key=constant_key("b"))},
+            {"concurrency": limit(1, group="a b")},
+        ),
         ({"concurrency": limit(1, group="tests.tasks.add")}, {"concurrency": limit(1)}),
         (
             {"concurrency": limit(1, group="tests.tasks.add a=1")},
             {"concurrency": limit(1, key=lambda a: a)},
         ),
         (
-            {"concurrency": limit(1, group="tests.tasks.add", key=by("a=1"))},
+            {"concurrency": limit(1, group="tests.tasks.add", key=constant_key("a=1"))},
             {"concurrency": limit(1, key=lambda a: a)},
         ),
         (
@@ -75,7 +78,7 @@ def by(text):
         ({"concurrency": limit(1)}, {"rate": Rate(1)}),
     ],
 )
-def test_limits_of_different_things_have_different_keys(one, other):
+def test_different_limits_have_different_keys(one, other):
     def keys(settings):
         return {each["key"] for each in of_call(task(**settings)(add.func), (1, 2), {})}
 
@@ -83,12 +86,12 @@ def test_limits_of_different_things_have_different_keys(one, other):
 
 
 @pytest.mark.parametrize("values", [("Bob", "bob"), ("bob", "bob "), ("é", "e"), ("ß", "ss")])
-def test_values_that_a_collation_takes_for_equal_have_limits_of_their_own(claim, values):
+def test_values_equal_under_collation_have_separate_limits(claim, values):
     of_name = task(concurrency=limit(1, group="name", key=lambda a: a))(add.func)
     enqueue_ready(of_name, *[(value, 1) for value in values], *[(value, 2) for value in values])
 
     found: list[Job] = []
-    # A daemon: the claim may never end.
+    # A daemon thread, because the claim may hang.
     thread = threading.Thread(
         target=lambda: (found.extend(claim()), connection.close()), daemon=True
     )
@@ -100,13 +103,13 @@ def test_values_that_a_collation_takes_for_equal_have_limits_of_their_own(claim,
     assert Semaphore.objects.count() == 2
 
 
-def test_a_key_that_is_too_long_is_shortened_to_one_of_its_own():
+def test_overlong_keys_are_shortened_without_collision():
     one, other = limits._fitting("x" * 500 + "a"), limits._fitting("x" * 500 + "b")
     assert one != other
     assert len(one) == len(other) == limits.LONGEST_KEY
 
 
-# Numbers that differ
+# Different limits in one group
 
 
 def of_group(most, name="add", **options):
@@ -114,7 +117,7 @@ def of_group(most, name="add", **options):
 
 
 @pytest.mark.parametrize("order", [(2, 3), (3, 2)])
-def test_of_tasks_of_one_group_no_more_run_than_each_that_runs_allows(claim, order):
+def test_group_exceeds_limit_of_no_running_job(claim, order):
     for most in order:
         enqueue_ready(of_group(most), (most, 1), (most, 2), (most, 3))
 
@@ -123,7 +126,7 @@ def test_of_tasks_of_one_group_no_more_run_than_each_that_runs_allows(claim, ord
     assert len(running) == min(job.args[0] for job in running) == order[0]
 
 
-def test_a_job_with_a_greater_number_does_not_join_one_that_runs_with_a_smaller(claim):
+def test_job_with_higher_limit_waits_for_stricter_running_jobs(claim):
     of_group(2).enqueue_many([(1, 1), (1, 2)])
     strict = claim()
     enqueue_ready(of_group(3), (2, 1))
@@ -134,7 +137,7 @@ def test_a_job_with_a_greater_number_does_not_join_one_that_runs_with_a_smaller(
     assert len(claim()) == 1
 
 
-def test_a_job_with_a_smaller_number_does_not_join_more_that_run_with_a_greater(claim):
+def test_job_with_lower_limit_waits_for_looser_running_jobs(claim):
     enqueue_ready(of_group(3), (1, 1), (1, 2))
     loose = claim()
     enqueue_ready(of_group(2), (2, 1))
@@ -144,7 +147,7 @@ def test_a_job_with_a_smaller_number_does_not_join_more_that_run_with_a_greater(
     assert len(claim()) == 1
 
 
-def test_a_limit_that_a_deploy_has_raised_holds_when_those_before_it_have_ended(claim):
+def test_raised_limit_applies_after_earlier_jobs_end(claim):
     of_group(1).enqueue(0)
     before = claim()
     enqueue_ready(of_group(3), (1, 1), (1, 2), (1, 3))
@@ -157,7 +160,7 @@ def test_a_limit_that_a_deploy_has_raised_holds_when_those_before_it_have_ended(
     assert len([*started, *claim()]) == 3
 
 
-def test_of_rates_of_one_group_the_slower_holds(claim):
+def test_slower_rate_of_group_applies(claim):
     fast = task(rate=Rate(100, per=1, group="service"))(add.func)
     slow = task(rate=Rate(1, per=60, group="service"))(add.func)
     enqueue_ready(fast, (1, 1))
@@ -177,8 +180,8 @@ def test_of_rates_of_one_group_the_slower_holds(claim):
 # Groups
 
 
-def shares(name, **options):
-    """A task of a module that holds tasks."""
+def make_shop_task(name, **options):
+    """Return a task of the module ``shop.tasks``."""
 
     def call(account): ...
 
@@ -221,12 +224,12 @@ def by_account(account):
         ),
     ],
 )
-def test_check_warns_of_tasks_of_one_group_with_different_numbers(monkeypatch, one, other, said):
+def test_check_warns_of_different_limits_in_one_group(monkeypatch, one, other, said):
     module = types.ModuleType("shop.tasks")
     module.first, module.again, module.second = (
-        shares("first", **one),
-        shares("first", **one),
-        shares("second", **other),
+        make_shop_task("first", **one),
+        make_shop_task("first", **one),
+        make_shop_task("second", **other),
     )
     monkeypatch.setitem(sys.modules, "shop.tasks", module)
     monkeypatch.setitem(
@@ -245,6 +248,6 @@ def test_check_warns_of_tasks_of_one_group_with_different_numbers(monkeypatch, o
     assert len(found) == (said is not None)
     assert (
         not found
-        or f"shop.tasks.first and shop.tasks.second share the group 'vault' and do not agree: {said}."
+        or f"shop.tasks.first and shop.tasks.second share the group 'vault' with different limits: {said}."
         in found[0]
     )

@@ -1,4 +1,4 @@
-"""Where all limits of a job have a slot and a worker has room, one runs within a sweep."""
+"""Liveness of limits: a job with free slots and a worker with room runs within one sweep."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..tasks import add, charge, row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 Outcome = Execution.Outcome
-# Two limits, as in the docs: of an account, and of all accounts' bank.
+# Two limits, as in the docs: one per account, and one for the bank of all accounts.
 LIMITS = (limit(1, key=lambda a: a), limit(4, group="bank"))
 statement = task(concurrency=LIMITS)(add.func)
 
@@ -44,11 +44,11 @@ def running():
 
 
 @pytest.mark.parametrize("limits", [LIMITS, LIMITS[::-1]])
-def test_jobs_of_a_busy_account_do_not_hold_the_line_of_the_bank(claim, limits):
+def test_jobs_of_busy_account_do_not_block_waiters_of_group(claim, limits):
     of_bank = task(concurrency=limits)(add.func)
     of_bank.enqueue_many([(account, 0) for account in range(4)])
     first = claim()
-    # All of them find the bank full, as they come before the line of their account.
+    # When these are claimed the bank is full, so they wait on the bank, not on their account.
     Job.objects.bulk_create(
         Job(
             task=job.task,
@@ -71,13 +71,13 @@ def _of_account(limit, account):
     return {**limit, "key": limit["key"].replace("=0", f"={account}")}
 
 
-def test_a_slot_that_a_job_of_a_busy_account_cannot_use_goes_to_the_next_in_the_same_claim(claim):
+def test_slot_unusable_by_first_waiter_goes_to_next_in_same_claim(claim):
     statement.enqueue(1, 0)
     (busy,) = claim()
     statement.enqueue_many([(n, 0) for n in range(10, 13)])
     rest = claim()
     statement.enqueue_many([(1, 1), (30, 0)])
-    # In the bank's line, as they were claimed while it was full.
+    # Waiters of the bank, as if claimed while it was full.
     Job.objects.exclude(state=State.RUNNING).update(state=State.BLOCKED, blocked_by='"bank"')
 
     settle(rest[0])
@@ -106,7 +106,7 @@ def leave_unserved():
 
 
 @pytest.mark.parametrize("hold", [pause_queue, pause_task, leave_unserved])
-def test_jobs_that_no_worker_takes_do_not_hold_a_line(claim, hold):
+def test_unserved_jobs_do_not_block_other_waiters(claim, hold):
     hold()
     blockers = (
         paused_task.using(queue_name="elsewhere")
@@ -124,7 +124,7 @@ def test_jobs_that_no_worker_takes_do_not_hold_a_line(claim, hold):
 
 
 @pytest.mark.parametrize("hold", [pause_queue, leave_unserved])
-def test_jobs_that_no_worker_takes_use_no_times_of_a_rate(claim, hold):
+def test_unserved_jobs_use_no_start_times_of_a_rate(claim, hold):
     hold()
     of_rate = task(rate=Rate(1, per=1, group="calls"))(add.func)
     of_rate.enqueue(0, 0)
@@ -137,7 +137,7 @@ def test_jobs_that_no_worker_takes_use_no_times_of_a_rate(claim, hold):
     assert Job.objects.get(pk=last.id).state == State.SCHEDULED
 
 
-def test_jobs_whose_workers_have_no_room_do_not_hold_a_line(claim):
+def test_jobs_of_busy_workers_do_not_block_other_waiters(claim):
     one_at_a_time.enqueue(0, 0)
     (first,) = claim()
     one_at_a_time.using(queue_name="busy").enqueue_many([(1, 1)] * 12)
@@ -149,14 +149,14 @@ def test_jobs_whose_workers_have_no_room_do_not_hold_a_line(claim):
     assert len(direct.claim(Lane("default", 0), first.process, 10)) == 1
 
 
-# All of it, at random
+# Random operations
 
 
 QUEUES = ["a", "b", "c"]
 
 
 def _could_run(served, paused_queues, paused_tasks):
-    """The jobs that wait for others although all of their limits have slots, and a worker would take them."""
+    """Return blocked jobs that a worker serves and whose limits all have free slots."""
     jobs = list(Job.objects.filter(state=State.BLOCKED))
     numbers = Slot.objects.count_by_key({each["key"] for job in jobs for each in job.limits})
     return [
@@ -196,8 +196,8 @@ def _call(which, random):
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("DBQUEUE_SEEDS", "12"))))
-def test_after_each_sweep_a_job_runs_while_one_can(seed):
-    """Any jobs, pauses, workers and ends; then each worker claims, the dispatcher sweeps, and each claims once more."""
+def test_sweep_starts_a_job_while_one_can_run(seed):
+    """Run random operations, then alternate sweeps and claims until no blocked job can run."""
     chance, tasks = random.Random(seed), _tasks()
     workers = {
         a_process(f"worker {n}", details={"queues": ",".join(queues)}): queues

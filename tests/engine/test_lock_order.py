@@ -1,4 +1,4 @@
-"""Transactions of the engine take their locks in one order, so none waits for another in a circle."""
+"""Lock order: transactions of the engine take locks in one order and do not deadlock."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ pytestmark = [
 ]
 Outcome = Execution.Outcome
 SECONDS = float(os.environ.get("DBQUEUE_LOAD_SECONDS", "8"))
-# Of PostgreSQL, and of MySQL and MariaDB.
+# PostgreSQL; MySQL and MariaDB.
 DEADLOCK = ("40P01", 1213)
 QUEUES = ["a", "b", "c"]
 
 
 class Load:
-    """Threads that do what processes do, until the time is over; each with a connection of its own."""
+    """Run threads that act as processes for SECONDS, each with its own connection."""
 
     def __init__(self):
         self.deadlocks: list[str] = []
@@ -58,7 +58,7 @@ class Load:
     def _run(self, number, act):
         chance = random.Random(number)
         prepare("default", 30.0)
-        with connection.execute_wrapper(self._watch):
+        with connection.execute_wrapper(self._watchdog):
             try:
                 while time.monotonic() < self._end and not self.errors:
                     try:
@@ -71,12 +71,12 @@ class Load:
                 self.errors.append(error)
         connection.close()
 
-    def _watch(self, execute, sql, params, many, context):
+    def _watchdog(self, execute, sql, params, many, context):
         try:
             return execute(sql, params, many, context)
         except DatabaseError as error:
             if self._is_deadlock(error):
-                self.deadlocks.append(f"{sql[:150]}\n{error}\n{_account()}")
+                self.deadlocks.append(f"{sql[:150]}\n{error}\n{_innodb_deadlock_report()}")
             raise
 
     def _is_deadlock(self, error):
@@ -84,8 +84,8 @@ class Load:
         return code in DEADLOCK
 
 
-def _account():
-    """What the server says of the last one."""
+def _innodb_deadlock_report():
+    """Return the report of the latest deadlock (InnoDB only)."""
     if connection.vendor != "mysql":
         return ""
     with connection.cursor() as cursor:
@@ -94,7 +94,7 @@ def _account():
     return text.partition("LATEST DETECTED DEADLOCK")[2].partition("\nTRANSACTIONS\n")[0][:9000]
 
 
-def _counted():
+def _deadlock_count():
     if connection.vendor != "postgresql":
         return 0
     with connection.cursor() as cursor:
@@ -104,7 +104,7 @@ def _counted():
         return cursor.fetchone()[1]
 
 
-def test_a_mixed_load_has_no_deadlock():
+def test_mixed_load_has_no_deadlock():
     bank, desk = limit(3, group="bank"), limit(2, group="desk", key=lambda a: a % 4)
     limited = task(concurrency=(limit(1, key=lambda a: a), bank))(add.func)
     other_way = task(concurrency=(bank, desk))(add.func)
@@ -147,7 +147,7 @@ def test_a_mixed_load_has_no_deadlock():
             direct.release(given_back)
             ends = [outcome(job, chance) for job in jobs if job not in given_back]
             if chance.random() < 0.03:
-                return  # It is lost: recovered with its process.
+                return  # Lost: recover() moves it to a dead process.
             settled = direct.settle(ends)
             while settled.held:
                 settled = direct.settle(settled.held)
@@ -189,7 +189,7 @@ def test_a_mixed_load_has_no_deadlock():
         ]
         chance.choice(verbs)()
 
-    before = _counted()
+    before = _deadlock_count()
     load.run(
         *(worker(f"worker {n}") for n in range(4)),
         enqueue,
@@ -206,4 +206,4 @@ def test_a_mixed_load_has_no_deadlock():
     assert not load.deadlocks, f"{len(load.deadlocks)} of {load.done}:\n" + "\n\n".join(
         load.deadlocks[:2]
     )
-    assert _counted() == before
+    assert _deadlock_count() == before

@@ -1,4 +1,4 @@
-"""One job that walks through several tasks."""
+"""Pipelines: one job passes through several tasks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def the_job() -> Job:
 
 
 def drain_one() -> int:
-    """One stage."""
+    """Run one stage."""
     (lane,) = Job.objects.lanes()
     jobs = direct.claim(lane, a_process(f"worker {Execution.objects.count()}"), 1)
     for job in jobs:
@@ -45,7 +45,7 @@ def _stages():
             return
 
 
-def test_each_stage_gets_what_the_one_before_it_returned():
+def test_stage_gets_result_of_previous_stage():
     result = coffee.enqueue("arabica")
 
     assert drain() == 3
@@ -55,7 +55,7 @@ def test_each_stage_gets_what_the_one_before_it_returned():
     assert Job.objects.count() == 1
 
 
-def test_each_stage_has_its_own_queue_priority_and_policy():
+def test_each_stage_has_its_own_queue_priority_and_options():
     coffee.enqueue("arabica")
     seen = [(job.task, job.queue, job.priority, job.max_attempts) for job in _stages()]
 
@@ -66,7 +66,7 @@ def test_each_stage_has_its_own_queue_priority_and_policy():
     ]
 
 
-def test_moving_on_is_one_update_and_one_for_the_arguments(claim):
+def test_advancing_a_stage_takes_two_updates(claim):
     coffee.enqueue("arabica")
     (job,) = claim()
     outcome = executor.run(ThreadCall(job), task_backends["default"])
@@ -82,7 +82,7 @@ def test_moving_on_is_one_update_and_one_for_the_arguments(claim):
     )
 
 
-def test_the_history_shows_every_stage():
+def test_executions_record_every_stage():
     coffee.enqueue("arabica")
     drain()
 
@@ -95,7 +95,7 @@ def test_the_history_shows_every_stage():
     ]
 
 
-def test_a_retry_goes_on_at_the_stage_that_failed():
+def test_retry_resumes_at_failed_stage():
     pipeline(grind, fail, pour).enqueue("arabica")
     drain()
     assert (the_job().state, the_job().stage) == (State.FAILED, 1)
@@ -107,7 +107,7 @@ def test_a_retry_goes_on_at_the_stage_that_failed():
     assert (the_job().state, the_job().result) == (State.SUCCESSFUL, "poured brewed ground arabica")
 
 
-def test_a_stage_begins_with_attempts_of_its_own():
+def test_stage_starts_with_fresh_attempts():
     counted = pipeline(grind, taste)
     counted.enqueue("arabica")
     drain()
@@ -115,7 +115,7 @@ def test_a_stage_begins_with_attempts_of_its_own():
     assert the_job().result == {"attempt": 1, "stage": 1}
 
 
-def test_only_the_end_of_the_last_stage_is_announced():
+def test_task_finished_is_sent_only_for_last_stage():
     ends = []
     signals.task_finished.connect(
         note := lambda sender, task_result, **rest: ends.append(task_result.task.module_path)
@@ -127,21 +127,21 @@ def test_only_the_end_of_the_last_stage_is_announced():
     assert ends == ["tests.tasks.pour"]
 
 
-def test_a_stage_may_end_the_job():
+def test_finish_ends_the_job():
     pipeline(sort_out, brew, pour).enqueue("finish")
     drain()
 
     assert (the_job().state, the_job().result, the_job().stage) == (State.SUCCESSFUL, "finished", 0)
 
 
-def test_a_stage_may_name_the_next_one():
+def test_goto_jumps_to_named_stage():
     pipeline(sort_out, brew, pour).enqueue("go to")
     drain()
 
     assert (the_job().result, the_job().attempt) == ("poured straight", 2)
 
 
-def test_a_stage_may_go_back():
+def test_goto_returns_to_earlier_stage():
     pipeline(grind, sort_out, pour).enqueue("again")
     drain()
 
@@ -155,7 +155,7 @@ def test_a_stage_may_go_back():
     ]
 
 
-def test_a_stage_may_fan_out():
+def test_fan_out_creates_child_jobs():
     result = pipeline(sort_out, brew, pour).enqueue("fan out")
     drain()
 
@@ -170,7 +170,7 @@ def test_a_stage_may_fan_out():
     ]
 
 
-def test_a_stage_that_names_what_is_no_stage_has_failed():
+def test_goto_unknown_stage_fails_the_job():
     pipeline(sort_out, brew).enqueue("go to")
     drain()
 
@@ -179,16 +179,14 @@ def test_a_stage_that_names_what_is_no_stage_has_failed():
     assert said in Execution.objects.get().message
 
 
-def test_the_last_stage_cannot_fan_out():
+def test_fan_out_in_last_stage_fails():
     pipeline(sort_out).enqueue("fan out")
     drain()
 
-    assert (
-        "is the last stage of its pipeline: there is no way on." in Execution.objects.get().message
-    )
+    assert "is the last stage of its pipeline." in Execution.objects.get().message
 
 
-def test_what_is_asked_for_again_begins_at_the_first_stage():
+def test_reenqueued_pipeline_restarts_at_first_stage():
     keyed = coffee.using(key="cup")
     keyed.enqueue("arabica")
     drain_one()
@@ -201,7 +199,7 @@ def test_what_is_asked_for_again_begins_at_the_first_stage():
     assert (the_job().result, Job.objects.count()) == ("poured brewed ground robusta", 1)
 
 
-def test_one_that_is_asked_for_again_while_a_stage_runs_begins_anew_after_it(claim):
+def test_pipeline_reenqueued_during_stage_restarts_after_it(claim):
     keyed = coffee.using(key="cup")
     keyed.enqueue("arabica")
     (running,) = claim()
@@ -215,11 +213,11 @@ def test_one_that_is_asked_for_again_while_a_stage_runs_begins_anew_after_it(cla
     assert the_job().result == "poured brewed ground robusta"
 
 
-def test_a_next_stage_that_the_database_refuses_is_one_failed_attempt(claim):
+def test_next_stage_refused_by_database_fails_the_attempt(claim):
     pipeline(sort_out, pour).enqueue("on")
     (job,) = claim()
     then = Job(task="tests.tasks.pour", queue="default", args=["on"], stage=1, priority=1000)
-    settler = Settler("default", Options(), lambda: True)
+    settler = Settler("default", Options())
 
     settler.put(AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, State.READY, then=then))
     settler.start()
@@ -239,7 +237,7 @@ def test_a_next_stage_that_the_database_refuses_is_one_failed_attempt(claim):
 
 
 @pytest.mark.parametrize("name", ["x" * 101, "a,b", "-a", " a", "a*", ""])
-def test_a_queue_that_no_database_could_hold_is_refused_where_it_is_enqueued(name):
+def test_invalid_queue_name_is_refused_at_enqueue(name):
     with pytest.raises(InvalidTask, match="is not a queue"):
         nothing.using(queue_name=name).enqueue()
     with pytest.raises(InvalidTask, match="is not a queue"):
@@ -247,7 +245,7 @@ def test_a_queue_that_no_database_could_hold_is_refused_where_it_is_enqueued(nam
 
 
 @pytest.mark.parametrize("what", ["on", "fan out"])
-def test_who_has_lost_a_job_moves_it_nowhere(claim, what):
+def test_lost_attempt_does_not_advance_the_job(claim, what):
     pipeline(sort_out, pour).enqueue(what)
     (late,) = claim()
     outcome = executor.run(ThreadCall(late), task_backends["default"])
@@ -260,7 +258,7 @@ def test_who_has_lost_a_job_moves_it_nowhere(claim, what):
     assert (the_job().state, the_job().stage, the_job().attempt) == (State.RUNNING, 0, 2)
 
 
-def test_a_stage_keeps_its_limits():
+def test_stage_keeps_its_limits():
     pipeline(grind, charge).enqueue("arabica")
     drain_one()
 
@@ -269,7 +267,7 @@ def test_a_stage_keeps_its_limits():
     ]
 
 
-def test_real_workers_walk_it(worker):
+def test_workers_run_all_stages(worker):
     coffee.enqueue_many([(str(number),) for number in range(20)])
     worker()
     worker()
@@ -283,26 +281,31 @@ def test_real_workers_walk_it(worker):
     ("stages", "said"),
     [
         ((), "A pipeline needs stages: pipeline(fetch, parse, index)."),
-        ((grind, len), "is no task, and cannot be a stage. Decorate it with @task."),
+        ((grind, len), "is not a task, and cannot be a stage. Decorate it with @task."),
         (
             (grind, nothing),
-            "tests.tasks.nothing gets one argument, what the stage before it returned: too many positional",
+            "tests.tasks.nothing gets one argument, the return value of the stage before it: too many positional",
         ),
-        ((grind, add.using(backend="other")), "is of the backend 'other', and the first stage"),
+        (
+            (grind, add.using(backend="other")),
+            "has the backend 'other', but the first stage has 'default'",
+        ),
     ],
 )
-def test_what_cannot_be_walked_through_is_refused(stages, said):
+def test_invalid_stages_are_refused(stages, said):
     with pytest.raises(InvalidTask) as caught:
         pipeline(*stages)
     assert said in str(caught.value)
 
 
-def test_what_is_a_stages_is_refused_for_the_pipeline():
-    with pytest.raises(TypeError, match="'queue_name' is a stage's: give it to the stage"):
+def test_stage_option_on_pipeline_is_refused():
+    with pytest.raises(
+        TypeError, match=r"'queue_name' is a setting of a stage\. Give it to the stage"
+    ):
         coffee.using(queue_name="slow")
 
 
-def test_outside_a_pipeline_there_is_no_way(claim):
+def test_finish_outside_pipeline_fails_the_job(claim):
     sort_out.enqueue("finish")
     drain()
 

@@ -1,4 +1,4 @@
-"""Finished jobs go by themselves, with all that is kept of them, and nothing else does."""
+"""Retention: finished jobs are pruned with all their rows, unfinished jobs never."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def finished(state: str, days: float, queue: str = "default") -> Job:
 
 
 def prune(backend, **options) -> set[tuple[str, str]]:
-    """What is left after a dispatcher has pruned."""
+    """Prune as a dispatcher does; return states and queues of the remaining jobs."""
     backend = type(backend)(
         "default", {"OPTIONS": {"database": "default", **options}, "QUEUES": []}
     )
@@ -45,7 +45,7 @@ def prune(backend, **options) -> set[tuple[str, str]]:
     return {(state, queue) for state, queue in Job.objects.values_list("state", "queue")}
 
 
-def test_successful_jobs_go_after_a_week_and_failed_ones_after_three_months(backend):
+def test_default_retention_differs_for_successful_and_failed_jobs(backend):
     for days in (6, 8, 80, 100):
         for state in ("successful", "failed", "discarded"):
             finished(state, days)
@@ -59,7 +59,7 @@ def test_successful_jobs_go_after_a_week_and_failed_ones_after_three_months(back
     assert Execution.objects.count() == StackTrace.objects.count() == 7
 
 
-def test_a_queue_keeps_its_own_for_its_own_time(backend):
+def test_queue_overrides_retention(backend):
     for queue in ("default", "audit", "noise"):
         finished("successful", 8, queue)
         finished("failed", 8, queue)
@@ -73,7 +73,7 @@ def test_a_queue_keeps_its_own_for_its_own_time(backend):
     }
 
 
-def test_what_has_not_ended_is_never_pruned(backend, process):
+def test_unfinished_jobs_are_never_pruned(backend, process):
     for state in ("ready", "scheduled"):
         Job.objects.create(
             task="t", queue="q", state=state, run_after=timezone.now() - timedelta(days=1000)
@@ -89,7 +89,7 @@ def test_what_has_not_ended_is_never_pruned(backend, process):
     assert len(prune(backend)) == 3
 
 
-def test_it_is_pruned_in_portions(backend, monkeypatch):
+def test_jobs_are_pruned_in_chunks(backend, monkeypatch):
     monkeypatch.setattr(Dispatcher, "BATCH", 2)
     for _ in range(5):
         finished("successful", 8)
@@ -97,7 +97,7 @@ def test_it_is_pruned_in_portions(backend, monkeypatch):
     assert prune(backend) == set()
 
 
-def test_failures_that_were_not_seen_for_long_are_forgotten(backend):
+def test_old_failures_are_pruned(backend):
     tasks.fail.enqueue()
     testing.drain()
     Failure.objects.update(last_seen=timezone.now() - timedelta(days=100))
@@ -108,7 +108,7 @@ def test_failures_that_were_not_seen_for_long_are_forgotten(backend):
     assert Execution.objects.get().failure is None
 
 
-def test_nothing_is_kept_of_a_job_that_says_so_and_succeeds():
+def test_delete_on_success_deletes_successful_job():
     result = tasks.leave_no_trace.enqueue()
     kept = tasks.add.enqueue(1)
     testing.drain()
@@ -119,7 +119,7 @@ def test_nothing_is_kept_of_a_job_that_says_so_and_succeeds():
         task_backends["default"].get_result(result.id)
 
 
-def test_of_one_that_fails_all_is_kept():
+def test_delete_on_success_keeps_failed_job():
     tasks.leave_no_trace.enqueue(fail=True)
     testing.drain()
 
@@ -127,7 +127,7 @@ def test_of_one_that_fails_all_is_kept():
     assert Execution.objects.get().outcome == "failed"
 
 
-def test_a_late_finisher_deletes_nothing(claim, backend):
+def test_delete_on_success_ignores_lost_attempt(claim, backend):
     from django_dbqueue.runtime.worker import executor
     from django_dbqueue.runtime.worker.task_call import ThreadCall
 
@@ -144,7 +144,7 @@ def test_a_late_finisher_deletes_nothing(claim, backend):
     "option",
     [{"timeout": 0}, {"timeout": "5"}, {"timeout": True}, {"on_lost": "again"}, {"atomic": 1}],
 )
-def test_a_policy_that_cannot_be_is_refused_where_it_is_written(option):
+def test_invalid_task_option_is_refused_at_declaration(option):
     from django_dbqueue.compat import InvalidTask
 
     with pytest.raises(InvalidTask, match=next(iter(option))):

@@ -1,4 +1,4 @@
-"""Short jobs of one line are claimed together, and run one after the other on one slot."""
+"""Slot groups: short jobs that share a slot are claimed together and run one after another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from django_dbqueue.models import ClaimedJob, Execution, Job, Process, Queue, Sl
 from django_dbqueue.models.enums import UNFINISHED
 from django_dbqueue.runtime.shared_status import SharedStatus
 from django_dbqueue.runtime.worker.claimer import Claimer
-from django_dbqueue.runtime.worker.durations import RunTimes
+from django_dbqueue.runtime.worker.run_times import RunTimes
 from django_dbqueue.runtime.worker.thread_pool import ThreadPool
 
 from .. import direct
@@ -39,22 +39,22 @@ def taken(key=ACCOUNT):
     return Slot.objects.count_by_key([key])[key]
 
 
-def by_series(jobs):
+def by_slot_group(jobs):
     found = {}
     for job in jobs:
         found.setdefault(job.slot_group, []).append(job)
     return list(found.values())
 
 
-# The claim
+# Claim
 
 
-def test_those_next_in_line_run_behind_the_first_on_its_slot(claim):
+def test_next_waiters_share_the_slot_of_the_first(claim):
     charge.enqueue_many([(1,)] * 9)
 
     jobs = claim(group_size=3)
 
-    assert [len(each) for each in by_series(jobs)] == [3, 3]
+    assert [len(each) for each in by_slot_group(jobs)] == [3, 3]
     assert Job.objects.running().count() == 6
     assert taken() == 2
     assert sorted(job.pk for job in jobs) == list(
@@ -63,7 +63,7 @@ def test_those_next_in_line_run_behind_the_first_on_its_slot(claim):
     assert claim(a_process("another")) == []
 
 
-def test_the_slot_is_taken_until_the_last_of_the_series_has_ended(claim):
+def test_slot_is_held_until_slot_group_ends(claim):
     one_at_a_time.enqueue_many([()] * 4)
     first, second, third = claim(group_size=3)
 
@@ -73,8 +73,8 @@ def test_the_slot_is_taken_until_the_last_of_the_series_has_ended(claim):
     assert Job.objects.ready().count() == 1
 
 
-def test_a_retried_first_job_does_not_go_on_beside_the_others(claim):
-    """Its attempt is another one: to belong to the group once more would be to run beside it."""
+def test_retried_job_leaves_its_slot_group(claim):
+    """The retry is a new attempt: in the group it would run beside the other jobs."""
     one_at_a_time.enqueue_many([()] * 3)
     first, *_rest = claim(group_size=3)
     settle(first, outcome=Outcome.FAILED, state=State.READY)
@@ -83,7 +83,7 @@ def test_a_retried_first_job_does_not_go_on_beside_the_others(claim):
     assert Job.objects.get(pk=first.pk).state == State.BLOCKED
 
 
-def test_those_behind_that_are_given_back_take_slots_anew(claim):
+def test_released_jobs_acquire_slots_again(claim):
     charge.enqueue_many([(1,)] * 4)
     jobs = claim(group_size=2)
     direct.release(jobs[2:])
@@ -94,13 +94,13 @@ def test_those_behind_that_are_given_back_take_slots_anew(claim):
     assert len(claim(group_size=2)) == 2
 
 
-def test_no_more_are_claimed_than_wanted(claim):
+def test_slot_group_does_not_exceed_claim_limit(claim):
     one_at_a_time.enqueue_many([()] * 50)
 
     assert len(claim(limit=5, group_size=100)) == 5
 
 
-def test_nobody_in_the_line_is_passed_over(claim):
+def test_slot_group_skips_no_waiter(claim):
     def of(function, **options):
         return task(concurrency=limit(1, group="printer"), **options)(function.func)
 
@@ -115,7 +115,7 @@ def test_nobody_in_the_line_is_passed_over(claim):
     assert [job.task for job in claim(group_size=10)] == ["tests.tasks.charge"]
 
 
-def test_those_of_another_queue_are_left_to_its_workers(claim):
+def test_slot_group_excludes_other_queues(claim):
     one_at_a_time.enqueue()
     one_at_a_time.using(queue_name="mail").enqueue()
     Job.objects.filter(queue="mail").update(
@@ -125,25 +125,25 @@ def test_those_of_another_queue_are_left_to_its_workers(claim):
     assert [job.queue for job in claim(group_size=10)] == ["default"]
 
 
-def test_with_several_limits_they_share_the_slots_of_all(claim):
+def test_slot_group_shares_slots_of_all_limits(claim):
     report.enqueue_many([(1,)] * 3)
     report.enqueue(2)
 
     jobs = claim(group_size=10)
 
-    assert sorted(len(each) for each in by_series(jobs)) == [1, 3]
+    assert sorted(len(each) for each in by_slot_group(jobs)) == [1, 3]
     assert taken("tests.tasks.report") == 2
     assert taken("tests.tasks.report account=1") == 1
 
 
-def test_a_rate_counts_each(claim):
+def test_rate_counts_each_job_of_slot_group(claim):
     call_service.enqueue_many([(1,)] * 5)
 
     assert len(claim(group_size=10)) == 1
 
 
-def test_the_limit_of_a_queue_counts_each(process):
-    Queue.objects.know(["default"])
+def test_queue_limit_counts_each_job_of_slot_group(process):
+    Queue.objects.ensure_rows(["default"])
     Queue.objects.update(limit=2)
     one_at_a_time.enqueue_many([()] * 9)
 
@@ -154,7 +154,7 @@ def test_the_limit_of_a_queue_counts_each(process):
     assert len(jobs) == 2
 
 
-def test_a_line_goes_on_when_the_process_of_a_series_is_gone(claim, process):
+def test_waiters_continue_after_slot_group_is_lost(claim, process):
     one_at_a_time.enqueue_many([()] * 4)
     claim(group_size=3)
     direct.release(ClaimedJob.objects.running().order_by("pk")[1:])
@@ -165,42 +165,40 @@ def test_a_line_goes_on_when_the_process_of_a_series_is_gone(claim, process):
     assert len(claim(group_size=3)) == 3
 
 
-# The pool
+# Thread pool
 
 
-class Ran:
-    """A pool whose jobs each take so long as their first argument says; what ran when."""
+class RecordingPool:
+    """A thread pool whose jobs sleep for their first argument; records when each ran."""
 
     def __init__(self, **options):
         self.began: list[tuple[str, float]] = []
         self.spans: dict[str, tuple[float, float]] = {}
-        self.durations = RunTimes()
+        self.run_times = RunTimes()
         self.pool = ThreadPool(
             Options(**options),
             SharedStatus.private(1000),
-            self.durations,
+            self.run_times,
             self.run,
-            lambda outcome: None,
-            lambda: None,
         )
 
     def run(self, call):
         began = time.monotonic()
         time.sleep(call.job.args[0])
         self.spans[call.job.args[1]] = began, time.monotonic()
-        self.durations.observe(call.job.task, call.job.args[0])
+        self.run_times.observe(call.job.task, call.job.args[0])
 
-    def at_a_time(self, names):
+    def max_concurrent(self, names):
         spans = [self.spans[name] for name in names]
         return max(sum(begin <= moment < end for begin, end in spans) for moment, _end in spans)
 
 
 @pytest.fixture
-def ran():
+def recording_pool():
     made = []
 
     def make(**options):
-        made.append(Ran(**options))
+        made.append(RecordingPool(**options))
         made[-1].pool.start()
         return made[-1]
 
@@ -215,8 +213,8 @@ def a_job(name, seconds=0.0, slot_group=None, ago=0.0, **values):
     return job
 
 
-def test_of_one_series_one_runs_at_a_time_and_others_beside_it(ran):
-    pool = ran(threads=4)
+def test_slot_group_runs_serially_beside_other_jobs(recording_pool):
+    pool = recording_pool(threads=4)
     one, other = uuid4(), uuid4()
     names = {slot_group: [f"{slot_group} {n}" for n in range(5)] for slot_group in (one, other)}
     pool.pool.put(
@@ -231,14 +229,14 @@ def test_of_one_series_one_runs_at_a_time_and_others_beside_it(ran):
 
     until(lambda: len(pool.spans) == 11)
 
-    assert pool.at_a_time(names[one]) == pool.at_a_time(names[other]) == 1
-    assert pool.at_a_time(pool.spans) >= 2
+    assert pool.max_concurrent(names[one]) == pool.max_concurrent(names[other]) == 1
+    assert pool.max_concurrent(pool.spans) >= 2
     assert sorted(names[one], key=lambda name: pool.spans[name]) == names[one]
     assert pool.pool._behind == {}
 
 
-def test_a_series_goes_on_before_what_waits_for_a_thread(ran):
-    pool = ran(threads=1)
+def test_slot_group_continues_before_waiting_jobs(recording_pool):
+    pool = recording_pool(threads=1)
     slot_group = uuid4()
     pool.pool.put(
         [a_job("first", 0.01, slot_group), a_job("other"), a_job("second", 0.0, slot_group)]
@@ -249,8 +247,8 @@ def test_a_series_goes_on_before_what_waits_for_a_thread(ran):
     assert sorted(pool.spans, key=pool.spans.__getitem__) == ["first", "second", "other"]
 
 
-def test_a_job_with_a_slot_goes_before_those_that_have_none(ran):
-    pool = ran(threads=1)
+def test_job_with_slot_runs_before_jobs_without(recording_pool):
+    pool = recording_pool(threads=1)
     pool.pool.put(
         [
             a_job("runs", 0.05),
@@ -266,8 +264,8 @@ def test_a_job_with_a_slot_goes_before_those_that_have_none(ran):
     assert pool.spans["one"] < pool.spans["two"]
 
 
-def test_what_waits_too_long_is_given_back_and_sooner_behind_another(ran):
-    pool = ran(threads=1).pool
+def test_late_jobs_are_released_earlier_in_a_slot_group(recording_pool):
+    pool = recording_pool(threads=1).pool
     running, waiting = uuid4(), uuid4()
     pool.put([a_job("runs", 0.3, running, ago=9)])
     until(pool.running)
@@ -290,8 +288,8 @@ def test_what_waits_too_long_is_given_back_and_sooner_behind_another(ran):
     assert pool.late_in() == float("inf")
 
 
-def test_those_for_whom_there_is_no_other_slot_have_no_hurry(ran):
-    pool = ran(threads=1).pool
+def test_group_members_without_other_slot_are_not_late(recording_pool):
+    pool = recording_pool(threads=1).pool
     slot_group, limits = uuid4(), [{"key": "a", "most": 1}]
     pool.put([a_job("runs", 0.1, slot_group, limits=limits)])
     until(pool.running)
@@ -301,8 +299,8 @@ def test_those_for_whom_there_is_no_other_slot_have_no_hurry(ran):
     assert pool.late_in() > 0.2
 
 
-def test_all_that_wait_are_given_back_at_the_end(ran):
-    pool = ran(threads=1).pool
+def test_all_waiting_jobs_are_released_at_shutdown(recording_pool):
+    pool = recording_pool(threads=1).pool
     slot_group = uuid4()
     pool.put([a_job("runs", 0.1, slot_group)])
     until(pool.running)
@@ -312,8 +310,8 @@ def test_all_that_wait_are_given_back_at_the_end(ran):
     assert pool.waiting() == []
 
 
-class Slow(dict):
-    """Between the look at a job and its taking, others have time to come."""
+class SlowDict(dict):
+    """A dict with a delay after each lookup, to provoke races."""
 
     def __getitem__(self, key):
         found = super().__getitem__(key)
@@ -321,9 +319,9 @@ class Slow(dict):
         return found
 
 
-def test_each_job_is_run_or_taken_back_and_never_both(ran):
-    pool, taken, names = ran(threads=4), [], [str(n) for n in range(3000)]
-    pool.pool._waiting = Slow()
+def test_each_job_either_runs_or_is_taken_back(recording_pool):
+    pool, taken, names = recording_pool(threads=4), [], [str(n) for n in range(3000)]
+    pool.pool._waiting = SlowDict()
     for start in range(0, 3000, 30):
         pool.pool.put(
             [
@@ -340,8 +338,8 @@ def test_each_job_is_run_or_taken_back_and_never_both(ran):
     assert pool.pool.waiting() == [] and pool.pool._behind == {}
 
 
-def test_nothing_is_claimed_ahead_of_threads_that_do_not_get_on(ran):
-    pool = ran(threads=2, prefetch=50).pool
+def test_stalled_threads_stop_prefetching(recording_pool):
+    pool = recording_pool(threads=2, prefetch=50).pool
     hold = threading.Event()
     pool._mean = 0.001
     pool._run = lambda call: hold.wait(LONG) and None
@@ -353,8 +351,8 @@ def test_nothing_is_claimed_ahead_of_threads_that_do_not_get_on(ran):
     hold.set()
 
 
-def test_those_behind_take_no_room_from_other_jobs(ran):
-    pool = ran(threads=2, prefetch=50).pool
+def test_slot_group_members_take_no_room_from_other_jobs(recording_pool):
+    pool = recording_pool(threads=2, prefetch=50).pool
     slot_group, hold = uuid4(), threading.Event()
     pool._run = lambda call: hold.wait(LONG) and None
     pool.put(
@@ -375,21 +373,21 @@ def test_those_behind_take_no_room_from_other_jobs(ran):
     ("seconds", "most", "prefetch", "expected"),
     [(0.005, 2, 500, 5), (0.005, 1, 500, 40), (0.0, 2, 7, 7), (0.1, 2, 500, 0), (0.3, 1, 500, 0)],
 )
-def test_so_many_are_run_in_a_row_as_take_a_moment(ran, seconds, most, prefetch, expected):
-    pool = ran(threads=1, prefetch=prefetch)
+def test_group_size_follows_observed_run_time(recording_pool, seconds, most, prefetch, expected):
+    pool = recording_pool(threads=1, prefetch=prefetch)
     job = a_job("one", limits=[{"key": "a", "most": 9}, {"key": "b", "most": most}])
     assert pool.pool.group_size(job) == 1
 
-    pool.durations.observe("t", seconds)
+    pool.run_times.observe("t", seconds)
 
     assert pool.pool.group_size(job) == expected
 
 
-# The worker
+# Worker
 
 
-def test_a_slot_that_is_free_does_not_wait_for_a_long_job_of_a_short_task(runqueue):
-    """Those claimed behind it take the other slot."""
+def test_free_slot_is_used_while_first_job_of_group_runs_long(runqueue):
+    """Jobs claimed behind the long job take the other slot."""
     runqueue("--embedded", "--threads", "4")
     until(lambda: Process.objects.filter(kind="worker").exists())
     gaps = []
@@ -404,5 +402,5 @@ def test_a_slot_that_is_free_does_not_wait_for_a_long_job_of_a_short_task(runque
             max((began - ended).total_seconds() for (_, ended), (began, _) in pairwise(times))
         )
 
-    # Behind the long one they would wait for three seconds.
+    # Behind the long job they would wait three seconds.
     assert median(gaps) < 1.5, gaps

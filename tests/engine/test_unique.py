@@ -1,4 +1,4 @@
-"""Keyed jobs: one row for each key, and nothing that was asked for is missed."""
+"""Unique jobs: one row per key, and no enqueue is lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def the_job() -> Job:
     return Job.objects.get()
 
 
-def test_there_is_one_row_for_a_key():
+def test_same_key_merges_into_one_row():
     first, second = keyed().enqueue(1), keyed().enqueue(2)
 
     assert (first.enqueued, second.enqueued) == ("created", "merged")
@@ -41,21 +41,21 @@ def test_there_is_one_row_for_a_key():
     assert (the_job().state, the_job().args) == (State.READY, [2])
 
 
-def test_the_database_refuses_a_second_row_for_a_key():
+def test_database_refuses_second_row_for_key():
     keyed().enqueue(1)
 
     with pytest.raises(IntegrityError), transaction.atomic():
         Job.objects.create(task="tests.tasks.add", queue="default", key=the_job().key)
 
 
-def test_jobs_without_a_key_and_of_other_keys_and_tasks_are_jobs_of_their_own():
+def test_jobs_with_other_key_or_task_are_separate():
     for each in (add, add, keyed("a"), keyed("b"), index_document.using(key="a")):
         each.enqueue(1)
 
     assert Job.objects.count() == 5
 
 
-def test_one_that_runs_is_run_once_more_however_often_it_is_asked_for(claim):
+def test_running_job_reruns_once_after_several_enqueues(claim):
     keyed().enqueue(1)
     (running,) = claim()
 
@@ -71,7 +71,7 @@ def test_one_that_runs_is_run_once_more_however_often_it_is_asked_for(claim):
 
 
 @pytest.mark.parametrize("end", [State.FAILED, State.DISCARDED])
-def test_one_that_fails_or_is_called_off_while_it_is_asked_for_again_runs_again(claim, end):
+def test_failed_or_discarded_job_reruns_if_reenqueued_meanwhile(claim, end):
     keyed().enqueue(1)
     (running,) = claim()
     keyed().enqueue(2)
@@ -86,7 +86,7 @@ def test_one_that_fails_or_is_called_off_while_it_is_asked_for_again_runs_again(
     )
 
 
-def test_what_is_deleted_on_success_stays_if_it_was_asked_for_again(claim):
+def test_reenqueued_job_is_not_deleted_on_success(claim):
     keyed().enqueue(1)
     (running,) = claim()
     keyed().enqueue(2)
@@ -96,7 +96,7 @@ def test_what_is_deleted_on_success_stays_if_it_was_asked_for_again(claim):
     assert the_job().state == State.READY
 
 
-def test_one_that_has_ended_runs_again_with_attempts_of_its_own(claim):
+def test_finished_job_reruns_with_fresh_attempts(claim):
     first = keyed().enqueue(1)
     (job,) = claim()
     settle(job, Execution.Outcome.FAILED, State.FAILED)
@@ -109,7 +109,7 @@ def test_one_that_has_ended_runs_again_with_attempts_of_its_own(claim):
     assert (result.errors, result.worker_ids, result.started_at) == ([], [], None)
 
 
-def test_a_run_that_was_asked_for_later_has_what_its_attempt_noted_and_no_more(claim):
+def test_running_attempt_does_not_overwrite_reenqueued_metadata(claim):
     keyed(metadata={"by": "first"}).enqueue(1)
     (running,) = claim()
     running.metadata["page"] = 7
@@ -122,7 +122,7 @@ def test_a_run_that_was_asked_for_later_has_what_its_attempt_noted_and_no_more(c
     assert the_job().metadata == {"by": "second"}
 
 
-def test_a_lost_attempt_is_followed_by_one_with_the_arguments_that_were_asked_for_last(claim):
+def test_retry_of_lost_attempt_uses_latest_arguments(claim):
     keyed().enqueue(1)
     (running,) = claim()
     keyed().enqueue(2)
@@ -136,7 +136,7 @@ def test_a_lost_attempt_is_followed_by_one_with_the_arguments_that_were_asked_fo
     assert the_job().state == State.SUCCESSFUL
 
 
-def test_of_earlier_runs_only_the_newest_attempts_are_kept(claim, monkeypatch):
+def test_only_newest_executions_of_earlier_runs_are_kept(claim, monkeypatch):
     monkeypatch.setattr("django_dbqueue.engine.settle.KEPT", 5)
     for number in range(23):
         keyed().enqueue(number)
@@ -147,7 +147,7 @@ def test_of_earlier_runs_only_the_newest_attempts_are_kept(claim, monkeypatch):
     )
 
 
-def test_what_was_asked_for_while_an_attempt_failed_has_all_its_attempts(claim):
+def test_reenqueue_during_failed_attempt_resets_attempts(claim):
     keyed().enqueue(1)
     (running,) = claim()
     keyed().enqueue(2)
@@ -156,14 +156,18 @@ def test_what_was_asked_for_while_an_attempt_failed_has_all_its_attempts(claim):
     (job,) = claim()
 
     assert (job.args, job.failures, job.attempts_before) == ([2], 0, 1)
-    assert (the_job().failures, the_job().attempts_before, the_job().asked_again) == (0, 1, False)
+    assert (the_job().failures, the_job().attempts_before, the_job().rerun_requested) == (
+        0,
+        1,
+        False,
+    )
 
 
 # Versions
 
 
 @pytest.mark.parametrize("settled", [False, True])
-def test_a_stale_version_does_nothing(claim, settled):
+def test_stale_version_is_ignored(claim, settled):
     keyed(version=5).enqueue(5)
     if settled:
         settle(*claim())
@@ -174,21 +178,21 @@ def test_a_stale_version_does_nothing(claim, settled):
     assert the_job().state == (State.SUCCESSFUL if settled else State.READY)
 
 
-def test_the_same_version_again_is_run_again(claim):
+def test_same_version_reruns_finished_job(claim):
     keyed(version=5).enqueue(5)
     settle(*claim())
 
     assert keyed(version=5).enqueue(5).enqueued == "created"
 
 
-def test_a_call_without_a_version_keeps_the_newest():
+def test_enqueue_without_version_keeps_newest_version():
     keyed(version=5).enqueue(5)
     keyed().enqueue(6)
 
     assert (the_job().args, the_job().version) == ([6], 5)
 
 
-def test_each_of_many_calls_has_the_version_that_its_arguments_say():
+def test_enqueue_many_computes_version_of_each_call():
     add_newest.enqueue_many([(1, 7), (2, 3)])
 
     fates = [each.enqueued for each in add_newest.enqueue_many([(1, 6), (2, 4), (3, None)])]
@@ -204,7 +208,7 @@ def test_each_of_many_calls_has_the_version_that_its_arguments_say():
 # On conflict
 
 
-def test_skip_leaves_the_one_that_waits_or_runs(claim):
+def test_skip_ignores_enqueue_of_unfinished_job(claim):
     skipping = keyed(on_conflict="skip")
     skipping.enqueue(1)
     assert skipping.enqueue(2).enqueued == "ignored"
@@ -217,7 +221,7 @@ def test_skip_leaves_the_one_that_waits_or_runs(claim):
     assert (the_job().state, the_job().args) == (State.READY, [4])
 
 
-def test_to_be_asked_for_again_never_puts_a_job_off():
+def test_reenqueue_never_delays_a_job():
     keyed().enqueue(1)
     before = the_job().run_after
 
@@ -226,7 +230,7 @@ def test_to_be_asked_for_again_never_puts_a_job_off():
     assert (the_job().state, the_job().run_after) == (State.READY, before)
 
 
-def test_to_be_asked_for_at_once_brings_a_job_forward():
+def test_reenqueue_without_run_after_makes_scheduled_job_ready():
     keyed(run_after=timedelta(hours=1)).enqueue(1)
 
     keyed().enqueue(2)
@@ -234,7 +238,7 @@ def test_to_be_asked_for_at_once_brings_a_job_forward():
     assert the_job().state == State.READY
 
 
-def test_replace_puts_a_job_off_but_not_for_ever():
+def test_replace_delays_job_up_to_max_wait():
     replacing = keyed(
         on_conflict="replace", run_after=timedelta(minutes=5), max_wait=timedelta(minutes=8)
     )
@@ -252,7 +256,7 @@ def test_replace_puts_a_job_off_but_not_for_ever():
     assert the_job().run_after == began + timedelta(minutes=8)
 
 
-def test_replace_while_it_runs_is_run_after_that_at_its_time(claim):
+def test_replace_during_run_schedules_rerun(claim):
     keyed().enqueue(1)
     (running,) = claim()
     keyed(on_conflict="replace", run_after=timedelta(minutes=5)).enqueue(2)
@@ -271,9 +275,7 @@ def test_replace_while_it_runs_is_run_after_that_at_its_time(claim):
         ("snoozed", State.READY, 0.0),
     ],
 )
-def test_replace_while_it_runs_waits_for_its_time_however_the_attempt_ends(
-    claim, outcome, state, wait
-):
+def test_replace_during_run_keeps_run_after_for_every_outcome(claim, outcome, state, wait):
     keyed().enqueue(1)
     (running,) = claim()
     keyed(on_conflict="replace", run_after=timedelta(minutes=5)).enqueue(2)
@@ -282,10 +284,14 @@ def test_replace_while_it_runs_waits_for_its_time_however_the_attempt_ends(
     direct.settle([AttemptResult.of(running, Execution.Outcome(outcome), state, wait=wait)])
 
     assert (the_job().state, the_job().args, the_job().run_after) == (State.SCHEDULED, [2], wanted)
-    assert (the_job().asked_again, the_job().failures, the_job().attempts_before) == (False, 0, 1)
+    assert (the_job().rerun_requested, the_job().failures, the_job().attempts_before) == (
+        False,
+        0,
+        1,
+    )
 
 
-def test_replace_of_one_that_is_given_back_waits_for_its_time(claim):
+def test_replace_keeps_run_after_of_released_job(claim):
     keyed().enqueue(1)
     (claimed,) = claim()
     keyed(on_conflict="replace", run_after=timedelta(minutes=5)).enqueue(2)
@@ -294,10 +300,10 @@ def test_replace_of_one_that_is_given_back_waits_for_its_time(claim):
     assert direct.release([claimed]) == {claimed.pk}
 
     assert (the_job().state, the_job().args, the_job().run_after) == (State.SCHEDULED, [2], wanted)
-    assert not the_job().asked_again
+    assert not the_job().rerun_requested
 
 
-def test_a_call_during_an_attempt_that_is_tried_again_waits_as_long_as_the_retry_would(claim):
+def test_reenqueue_during_failed_attempt_waits_for_retry_delay(claim):
     keyed().enqueue(1)
     (running,) = claim()
     keyed().enqueue(2)
@@ -308,10 +314,10 @@ def test_a_call_during_an_attempt_that_is_tried_again_waits_as_long_as_the_retry
     assert the_job().run_after - the_job().enqueued_at > timedelta(seconds=59)
 
 
-# Many, and by a function
+# Key functions, enqueue_many and transactions
 
 
-def test_many_with_keys_are_written_together_and_the_last_call_of_a_key_counts(
+def test_enqueue_many_with_keys_keeps_last_call_per_key(
     django_assert_max_num_queries,
 ):
     index_document.enqueue_many([(n, "old") for n in range(0, 300, 2)])
@@ -325,21 +331,21 @@ def test_many_with_keys_are_written_together_and_the_last_call_of_a_key_counts(
     assert {job.args[1] for job in Job.objects.exclude(key__endswith=" 7")} == {"new"}
 
 
-def test_a_key_is_computed_from_the_arguments_that_it_names():
+def test_key_function_gets_the_arguments_it_names():
     index_document.enqueue(5)
     index_document.enqueue(number=5, text="again")
 
     assert the_job().key == "tests.tasks.index_document 5"
 
 
-def test_no_key_makes_a_job_of_its_own():
+def test_key_none_creates_separate_jobs():
     index_document.enqueue(None)
     index_document.enqueue(None)
 
     assert list(Job.objects.values_list("key", flat=True)) == [None, None]
 
 
-def test_the_worker_runs_it_once_more(monkeypatch):
+def test_worker_reruns_reenqueued_job(monkeypatch):
     keyed().enqueue(1)
     keyed().enqueue(2)
 
@@ -349,7 +355,7 @@ def test_the_worker_runs_it_once_more(monkeypatch):
     assert the_job().result == 3
 
 
-def test_a_rollback_takes_it_back():
+def test_rollback_restores_earlier_arguments():
     keyed().enqueue(1)
     with transaction.atomic():
         assert keyed().enqueue(2).enqueued == "merged"
@@ -358,7 +364,7 @@ def test_a_rollback_takes_it_back():
     assert the_job().args == [1]
 
 
-def test_after_the_commit_in_another_database_the_result_tells_which_job_it_is():
+def test_deferred_result_gets_id_of_merged_job_on_commit():
     first = index_document.using(backend="other").enqueue(1)
     with transaction.atomic():
         second = index_document.using(backend="other").enqueue(1)
@@ -375,20 +381,20 @@ def test_after_the_commit_in_another_database_the_result_tells_which_job_it_is()
     [
         (
             {"key": lambda page: page},
-            "key takes 'page', which is no argument of add(): it has a, b.",
+            "key takes 'page', which is not an argument of add(): it has a, b.",
         ),
         ({"key": 5}, "key must be a function of the task's arguments, or text, not 5."),
         ({"key": ""}, "key must be text of 1 to 200 characters"),
         ({"key": "x" * 201}, "key must be text of 1 to 200 characters"),
         ({"key": "a\x00"}, "NUL"),
-        ({"version": 5}, "version compares calls with one key. Add key=..., or leave it out."),
+        ({"version": 5}, "version needs a key. Add key=..., or leave version out."),
         (
             {"key": "a", "version": 1.5},
             "version must be a whole number of at most 63 bits, not 1.5.",
         ),
         (
             {"key": "a", "version": lambda page: page},
-            "version takes 'page', which is no argument of add(): it has a, b.",
+            "version takes 'page', which is not an argument of add(): it has a, b.",
         ),
         (
             {"key": "a", "on_conflict": "merge"},
@@ -396,7 +402,7 @@ def test_after_the_commit_in_another_database_the_result_tells_which_job_it_is()
         ),
         (
             {"key": "a", "max_wait": timedelta(minutes=1)},
-            "max_wait bounds how long on_conflict='replace' puts a job off.",
+            "max_wait needs on_conflict='replace'.",
         ),
         (
             {"key": "a", "max_wait": timedelta(-1), "on_conflict": "replace"},
@@ -404,7 +410,7 @@ def test_after_the_commit_in_another_database_the_result_tells_which_job_it_is()
         ),
     ],
 )
-def test_what_cannot_be_is_refused_where_it_is_written(settings, said):
+def test_invalid_unique_option_is_refused_at_declaration(settings, said):
     with pytest.raises(InvalidTask) as caught:
         task(**settings)(add.func)
 
@@ -412,9 +418,10 @@ def test_what_cannot_be_is_refused_where_it_is_written(settings, said):
 
 
 @pytest.mark.parametrize("value", [1.5, True, [1], ""])
-def test_what_cannot_be_a_key_is_refused_when_it_is_enqueued(value):
+def test_invalid_key_is_refused_at_enqueue(value):
     with pytest.raises(
-        ValueError, match=r"index_document: what key returned must be text of 1 to 200 characters"
+        ValueError,
+        match=r"index_document: the return value of key must be text of 1 to 200 characters",
     ):
         index_document.enqueue(value)
 
@@ -422,10 +429,10 @@ def test_what_cannot_be_a_key_is_refused_when_it_is_enqueued(value):
 
 
 @pytest.mark.parametrize("value", [1.5, True, "1", 2**63])
-def test_what_cannot_be_a_version_is_refused_when_it_is_enqueued(value):
+def test_invalid_version_is_refused_at_enqueue(value):
     with pytest.raises(
         ValueError,
-        match=r"add_newest: what version returned must be a whole number of at most 63 bits",
+        match=r"add_newest: the return value of version must be a whole number of at most 63 bits",
     ):
         add_newest.enqueue(1, value)
 

@@ -19,7 +19,7 @@ from ..models import Run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(180)]
 
-# SQLite has one writer at a time: there the runtime is one process.
+# SQLite has one writer at a time, so its runtime is one process.
 MANY = [] if connections["default"].vendor != "sqlite" else ["--embedded"]
 
 
@@ -36,12 +36,12 @@ def test_ten_thousand_jobs_run_exactly_once(runqueue):
     assert child.wait(800) == 0, log_of(child)
     assert Run.objects.count() == 10_000
     assert set(Job.objects.values_list("state", flat=True)) == {"successful"}
-    # One for each job; a busy machine may have given some back, claimed and not begun, which counts no execution.
+    # One for each job: a job that is released before it starts leaves no execution.
     assert set(Execution.objects.values_list("outcome", flat=True)) == {"successful"}
     assert Execution.objects.count() == 10_000
 
 
-def test_a_drain_says_that_a_job_failed(runqueue):
+def test_drain_with_failed_job_exits_with_1(runqueue):
     tasks.fail.enqueue()
     tasks.add.enqueue(1)
 
@@ -52,7 +52,7 @@ def test_a_drain_says_that_a_job_failed(runqueue):
     assert set(Job.objects.values_list("state", flat=True)) == {"failed", "successful"}
 
 
-def test_a_drain_leaves_what_is_not_due(runqueue):
+def test_drain_leaves_scheduled_jobs(runqueue):
     later = tasks.add.using(run_after=timedelta(hours=1)).enqueue(1)
 
     assert runqueue("--drain", *MANY).wait(LONG) == 0
@@ -60,7 +60,7 @@ def test_a_drain_leaves_what_is_not_due(runqueue):
 
 
 @pytest.mark.parametrize("embedded", [True, False])
-def test_neighbours_do_not_notice_a_task_that_misbehaves(runqueue, embedded):
+def test_misbehaving_task_does_not_affect_neighbours(runqueue, embedded):
     bad = [
         "exit",
         "interrupt",
@@ -95,7 +95,7 @@ def test_neighbours_do_not_notice_a_task_that_misbehaves(runqueue, embedded):
     assert "was lost" not in log_of(child)
 
 
-def test_coroutines_run_together(runqueue):
+def test_coroutines_run_concurrently(runqueue):
     tasks.echo.enqueue_many([("x", 1.0)] * 50)
 
     assert runqueue("--drain", "--threads", "1", *MANY).wait(LONG) == 0
@@ -105,7 +105,7 @@ def test_coroutines_run_together(runqueue):
     assert (ran["last"] - ran["first"]).total_seconds() < 25
 
 
-def test_sigterm_lets_running_jobs_end(runqueue):
+def test_sigterm_lets_running_jobs_finish(runqueue):
     result = tasks.tell_and_sleep.enqueue(2)
     child = runqueue(*MANY)
     until(Run.objects.exists)
@@ -118,7 +118,7 @@ def test_sigterm_lets_running_jobs_end(runqueue):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_whole_group_lets_running_jobs_end_too(runqueue, number):
+def test_signal_to_process_group_lets_running_jobs_finish(runqueue, number):
     result = tasks.tell_and_sleep.enqueue(2)
     child = runqueue(*MANY)
     until(Run.objects.exists)
@@ -130,7 +130,7 @@ def test_a_signal_to_the_whole_group_lets_running_jobs_end_too(runqueue, number)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_after_shutdown_timeout_a_job_is_given_back_and_costs_no_attempt(runqueue, number):
+def test_job_is_released_after_shutdown_timeout_without_failure(runqueue, number):
     result = tasks.tell_and_sleep.enqueue(60)
     child = runqueue("--shutdown-timeout", "0.5", *MANY)
     until(Run.objects.exists)
@@ -145,7 +145,7 @@ def test_after_shutdown_timeout_a_job_is_given_back_and_costs_no_attempt(runqueu
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGQUIT])
-def test_a_second_signal_means_now(runqueue, second):
+def test_second_signal_shuts_down_immediately(runqueue, second):
     result = tasks.tell_and_sleep.enqueue(3600)
     child = runqueue("--shutdown-timeout", "3600", *MANY)
     until(Run.objects.exists)
@@ -158,7 +158,7 @@ def test_a_second_signal_means_now(runqueue, second):
     assert state_of(result) == "ready"
 
 
-def test_jobs_that_were_claimed_ahead_are_given_back_at_shutdown(runqueue):
+def test_prefetched_jobs_are_released_at_shutdown(runqueue):
     tasks.nothing.enqueue_many([()] * 300)
     child = runqueue("--threads", "1", *MANY)
     until(lambda: not Job.objects.filter(state__in=["ready", "running"]).exists())
@@ -173,9 +173,9 @@ def test_jobs_that_were_claimed_ahead_are_given_back_at_shutdown(runqueue):
     assert set(Execution.objects.values_list("outcome", flat=True)) == {"successful"}
 
 
-@pytest.mark.skipif(bool(MANY), reason="In one process there is nobody left to notice.")
+@pytest.mark.skipif(bool(MANY), reason="A single process has no supervisor.")
 @pytest.mark.parametrize(("how", "cause"), [("kill", "signal 9"), ("exit", "exit code 7")])
-def test_a_worker_that_dies_is_replaced_until_the_job_that_kills_has_failed(runqueue, how, cause):
+def test_dead_worker_is_replaced_until_its_killer_job_fails(runqueue, how, cause):
     killer = tasks.die.enqueue(how)
 
     child = runqueue("--threads", "2")
@@ -187,8 +187,8 @@ def test_a_worker_that_dies_is_replaced_until_the_job_that_kills_has_failed(runq
     until(lambda: state_of(after) == "successful")
 
 
-@pytest.mark.skipif(bool(MANY), reason="In one process there is nobody left to notice.")
-def test_a_neighbour_of_the_job_that_killed_its_worker_runs_again(runqueue):
+@pytest.mark.skipif(bool(MANY), reason="A single process has no supervisor.")
+def test_neighbour_of_killer_job_runs_again(runqueue):
     neighbour = tasks.sleep.enqueue(1)
     runqueue("--threads", "2")
     until(lambda: state_of(neighbour) == "running")
@@ -200,7 +200,7 @@ def test_a_neighbour_of_the_job_that_killed_its_worker_runs_again(runqueue):
     until(lambda: state_of(neighbour) == "successful")
 
 
-@pytest.mark.skipif(bool(MANY), reason="In one process there is no supervisor to lose.")
+@pytest.mark.skipif(bool(MANY), reason="A single process has no supervisor.")
 def test_workers_end_with_their_supervisor(runqueue):
     child = runqueue("--processes", "2")
     pids = until(
@@ -244,7 +244,7 @@ def test_queues_are_served_in_the_order_given(runqueue):
     assert Job.objects.ready().filter(queue="skip").count() == 3
 
 
-def test_greater_priority_goes_first(runqueue):
+def test_higher_priority_runs_first(runqueue):
     for priority in [0, -100, 100, 50]:
         tasks.row.using(priority=priority, queue_name=f"queue-{priority}").enqueue(f"{priority}")
 
@@ -258,8 +258,8 @@ def test_greater_priority_goes_first(runqueue):
     ]
 
 
-def test_a_paused_queue_is_left_alone_until_it_is_resumed(runqueue):
-    Queue.objects.know(["default"])
+def test_paused_queue_is_served_only_after_resume(runqueue):
+    Queue.objects.ensure_rows(["default"])
     Queue.objects.all().pause()
     result = tasks.add.enqueue(1)
     runqueue(*MANY)
@@ -272,7 +272,7 @@ def test_a_paused_queue_is_left_alone_until_it_is_resumed(runqueue):
     until(lambda: state_of(result) == "successful")
 
 
-def test_a_scheduled_job_runs_in_time(runqueue):
+def test_scheduled_job_runs_on_time(runqueue):
     runqueue(*MANY)
     until(lambda: Process.objects.filter(kind="dispatcher").exists())
     result = tasks.add.using(run_after=timedelta(seconds=1)).enqueue(1)
@@ -283,7 +283,7 @@ def test_a_scheduled_job_runs_in_time(runqueue):
     assert 0 <= (execution.started_at - job.run_after).total_seconds() < 8
 
 
-def test_an_idle_worker_is_woken_at_once(runqueue):
+def test_idle_worker_is_woken_by_notify(runqueue):
     if connections["default"].vendor != "postgresql":
         pytest.skip("Only PostgreSQL can wake a worker.")
     runqueue("--poll-interval", "30")
@@ -291,7 +291,7 @@ def test_an_idle_worker_is_woken_at_once(runqueue):
     assert is_found_within(tasks.nothing, 2)
 
 
-def test_a_worker_process_is_replaced_after_max_jobs(runqueue):
+def test_worker_is_replaced_after_max_jobs(runqueue):
     tasks.nothing.enqueue_many([()] * 30)
 
     child = runqueue("--drain", "--max-jobs", "10", "--threads", "1", *MANY)
@@ -301,7 +301,7 @@ def test_a_worker_process_is_replaced_after_max_jobs(runqueue):
     assert Execution.objects.filter(outcome="successful").count() == 30
 
 
-def test_a_worker_that_is_replaced_after_max_jobs_lets_its_running_jobs_end(runqueue):
+def test_worker_replaced_after_max_jobs_finishes_running_jobs(runqueue):
     long = tasks.sleep.using(priority=1).enqueue(3)
     tasks.nothing.enqueue_many([()] * 30)
 
@@ -313,7 +313,7 @@ def test_a_worker_that_is_replaced_after_max_jobs_lets_its_running_jobs_end(runq
     assert long.wait(timeout=1).attempts == 1
 
 
-def test_dispatcher_and_workers_can_run_apart(runqueue):
+def test_dispatcher_and_workers_run_separately(runqueue):
     if MANY:
         pytest.skip("SQLite has one writer at a time.")
     result = tasks.add.using(run_after=timedelta(milliseconds=1)).enqueue(1)
@@ -328,7 +328,7 @@ def test_dispatcher_and_workers_can_run_apart(runqueue):
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_the_other_backend_has_workers_of_its_own(runqueue):
+def test_other_backend_has_its_own_workers(runqueue):
     result = tasks.add.using(backend="other").enqueue(1)
 
     assert runqueue("--drain", "--backend", "other", *MANY).wait(LONG) == 0
@@ -341,12 +341,12 @@ def test_the_other_backend_has_workers_of_its_own(runqueue):
     [
         (
             ["--backend", "nowhere"],
-            "There is no backend 'nowhere' in TASKS; there are default, other.",
+            "There is no backend 'nowhere' in TASKS. Choose from default, other.",
         ),
         (["--threads", "0"], "threads=0 is not a whole number of at least 1"),
         (["--drain", "--only", "workers"], "--drain needs workers and a dispatcher"),
-        (["--drain", "--reload"], "--reload starts again and again; --drain ends"),
-        (["--queues", ""], "queues names none"),
+        (["--drain", "--reload"], "--reload and --drain exclude each other"),
+        (["--queues", ""], "queues is empty"),
         (["--queues", "a*b"], "'a*b' is not a queue"),
         (["--poll-interval", "-1"], "poll_interval=-1.0 is not a number of seconds above 0"),
     ],

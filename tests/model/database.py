@@ -1,4 +1,4 @@
-"""The queue's database as a value: a step begins with some rows, and ends with others."""
+"""The database as a value: a step starts with some rows and ends with others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from django.db.models import F
 
 from django_dbqueue.models import Execution, Job, Process, Semaphore, Slot
 
-# What the database takes for the time, always: time passes as all stored times move back. Six digits, as Django writes them.
+# The database's constant time, with six digits as Django writes it. Stored times move back instead.
 NOW = "2030-01-01 12:00:00.500000"
 TABLES = [Process, Job, Execution, Semaphore, Slot]
-# What decides nothing is left out, so that rows which differ by nothing else are equal.
+# Columns without influence are left out, so that equivalent rows are equal.
 LEFT_OUT = {
     Execution: dict.fromkeys(["claimed_at", "started_at", "finished_at"], NOW)
     | dict.fromkeys(["error_type", "message", "traceback", "log"], "")
@@ -25,17 +25,24 @@ UNREAD = {"id", "failure_id"}
 ORDER = {Execution: "job_id, attempt", Slot: "semaphore_id, job_id"}
 TIMES = {
     Process: ["started_at", "heartbeat_at", "expires_at"],
-    Job: ["enqueued_at", "run_after", "expires_at", "started_at", "finished_at", "stop_asked_at"],
+    Job: [
+        "enqueued_at",
+        "run_after",
+        "expires_at",
+        "started_at",
+        "finished_at",
+        "stop_requested_at",
+    ],
 }
 Rows = tuple[tuple[tuple[Any, ...], ...], ...]
 
 
 class Violation(Exception):
-    """A property does not hold."""
+    """A property is violated."""
 
 
 class Row(NamedTuple):
-    """What the properties look at in a job."""
+    """The columns of a job that the properties read."""
 
     state: str
     attempt: int
@@ -60,7 +67,7 @@ class Table:
         places = ", ".join(
             ["?"] * len(self.columns) + [f"'{value}'" for value in left_out.values()]
         )
-        # Each job has a slot group of its own here, as nothing follows it on its slot.
+        # Each job has its own slot group here: no other job shares its slot.
         columns = ", ".join(
             "job_id" if name == "slot_group" else f'"{name}"' for name in self.columns
         )
@@ -72,13 +79,14 @@ class Table:
 
 
 class Database:
-    """A database in memory behind Django's connection. What is done to equal rows once is not done again."""
+    """An in-memory database behind Django's connection. Actions on equal rows run once."""
 
     def __init__(self) -> None:
         self._tables = [Table(model) for model in TABLES]
         job = self._tables[1].columns
         self._of_a_row = [
-            job.index(name) for name in ("state", "attempt", "process_id", "args", "stop_asked_at")
+            job.index(name)
+            for name in ("state", "attempt", "process_id", "args", "stop_requested_at")
         ]
         self._executed = [
             self._tables[2].columns.index(name) for name in ("job_id", "attempt", "outcome")
@@ -90,7 +98,7 @@ class Database:
 
     @contextmanager
     def in_memory(self) -> Iterator[Database]:
-        """Have Django's connection lead to a copy of the test database, with a clock that stands still."""
+        """Point Django's connection at a copy of the test database with a constant clock."""
         connection.ensure_connection()
         disk = connection.connection
         memory = connection.get_new_connection(
@@ -107,7 +115,7 @@ class Database:
             memory.close()
 
     def do(self, rows: Rows, key: Any, action: Callable[[], Any]) -> tuple[Any, Rows]:
-        """What an action of the engine returns, and the rows after it. Equal keys are equal actions."""
+        """Return the action's result and the rows after it. Equal keys are equal actions."""
         if (rows, key) not in self._done:
             self._load(rows)
             self.calls += 1
@@ -115,7 +123,7 @@ class Database:
             try:
                 returned = action()
             except DatabaseError as error:
-                raise Violation(f"the database refuses it: {error}") from error
+                raise Violation(f"the database refuses the step: {error}") from error
             self._done[rows, key] = returned, self.rows()
         return self._done[rows, key]
 
@@ -135,24 +143,24 @@ class Database:
         self._raw.execute("COMMIT")
 
     def later(self, seconds: int) -> None:
-        """Time passes."""
+        """Let time pass: move all stored times back."""
         step = timedelta(seconds=seconds)
         for model, names in TIMES.items():
             model.objects.update(**{name: F(name) - step for name in names})
 
     def jobs(self, rows: Rows) -> list[Row]:
-        """In the order of their ids, which is that of their calls."""
+        """Return jobs in the order of their ids, which is the order of their calls."""
         return [Row(*(row[place] for place in self._of_a_row)) for row in rows[1]]
 
     def ids(self, rows: Rows) -> list[UUID]:
         return [UUID(hex=row[0]) for row in rows[1]]
 
     def executions(self, rows: Rows) -> dict[tuple[UUID, int], str]:
-        """The outcomes of attempts."""
+        """Return the outcome of each attempt."""
         found = [[row[place] for place in self._executed] for row in rows[2]]
         return {(UUID(hex=job), attempt): outcome for job, attempt, outcome in found}
 
-    def limited_and_running(self, rows: Rows) -> int:
+    def count_limited_running(self, rows: Rows) -> int:
         return sum(
             row.runs and limits[self._limits] is not None
             for row, limits in zip(self.jobs(rows), rows[1], strict=True)

@@ -1,4 +1,4 @@
-"""Breadth first through all worlds that steps lead to: the first violation has one of the shortest stories."""
+"""Breadth-first search of all reachable worlds: the first violation has a shortest story."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .world import World
 
 
 class Explored(NamedTuple):
-    """calls: of the engine. story: the steps to a violation, which comes last; empty if there is none."""
+    """``calls``: of the engine. ``story``: the steps and the violation, empty if none is found."""
 
     worlds: int
     steps: int
@@ -26,7 +26,7 @@ class Explored(NamedTuple):
 
 
 def explore(model: Model) -> Explored:
-    """Stop at the first violation."""
+    """Explore until the first violation."""
     began, steps = time.monotonic(), 0
     start = model.start().canonical()
     came: dict[World, tuple[World | None, str]] = {start: (None, "")}
@@ -38,18 +38,18 @@ def explore(model: Model) -> Explored:
     while waiting:
         world = waiting.popleft()
         try:
-            model.ends_well(world)
+            model.check_liveness(world)
         except Violation as violation:
             return explored([*_story(came, world), *violation.args])
         for step in model.steps(world):
             steps += 1
             try:
-                said, following = step()
+                description, following = step()
             except Violation as violation:
                 return explored([*_story(came, world), *violation.args])
             following = following.canonical()
             if following not in came:
-                came[following] = (world, said)
+                came[following] = (world, description)
                 waiting.append(following)
     return explored([])
 
@@ -57,7 +57,7 @@ def explore(model: Model) -> Explored:
 def _story(came: dict[World, tuple[World | None, str]], world: World) -> list[str]:
     story: list[str] = []
     at: World | None = world
-    while at and (said := came[at][1]):
-        story.append(said)
+    while at and (description := came[at][1]):
+        story.append(description)
         at = came[at][0]
     return story[::-1]

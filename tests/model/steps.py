@@ -1,4 +1,4 @@
-"""What workers, a dispatcher, a supervisor, an operator and a client do: each step is one call of the engine's own functions."""
+"""Steps of workers, dispatcher, supervisor, operator and client: each calls the engine once."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from .world import By, Claim, Fact, Worker, World, name_of, observe
 
 LANE = Lane("default", 0)
 DEAD_AFTER = 30
-# So much time passes at once, in seconds: more than DEAD_AFTER, each wait for a retry, and what a call puts off.
+# Seconds that pass at once: longer than DEAD_AFTER, each retry delay, and a call's delay.
 LATER, PUT_OFF = 40, 30
-# The longest way to the end if all goes well from now on: a lost attempt, two retries, the run that was asked for again.
+# The longest way to the end without faults: a lost attempt, two retries and a rerun.
 ROUNDS = 8
 Step = tuple[str, World]
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Some jobs, and how often each thing may happen to them."""
+    """Some jobs, and how often each event may happen."""
 
     enqueue: Callable[[], Any]
     may: dict[str, int]
@@ -42,7 +42,7 @@ class Scenario:
 class Model:
     def __init__(self, database: Database, scenario: Scenario) -> None:
         self.database, self.scenario = database, scenario
-        self._ends_well: set[World] = set()
+        self._checked: set[World] = set()
 
     def start(self) -> World:
         self.scenario.enqueue()
@@ -52,7 +52,7 @@ class Model:
         left = tuple(sorted(self.scenario.may.items()))
         return World(self.database.rows(), workers, (Fact(),) * Job.objects.count(), left=left)
 
-    # Which steps there are.
+    # Possible steps.
 
     def steps(self, world: World) -> Iterator[Callable[[], Step]]:
         for worker in world.workers:
@@ -84,43 +84,45 @@ class Model:
         may_claim = (
             not worker.silent
             and not worker.in_doubt
-            and (worker.number == 1 or not self._is_untouched(world))
+            and (worker.number == 1 or not self._is_unused(world))
         )
         if may_claim and self._any(world, State.READY):
-            yield from self._in_each_way(world, partial(self.claim, number=worker.number))
+            yield from self._with_each_fault(world, partial(self.claim, number=worker.number))
         for claim in worker.claims:
             if not claim.end and world.may("release"):
-                yield from self._in_each_way(
+                yield from self._with_each_fault(
                     world.spend("release"), partial(self.release, number=worker.number, claim=claim)
                 )
             for end in self._ends(world, claim):
-                yield from self._in_each_way(
+                yield from self._with_each_fault(
                     world.spend(end),
                     partial(self.settle, number=worker.number, claim=claim, end=end),
                 )
         if worker.in_doubt:
-            yield partial(self.give_back_unknown, world, worker.number)
+            yield partial(self.release_unknown, world, worker.number)
         if worker.silent:
             yield partial(self.beat, world, worker.number)
         if world.may("crash") and (worker.claims or worker.in_doubt):
             yield partial(self.crash, world.spend("crash"), worker.number)
 
-    def _is_untouched(self, world: World) -> bool:
-        """Whether both workers are alike yet: then the first one is the one that claims first."""
+    def _is_unused(self, world: World) -> bool:
+        """True while both workers are equal: then only the first one claims."""
         as_born = all(
             worker == Worker(worker.number, worker.number * 10) for worker in world.workers
         )
         return as_born and not any(job.attempt for job in self.database.jobs(world.rows))
 
-    def _in_each_way(self, world: World, step: Callable[..., Step]) -> Iterator[Callable[[], Step]]:
-        """A transaction commits and says so; or commits, and the answer is lost; or says so, and a failover loses it."""
+    def _with_each_fault(
+        self, world: World, step: Callable[..., Step]
+    ) -> Iterator[Callable[[], Step]]:
+        """A COMMIT succeeds; or its answer is lost; or a failover loses it after its answer."""
         yield partial(step, world)
         for how in ("no answer", "failover"):
             if world.may(how):
                 yield partial(step, world.spend(how), how=how)
 
     def _ends(self, world: World, claim: Claim) -> list[str]:
-        """How an attempt may end now; one whose outcome had no answer, as it has ended."""
+        """Return the possible ends of an attempt; after a lost answer, the end that was sent."""
         row = self.database.jobs(world.rows)[claim.job]
         sees_stop = row.stop and (row.attempt, row.process) == (claim.attempt, claim.process)
         ends = [
@@ -130,7 +132,7 @@ class Model:
         ]
         return [claim.end] if claim.end else ends
 
-    # What workers do.
+    # Steps of workers.
 
     def claim(self, world: World, number: int, how: str = "") -> Step:
         worker = self._worker(world, number)
@@ -151,27 +153,29 @@ class Model:
             )
             for n, job in enumerate(jobs, 1)
         )
-        said = f"{worker} claims {_jobs(claim.job for claim in given) or 'nothing'}"
-        facts = observe(self.database, world, rows, said, By(given=given))
-        told = world._replace(serials=world.serials + len(given))
+        description = f"{worker} claims {_jobs(claim.job for claim in given) or 'nothing'}"
+        facts = observe(self.database, world, rows, description, By(given=given))
+        reached = world._replace(serials=world.serials + len(given))
         if how == "no answer":
-            told = told._replace(rows=rows, facts=facts).with_worker(worker._replace(in_doubt=True))
-            return f"{said}; the COMMIT succeeds, and its answer is lost", told
-        going_on, started = self._sorted(told, worker, given)
+            reached = reached._replace(rows=rows, facts=facts).with_worker(
+                worker._replace(in_doubt=True)
+            )
+            return f"{description}; the COMMIT succeeds, its answer is lost", reached
+        going_on, started = self._split_claims(reached, worker, given)
         if going_on:
-            said = f"{said}, which it runs already: it goes on"
+            description = f"{description}, which it already runs: the run continues"
         claims = tuple(going_on.get(claim.row.fence, claim) for claim in worker.claims)
-        told = told.with_worker(worker._replace(claims=(*claims, *started)))
+        reached = reached.with_worker(worker._replace(claims=(*claims, *started)))
         return (
-            self._failover(said, told)
+            self._failover(description, reached)
             if how == "failover"
-            else (said, told._replace(rows=rows, facts=facts))
+            else (description, reached._replace(rows=rows, facts=facts))
         )
 
-    def _sorted(
+    def _split_claims(
         self, world: World, worker: Worker, given: tuple[Claim, ...]
     ) -> tuple[dict[Fence, Claim], list[Claim]]:
-        """As Worker passes on what it has claimed: what goes on under the new claim, by its token, and what begins."""
+        """Split claimed jobs as Worker does: running ones get the new claim, others start."""
         here = {claim.row.fence: claim for claim in worker.claims}
         role: Any = SimpleNamespace(
             _before=set(worker.lost), _going_on=set(), _held_fences=lambda: set(here)
@@ -191,22 +195,20 @@ class Model:
         worker = self._worker(world, number)
         key = ("release", claim.row.fence)
         _number, rows = self.database.do(world.rows, key, lambda: direct.release([claim.row]))
-        said = f"{worker} gives back job {name_of(claim.job)}, unbegun"
-        return self._ends_claim(world, worker, claim, rows, said, how)
+        description = f"{worker} releases job {name_of(claim.job)}, unstarted"
+        return self._ends_claim(world, worker, claim, rows, description, how)
 
     def settle(self, world: World, number: int, claim: Claim, end: str, how: str = "") -> Step:
         worker = self._worker(world, number)
         key = ("settle", claim.row.fence, end, claim.is_last)
-        fate, rows = self.database.do(world.rows, key, lambda: _settle(claim, end))
-        said = (
-            f"{worker} settles attempt {claim.attempt} of job {name_of(claim.job)} ({end}): {fate}"
-        )
-        if fate == "written" and rows == world.rows and not claim.accepted:
+        status, rows = self.database.do(world.rows, key, lambda: _settle(claim, end))
+        description = f"{worker} settles attempt {claim.attempt} of job {name_of(claim.job)} ({end}): {status}"
+        if status == "written" and rows == world.rows and not claim.accepted:
             raise Violation(
-                said,
-                f"the outcome of {claim} was taken for written, and was not: another claim's was",
+                description,
+                f"the result of {claim} was reported as written, but another claim's result was",
             )
-        return self._ends_claim(world, worker, claim, rows, said, how, end)
+        return self._ends_claim(world, worker, claim, rows, description, how, end)
 
     def _ends_claim(
         self,
@@ -214,38 +216,38 @@ class Model:
         worker: Worker,
         claim: Claim,
         rows: Any,
-        said: str,
+        description: str,
         how: str,
         end: str = "",
     ) -> Step:
-        facts = observe(self.database, world, rows, said, By(ends=claim))
+        facts = observe(self.database, world, rows, description, By(ends=claim))
         others = tuple(each for each in worker.claims if each.serial != claim.serial)
         if how == "no answer":
-            # It is tried again; what was given back is not known any more, and is found if it is still the worker's.
+            # A result is sent again; a released job is forgotten, and found if still owned.
             again = replace(claim, end=end, accepted=claim.accepted or rows != world.rows)
             claims = (*others, again) if end else others
             world = world.with_worker(
                 worker._replace(claims=claims, in_doubt=not end or worker.in_doubt)
             )
-            return f"{said}; the answer is lost", world._replace(rows=rows, facts=facts)
+            return f"{description}; the answer is lost", world._replace(rows=rows, facts=facts)
         world = world.with_worker(worker._replace(claims=others))
         if how == "failover":
-            return self._failover(said, world)
-        return said, world._replace(rows=rows, facts=facts)
+            return self._failover(description, world)
+        return description, world._replace(rows=rows, facts=facts)
 
-    def _failover(self, said: str, world: World) -> Step:
-        """The last transaction is lost with the server; each connection has broken, so each worker looks what it owns."""
+    def _failover(self, description: str, world: World) -> Step:
+        """The last transaction is lost; all connections break, so workers check their jobs."""
         workers = tuple(worker._replace(in_doubt=True) for worker in world.workers)
-        return f"{said}; the database fails over, and has lost this transaction", world._replace(
+        return f"{description}; the database fails over and loses this transaction", world._replace(
             workers=workers
         )
 
-    def give_back_unknown(self, world: World, number: int) -> Step:
-        """As Worker does once its connection is back."""
+    def release_unknown(self, world: World, number: int) -> Step:
+        """Release unknown jobs as Worker does once its connection is back."""
         worker = self._worker(world, number)
         here = {claim.row.fence for claim in worker.claims}
 
-        def give_back() -> frozenset[Fence]:
+        def release_jobs() -> frozenset[Fence]:
             owned = ClaimedJob.objects.running().filter(process=worker.process)
             known = {job.fence for job in owned}
             role: Any = SimpleNamespace(
@@ -258,15 +260,15 @@ class Model:
             Role._release_unknown(role)
             return frozenset(role._before - known)
 
-        key = ("give back", worker.process, frozenset(here))
-        lost, rows = self.database.do(world.rows, key, give_back)
-        said = f"{worker} has its connection back, and gives back what it does not know"
-        facts = observe(self.database, world, rows, said, By(gives_back=worker))
+        key = ("release unknown", worker.process, frozenset(here))
+        lost, rows = self.database.do(world.rows, key, release_jobs)
+        description = f"{worker} reconnects and releases unknown jobs"
+        facts = observe(self.database, world, rows, description, By(releases=worker))
         worker = worker._replace(in_doubt=False, lost=lost)
-        return said, world.with_worker(worker)._replace(rows=rows, facts=facts)
+        return description, world.with_worker(worker)._replace(rows=rows, facts=facts)
 
     def beat(self, world: World, number: int) -> Step:
-        """One that was declared dead ends, and another is started; what it runs, it may settle late."""
+        """A process that was declared dead is replaced; it may settle its jobs late."""
         worker = self._worker(world, number)
         lives, rows = self.database.do(
             world.rows,
@@ -275,25 +277,31 @@ class Model:
         )
         world = world._replace(rows=rows)
         if lives:
-            return f"{worker} beats again", world.with_worker(worker._replace(silent=False))
-        return self._begin_anew(f"{worker} beats again, and was declared dead", world, worker)
+            return f"{worker} sends heartbeats again", world.with_worker(
+                worker._replace(silent=False)
+            )
+        return self._restart(
+            f"{worker} sends heartbeats again, and was declared dead", world, worker
+        )
 
     def crash(self, world: World, number: int) -> Step:
         worker = self._worker(world, number)
         world = world._replace(crashed=(*world.crashed, (worker.process, 0)))
-        return self._begin_anew(f"{worker} dies", world, worker._replace(claims=()))
+        return self._restart(f"{worker} dies", world, worker._replace(claims=()))
 
-    def _begin_anew(self, said: str, world: World, worker: Worker) -> Step:
+    def _restart(self, description: str, world: World, worker: Worker) -> Step:
         new = Worker(worker.number, worker.process + 1, claims=worker.claims)
         _none, rows = self.database.do(
             world.rows, ("register", new.process), lambda: self._register(new.process)
         )
-        return f"{said}; a new process takes its place", world.with_worker(new)._replace(rows=rows)
+        return f"{description}; a new process replaces it", world.with_worker(new)._replace(
+            rows=rows
+        )
 
-    # What others do.
+    # Steps of other processes.
 
     def recover_killed(self, world: World, process: int, not_started: bool) -> Step:
-        """Its supervisor sees it dead, and knows whether what it had claimed had begun. The database may have been away since."""
+        """The supervisor knows which jobs had started. The database may have been down since."""
         ago = dict(world.crashed)[process]
 
         def recover() -> None:
@@ -309,13 +317,13 @@ class Model:
             )
             _recover(Process.objects.filter(pk=process), death)
 
-        known = " and had not begun" if not_started else ""
-        said = f"the supervisor recovers what {_name(process)} ran{known}"
+        known = ", not started" if not_started else ""
+        description = f"the supervisor recovers the jobs of {_name(process)}{known}"
         return self._recovered(
             world.spend("not started") if not_started else world,
             ("recover", process, not_started, ago),
             recover,
-            said,
+            description,
         )
 
     def recover_silent(self, world: World) -> Step:
@@ -323,15 +331,17 @@ class Model:
             _recover(Process.objects.silent(), recovery.ExitReason(how="was silent", silent=True))
 
         return self._recovered(
-            world, "recover", recover, "a dispatcher recovers what silent processes ran"
+            world, "recover", recover, "a dispatcher recovers the jobs of silent processes"
         )
 
-    def _recovered(self, world: World, key: Any, recover: Callable[[], None], said: str) -> Step:
+    def _recovered(
+        self, world: World, key: Any, recover: Callable[[], None], description: str
+    ) -> Step:
         _none, rows = self.database.do(world.rows, key, recover)
-        facts = observe(self.database, world, rows, said, By(recovers=True))
+        facts = observe(self.database, world, rows, description, By(recovers=True))
         processes = self.database.processes(rows)
         crashed = tuple(each for each in world.crashed if each[0] in processes)
-        return said, world._replace(rows=rows, facts=facts, crashed=crashed)
+        return description, world._replace(rows=rows, facts=facts, crashed=crashed)
 
     def dispatch(self, world: World) -> Step:
         return self._changes(world, "a dispatcher makes due jobs ready", direct.dispatch)
@@ -344,16 +354,18 @@ class Model:
         return self._changes(world, "a dispatcher sweeps the limits", sweep)
 
     def wait(self, world: World, silent: int = 0) -> Step:
-        """All others beat at the end of that time; none of a silent one's heartbeats arrives."""
+        """Live processes send heartbeats at the end; those of a silent one are lost."""
         quiet = {worker.number for worker in world.workers if worker.silent} | {silent}
         beating = [worker.process for worker in world.workers if worker.number not in quiet]
 
-        def pass_by() -> None:
+        def let_time_pass() -> None:
             self.database.later(LATER)
             Process.objects.filter(pk__in=beating).beat(DEAD_AFTER)
 
-        said = f"{LATER} s pass" + (f"; worker {silent} lives, and is not heard" if silent else "")
-        said, world = self._changes(world, said, pass_by, tuple(beating))
+        description = f"{LATER} s pass" + (
+            f"; worker {silent} lives, but its heartbeats are lost" if silent else ""
+        )
+        description, world = self._changes(world, description, let_time_pass, tuple(beating))
         workers = tuple(worker._replace(silent=worker.number in quiet) for worker in world.workers)
         running = [row.process not in dict(world.crashed) for row in self.database.jobs(world.rows)]
         facts = tuple(
@@ -361,23 +373,25 @@ class Model:
             for fact, lives in zip(world.facts, running, strict=True)
         )
         crashed = tuple((process, ago + LATER) for process, ago in world.crashed)
-        return said, world._replace(workers=workers, facts=facts, crashed=crashed)
+        return description, world._replace(workers=workers, facts=facts, crashed=crashed)
 
     def stop(self, world: World) -> Step:
         rows = self.database.jobs(world.rows)
-        said, world = self._changes(world, "an operator stops what runs", Job.objects.all().stop)
+        description, world = self._changes(
+            world, "an operator stops all running jobs", Job.objects.all().stop
+        )
         facts = [
-            fact._replace(closed=fact.wanted, why="an operator has stopped it")
+            fact._replace(closed=fact.wanted, why="an operator stopped it")
             if row.runs and not row.stop
             else fact
             for fact, row in zip(world.facts, rows, strict=True)
         ]
-        return said, world._replace(facts=tuple(facts))
+        return description, world._replace(facts=tuple(facts))
 
     def retry(self, world: World) -> Step:
         rows = self.database.jobs(world.rows)
-        said, world = self._changes(
-            world, "an operator retries what has failed", Job.objects.all().retry
+        description, world = self._changes(
+            world, "an operator retries all failed jobs", Job.objects.all().retry
         )
         facts = [
             fact._replace(wanted=fact.wanted + 1, not_before=0)
@@ -385,77 +399,81 @@ class Model:
             else fact
             for fact, row in zip(world.facts, rows, strict=True)
         ]
-        return said, world._replace(facts=tuple(facts))
+        return description, world._replace(facts=tuple(facts))
 
     def call(self, world: World, how: str) -> Step:
-        """A call with the key of job A, at once or put off."""
+        """Enqueue with the key of job A, at once or with a delay."""
         (fact, *others), wait = world.facts, PUT_OFF if how == "replace" else 0
         key = tasks.index_document.using(
             key="A", on_conflict=how, run_after=timedelta(seconds=wait) if wait else None
         )
-        said = f"a client calls job A again, {f'{wait} s from now' if wait else 'at once'}"
-        said, world = self._changes(
-            world, said, lambda: key.enqueue(f"call {fact.wanted + 1}"), fact.wanted
+        description = (
+            f"a client enqueues job A again, {f'{wait} s from now' if wait else 'at once'}"
         )
-        return said, world._replace(
+        description, world = self._changes(
+            world, description, lambda: key.enqueue(f"call {fact.wanted + 1}"), fact.wanted
+        )
+        return description, world._replace(
             facts=(fact._replace(wanted=fact.wanted + 1, not_before=wait), *others)
         )
 
-    def _changes(self, world: World, said: str, action: Callable[[], Any], key: Any = None) -> Step:
-        """A step that ends no attempt."""
-        _none, rows = self.database.do(world.rows, (said, key), lambda: action() and None)
-        return said, world._replace(rows=rows, facts=observe(self.database, world, rows, said))
+    def _changes(
+        self, world: World, description: str, action: Callable[[], Any], key: Any = None
+    ) -> Step:
+        """Run a step that ends no attempt."""
+        _none, rows = self.database.do(world.rows, (description, key), lambda: action() and None)
+        return description, world._replace(
+            rows=rows, facts=observe(self.database, world, rows, description)
+        )
 
-    # What must come of it.
+    # Liveness.
 
-    def ends_well(self, world: World) -> None:
-        """Raises Violation, with all that is done, if some rounds in which all do their part do not lead to an end."""
-        seen, told = list[World](), list[str]()
+    def check_liveness(self, world: World) -> None:
+        """Raise Violation, with all steps, if ROUNDS rounds without faults do not end all jobs."""
+        seen, history = list[World](), list[str]()
         try:
             for _ in range(ROUNDS):
                 world = world._replace(left=()).canonical()
-                if world in self._ends_well:
+                if world in self._checked:
                     break
                 seen.append(world)
-                if self._is_over(world):
+                if self._is_finished(world):
                     break
-                world = self._round(world, told)
+                world = self._round(world, history)
             else:
                 states = ", ".join(
                     f"job {name_of(job)} is {row.state}"
                     for job, row in enumerate(self.database.jobs(world.rows))
                 )
-                raise Violation(f"all do their part for {ROUNDS} rounds, and {states}")
+                raise Violation(f"after {ROUNDS} rounds without faults, {states}")
         except Violation as violation:
-            raise Violation(*told, *violation.args) from None
-        self._ends_well.update(seen)
+            raise Violation(*history, *violation.args) from None
+        self._checked.update(seen)
 
-    def _is_over(self, world: World) -> bool:
+    def _is_finished(self, world: World) -> bool:
         if any(worker.claims for worker in world.workers) or any(
             job.state not in FINISHED for job in self.database.jobs(world.rows)
         ):
             return False
         for job, fact in enumerate(world.facts):
             if fact.closed != fact.wanted:
-                raise Violation(
-                    f"job {name_of(job)} has ended, and has not run as it was asked for last"
-                )
+                raise Violation(f"job {name_of(job)} has ended without a run of its last call")
         taken, _rows = self.database.do(world.rows, "taken", lambda: Slot.objects.taken().count())
         if taken:
-            raise Violation("all jobs have ended, and a slot is taken")
+            raise Violation("all jobs have ended, but a slot is taken")
         return True
 
-    def _round(self, world: World, told: list[str]) -> World:
-        """Each does all that it has to do."""
+    def _round(self, world: World, history: list[str]) -> World:
+        """Let each role do all its pending work."""
 
         def then(step: Step) -> World:
-            told.append(step[0])
+            history.append(step[0])
             return step[1]
 
         for number in (1, 2):
             world = then(self.beat(world, number))
             if self._worker(world, number).in_doubt:
-                world = then(self.give_back_unknown(world, number))
+                world = then(self.release_unknown(world, number))
             for claim in self._worker(world, number).claims:
                 world = then(self.settle(world, number, claim, claim.end or "success"))
         if world.crashed or self._any(world, State.SCHEDULED):
@@ -473,7 +491,7 @@ class Model:
     def _any(self, world: World, state: State) -> bool:
         return any(job.state == state for job in self.database.jobs(world.rows))
 
-    # How.
+    # Helpers.
 
     @staticmethod
     def _worker(world: World, number: int) -> Worker:
@@ -508,7 +526,7 @@ def _settle(claim: Claim, end: str) -> str:
     return (
         "written"
         if settled.written
-        else "lost, and run twice"
+        else "lost, ran twice"
         if settled.twice
         else "lost"
         if settled.lost

@@ -1,10 +1,11 @@
-"""Every interleaving of a few workers, a dispatcher, a supervisor, an operator and a client, within bounds.
+"""Every interleaving of the steps of two workers and all other roles, within bounds.
 
-A step is one call of the engine's own functions: with a crash, a lost answer or a failover between any two of them, each
-property holds in each world that is reached. Without what cures a defect, the explorer finds it, and tells how it comes about.
+A step is one call of the engine's own functions. With a crash, a lost answer or a failover between
+any two steps, each property holds in each reachable world. If the fix of a known defect is removed,
+the explorer finds the defect and prints its story.
 
-On SQLite alone. A call is atomic on every database; how they wait for each other's locks in between is the business of the
-machine, and of the tests of races, on every database.
+SQLite only: a call is atomic on every database. The state machine and the tests of races cover how
+calls wait for each other's locks, on every database.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from .steps import Model, Scenario
 from .world import TIMEOUT
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(1200)]
-# How much more often each thing may happen than the scenarios say: 1 takes minutes, 2 hours.
+# Added to the number of each event of the scenarios: 1 takes minutes, 2 hours.
 DEEPER = int(os.environ.get("DBQUEUE_DEEPER", 0))
 
 
@@ -71,7 +72,7 @@ SCENARIOS = {
 @pytest.fixture
 def database(monkeypatch):
     if connection.vendor != "sqlite":
-        pytest.skip("What differs by database is locking, which the model does not have.")
+        pytest.skip("Databases differ by their locks, which the model does not have.")
     monkeypatch.setattr(recovery.random, "uniform", min)
     logger = logging.getLogger("django_dbqueue")
     monkeypatch.setattr(logger, "disabled", True)
@@ -95,97 +96,97 @@ def test_no_interleaving_breaks_a_property(database, name):
     assert found.worlds > 100
 
 
-# What is cured, put back one at a time.
+# Known defects, reintroduced one at a time.
 
 
-def judged_by_now(monkeypatch):
-    """Item 1: time after the last sign of life of a process is taken for running time."""
+def silence_is_run_time(monkeypatch):
+    """Time after a process's last sign of life counts as run time."""
     monkeypatch.setattr(recovery, "_ran_for", lambda job, death: job.seen_at - job.started_at)
 
 
-def a_stop_of_the_attempt(monkeypatch):
-    """Item 5: a stop is forgotten once the attempt has ended by itself."""
+def stop_ends_with_attempt(monkeypatch):
+    """A stop is forgotten when the attempt ends by itself."""
     monkeypatch.setattr(AttemptResult, "stopped", lambda self: self)
 
 
-def a_stop_that_a_release_forgets(monkeypatch):
-    """Item 5, for a job that is given back."""
+def release_drops_stop(monkeypatch):
+    """A stop is forgotten when the job is released."""
     state = Case(When(run_after__gt=Now(), then=Value(State.SCHEDULED)), default=Value(State.READY))
     monkeypatch.setitem(claiming._RELEASED, "state", state)
     monkeypatch.setitem(claiming._RELEASED, "finished_at", None)
 
 
-def again_at_once(monkeypatch):
-    """Item 7: what was asked for again while it ran does not wait for the time of that call."""
+def rerun_ignores_delay(monkeypatch):
+    """A rerun does not wait for the time of its call."""
 
     def restart_run(rows, wait):
-        anew = {
+        changes = {
             "failures": 0,
             "attempts_before": F("attempt"),
-            "asked_again": False,
-            "stop_asked_at": None,
+            "rerun_requested": False,
+            "stop_requested_at": None,
             "started_at": None,
         }
-        rows.update(state=State.READY, process=None, run_after=Now(), **anew)
+        rows.update(state=State.READY, process=None, run_after=Now(), **changes)
 
     monkeypatch.setattr(settling, "restart_run", restart_run)
 
 
-def released_at_once(monkeypatch):
-    """Item 7, for a job that is given back."""
+def release_ignores_delay(monkeypatch):
+    """A rerun of a released job does not wait for the time of its call."""
     stopped = When(claiming._WAS_STOPPED, then=Value(State.DISCARDED))
     monkeypatch.setitem(claiming._RELEASED, "state", Case(stopped, default=Value(State.READY)))
 
 
-def a_fence_without_process(monkeypatch):
-    """Item 16: (id, attempt) is the fence."""
-    put_another_fence(monkeypatch, lambda row, fence: (*fence[:2], row.process_id))
+def fence_without_process(monkeypatch):
+    """The fencing token is (id, attempt)."""
+    replace_fence(monkeypatch, lambda row, fence: (*fence[:2], row.process_id))
 
 
 def no_fence(monkeypatch):
-    put_another_fence(monkeypatch, lambda row, fence: (fence[0], row.attempt, row.process_id))
+    replace_fence(monkeypatch, lambda row, fence: (fence[0], row.attempt, row.process_id))
 
 
-def put_another_fence(monkeypatch, fence_of):
+def replace_fence(monkeypatch, fence_of):
     settle = direct.settle
 
-    def settle_otherwise(outcomes):
+    def settle_with_fence(outcomes):
         rows = {row.pk: row for row in Job.objects.running()}
         return settle(
             [replace(o, fence=fence_of(rows.get(o.fence[0], o.job), o.fence)) for o in outcomes]
         )
 
-    monkeypatch.setattr(direct, "settle", settle_otherwise)
+    monkeypatch.setattr(direct, "settle", settle_with_fence)
 
 
-def all_are_silent(monkeypatch):
-    """Recovery does not look at heartbeats."""
+def all_processes_are_silent(monkeypatch):
+    """Recovery ignores heartbeats."""
     monkeypatch.setattr(ProcessQuerySet, "silent", lambda self: self.all())
 
 
-def slots_that_leak(monkeypatch):
-    """A slot counts whether its attempt runs or not."""
+def slots_leak(monkeypatch):
+    """A slot counts though its attempt does not run."""
     monkeypatch.setattr(SlotQuerySet, "taken", lambda self: self.all())
 
 
-def slots_that_do_not_count(monkeypatch):
+def slots_are_not_counted(monkeypatch):
     monkeypatch.setattr(limits, "_count_slots", lambda database, semaphores: None)
 
 
-def a_call_that_is_forgotten(monkeypatch):
-    """What was asked for while the job ran does not run after it."""
+def rerun_is_dropped(monkeypatch):
+    """A call during a run is not run after it."""
     move_jobs = settling._move_jobs
 
-    def forget(jobs, outcomes, again):
-        jobs.filter(pk__in=again).update(asked_again=False)
+    def drop_reruns(jobs, outcomes, again):
+        jobs.filter(pk__in=again).update(rerun_requested=False)
         move_jobs(jobs, outcomes, set())
 
-    monkeypatch.setattr(settling, "_move_jobs", forget)
+    monkeypatch.setattr(settling, "_move_jobs", drop_reruns)
 
 
-def a_stop_that_outlives_a_call(monkeypatch):
-    """A call after a stop is discarded with the job that is given back."""
-    was_stopped = models.Q(stop_asked_at__isnull=False)
+def stop_outlives_call(monkeypatch):
+    """A call after a stop is discarded with the released job."""
+    was_stopped = models.Q(stop_requested_at__isnull=False)
     (_stopped, *others) = claiming._RELEASED["state"].cases
     state = Case(
         When(was_stopped, then=Value(State.DISCARDED)), *others, default=Value(State.READY)
@@ -197,8 +198,8 @@ def a_stop_that_outlives_a_call(monkeypatch):
     monkeypatch.setitem(claiming._RELEASED, "finished_at", finished_at)
 
 
-def a_dropped_outcome_in_the_place_of_the_next(monkeypatch):
-    """The outcome of a claim that a failover has lost is recorded, and the attempt is yet to be made."""
+def lost_result_takes_next_attempt(monkeypatch):
+    """The result of a lost claim is recorded under the number of the next attempt."""
     settle = direct.settle
 
     def record_all(outcomes):
@@ -228,41 +229,41 @@ def a_dropped_outcome_in_the_place_of_the_next(monkeypatch):
     monkeypatch.setattr(direct, "settle", record_all)
 
 
-def a_lost_claim_that_its_worker_makes_again(monkeypatch):
-    """One process has one fencing token twice."""
+def lost_claim_is_repeated(monkeypatch):
+    """One process has one fencing token for two claims."""
     monkeypatch.setattr(Worker, "_not_held", lambda self, jobs: jobs)
 
 
 MUTANTS = [
-    (judged_by_now, "deaths", "has timed out after 0 s"),
-    (a_stop_of_the_attempt, "stops", "runs again, though an operator has stopped it"),
+    (silence_is_run_time, "deaths", "has timed out after 0 s"),
+    (stop_ends_with_attempt, "stops", "runs again, though an operator stopped it"),
     (
-        a_stop_that_a_release_forgets,
+        release_drops_stop,
         "stops and keys",
-        "runs again, though an operator has stopped it",
+        "runs again, though an operator stopped it",
     ),
-    (again_at_once, "keys", "s before the time that was asked for"),
-    (released_at_once, "stops and keys", "s before the time that was asked for"),
-    (a_fence_without_process, "failovers", "was accepted for claim #2, which another has made"),
-    (no_fence, "outages", "which another has made"),
-    (all_are_silent, "deaths", "taken from a worker that is alive"),
-    (slots_that_leak, "limits", "job A is blocked"),
-    (slots_that_do_not_count, "limits", "2 jobs run under a limit of 1"),
-    (a_call_that_is_forgotten, "keys", "has not run as it was asked for last"),
-    (a_stop_that_outlives_a_call, "stops and keys", "has not run as it was asked for last"),
+    (rerun_ignores_delay, "keys", "s before the time of its call"),
+    (release_ignores_delay, "stops and keys", "s before the time of its call"),
+    (fence_without_process, "failovers", "was accepted for another claim, #2"),
+    (no_fence, "outages", "was accepted for another claim"),
+    (all_processes_are_silent, "deaths", "taken from a live worker"),
+    (slots_leak, "limits", "job A is blocked"),
+    (slots_are_not_counted, "limits", "2 jobs run under a limit of 1"),
+    (rerun_is_dropped, "keys", "has ended without a run of its last call"),
+    (stop_outlives_call, "stops and keys", "has ended without a run of its last call"),
     (
-        a_lost_claim_that_its_worker_makes_again,
+        lost_claim_is_repeated,
         "failovers",
-        "was accepted for claim #2, which another has made",
+        "was accepted for another claim, #2",
     ),
-    (a_dropped_outcome_in_the_place_of_the_next, "failovers", "UNIQUE constraint failed"),
+    (lost_result_takes_next_attempt, "failovers", "UNIQUE constraint failed"),
 ]
 
 
 @pytest.mark.parametrize(
     ("mutant", "name", "why"), MUTANTS, ids=[mutant.__name__ for mutant, *_rest in MUTANTS]
 )
-def test_a_defect_that_is_put_back_is_found(database, monkeypatch, mutant, name, why):
+def test_reintroduced_defect_is_found(database, monkeypatch, mutant, name, why):
     mutant(monkeypatch)
 
-    assert why in (explored(database, name).story or ["nothing is found"])[-1]
+    assert why in (explored(database, name).story or ["no violation"])[-1]

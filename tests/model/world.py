@@ -1,4 +1,4 @@
-"""The state beside the rows (the workers' memory, and what clients were told), and the properties that are checked."""
+"""The state beside the rows (memory of workers, answers to clients), and the checked properties."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .database import Database, Row, Rows, Violation
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim as the worker that made it has it in memory.
+    """A claim in the memory of its worker.
 
-    serial: the claims of all workers are counted, whatever the database knows of them.
-    end: the outcome that was sent to the database, if no answer came. accepted: whether it was accepted then.
+    serial: the number of the claim, counted over all workers.
+    end: the result that was sent, if no answer came. accepted: whether that result was accepted.
     """
 
     serial: int
@@ -32,7 +32,7 @@ class Claim:
 
     @property
     def is_last(self) -> bool:
-        """Whether the job is not tried again if this attempt fails."""
+        """True if a failure of this attempt is not retried."""
         return self.failures + 1 >= self.most
 
     def __str__(self) -> str:
@@ -40,8 +40,8 @@ class Claim:
 
 
 class Worker(NamedTuple):
-    """silent: its heartbeats do not arrive. in_doubt: its connection broke, so it may own jobs that it does not know.
-    lost: the attempts that it knew after that, and the database did not.
+    """silent: its heartbeats are lost. in_doubt: its connection broke, so it may own unknown jobs.
+    lost: attempts that it had when the connection broke, and that the database does not have.
     """
 
     number: int
@@ -56,11 +56,12 @@ class Worker(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """What the outside was told of a job, and what it may rely on.
+    """The answers about a job, and what follows from them.
 
-    wanted: how often a run of it was asked for. serving: which of these the last claim serves. closed: which of these needs no
-    more runs, and why. owner: the claim that the database gave last; None once the attempt has ended. ran: for how many seconds
-    the process of that claim has lived since. not_before: seconds until the time that the last call named.
+    wanted: the number of calls. serving: the call that the last claim serves. closed: the last call
+    that needs no more runs, and why. owner: the last claim; None once its attempt has ended.
+    ran: seconds that the process of that claim has lived since. not_before: seconds until the time
+    of the last call.
     """
 
     wanted: int = 1
@@ -75,7 +76,7 @@ class Fact(NamedTuple):
 
 
 class World(NamedTuple):
-    """crashed: processes that died, whose rows are there yet, and how many seconds ago."""
+    """crashed: dead processes that still have a row, and the seconds since they died."""
 
     rows: Rows
     workers: tuple[Worker, ...]
@@ -98,7 +99,7 @@ class World(NamedTuple):
         )
 
     def canonical(self) -> World:
-        """Worlds that differ only by the numbers of their claims are one."""
+        """Renumber claims: worlds that differ only by these numbers are equal."""
         claims = [claim.serial for worker in self.workers for claim in worker.claims]
         used = sorted({*claims, *(fact.owner for fact in self.facts if fact.owner is not None)})
         if used == list(range(1, self.serials + 1)):
@@ -121,32 +122,32 @@ def name_of(job: int) -> str:
 
 
 class By(NamedTuple):
-    """Who changes the rows: claims that are given, a claim that ends, a worker that gives back, or recovery."""
+    """The cause of a change: new claims, a claim that ends, a worker that releases, or recovery."""
 
     given: tuple[Claim, ...] = ()
     ends: Claim | None = None
-    gives_back: Worker | None = None
+    releases: Worker | None = None
     recovers: bool = False
 
 
-NOBODY = By()
+NO_CAUSE = By()
 
 
 def observe(
-    database: Database, world: World, rows: Rows, said: str, by: By = NOBODY
+    database: Database, world: World, rows: Rows, description: str, by: By = NO_CAUSE
 ) -> tuple[Fact, ...]:
-    """What the outside knows once the rows have changed. Raises Violation, with what was done, if they may not change so."""
+    """Return the facts after a change of rows. Raise Violation, with the step, if it is wrong."""
     try:
         return _observe(database, world, rows, by)
     except Violation as violation:
-        raise Violation(said, *violation.args) from None
+        raise Violation(description, *violation.args) from None
 
 
 def _observe(database: Database, world: World, rows: Rows, by: By) -> tuple[Fact, ...]:
     before, after = database.jobs(world.rows), database.jobs(rows)
     if len(before) != len(after):
-        raise Violation("a job is gone, or is there twice")
-    if (number := database.limited_and_running(rows)) > 1:
+        raise Violation("a job is missing or duplicated")
+    if (number := database.count_limited_running(rows)) > 1:
         raise Violation(f"{number} jobs run under a limit of 1")
     old = database.executions(world.rows)
     new = {
@@ -158,48 +159,44 @@ def _observe(database: Database, world: World, rows: Rows, by: By) -> tuple[Fact
             facts[job] = _ended(world, job, was, now, new.get((pk, was.attempt)), by)
         if now.runs and not was.runs:
             (claim,) = [claim for claim in by.given if claim.job == job]
-            facts[job] = _given(facts[job], claim, now)
+            facts[job] = _claimed(facts[job], claim, now)
     return tuple(facts)
 
 
-def _given(fact: Fact, claim: Claim, row: Row) -> Fact:
-    """The database gives a claim: the job is to run."""
+def _claimed(fact: Fact, claim: Claim, row: Row) -> Fact:
+    """The database accepts a claim: the job may run."""
     name = name_of(claim.job)
     if fact.closed == fact.wanted:
-        raise Violation(f"job {name} runs again, though {fact.why} and nobody asked for it again")
+        raise Violation(f"job {name} runs again, though {fact.why}, without a new call")
     if fact.not_before > 0:
-        raise Violation(f"job {name} runs {fact.not_before} s before the time that was asked for")
+        raise Violation(f"job {name} runs {fact.not_before} s before the time of its call")
     failures = fact.failures if fact.serving == fact.wanted else 0
     most = max(LEAST_ATTEMPTS, claim.most) if fact.last == Outcome.LOST else claim.most
     if failures >= most:
-        raise Violation(
-            f"job {name} runs again after {failures} failed attempts, of which it has {most}"
-        )
+        raise Violation(f"job {name} runs again after {failures} failed attempts of at most {most}")
     if '"call' in row.args and f'"call {fact.wanted}"' not in row.args:
         raise Violation(f"job {name} runs as {row.args}, but call {fact.wanted} was the last")
     return fact._replace(owner=claim.serial, serving=fact.wanted, ran=0, failures=failures)
 
 
 def _ended(world: World, job: int, was: Row, now: Row, outcome: str | None, by: By) -> Fact:
-    """An attempt has ended, with an outcome or without: its job was given back."""
+    """An attempt has ended, with an outcome, or without one by a release."""
     fact, name = world.facts[job], name_of(job)
     held = {claim.serial for worker in world.workers for claim in worker.claims}
-    # A process whose second claim was committed without an answer runs the job once, for both.
+    # A second claim of the same process without an answer: the job runs once, for both.
     is_own = by.ends and by.ends.process == was.process and fact.owner not in held
     if by.ends and by.ends.serial != fact.owner and not is_own:
-        raise Violation(
-            f"the outcome of {by.ends} was accepted for claim #{fact.owner}, which another has made"
-        )
-    if by.gives_back and fact.owner in held:
-        raise Violation(f"{by.gives_back} gave back job {name}, which still runs")
+        raise Violation(f"the result of {by.ends} was accepted for another claim, #{fact.owner}")
+    if by.releases and fact.owner in held:
+        raise Violation(f"{by.releases} released job {name}, which still runs")
     alive = {worker.process for worker in world.workers if not worker.silent}
     if by.recovers and was.process in alive:
-        raise Violation(f"job {name} was taken from a worker that is alive and beats")
-    if not (by.ends or by.gives_back or by.recovers):
-        raise Violation(f"the attempt at job {name} ended, and nobody has ended it")
+        raise Violation(f"job {name} was taken from a live worker with heartbeats")
+    if not (by.ends or by.releases or by.recovers):
+        raise Violation(f"the attempt at job {name} ended without a cause")
     if by.recovers and outcome == Outcome.TIMED_OUT and fact.ran <= TIMEOUT:
         raise Violation(
-            f"job {name} has timed out after {fact.ran} s; it may run {TIMEOUT} s, and its host was dead since"
+            f"job {name} has timed out after {fact.ran} s of run time; its timeout is {TIMEOUT} s"
         )
     fact = fact._replace(owner=None)
     if fact.serving != fact.wanted:
@@ -211,5 +208,5 @@ def _ended(world: World, job: int, was: Row, now: Row, outcome: str | None, by: 
     return fact
 
 
-# Of jobs that have one, in seconds.
+# Timeout of the scenarios' jobs, in seconds.
 TIMEOUT = 5

@@ -1,4 +1,4 @@
-"""When recurring tasks come: expressions, time zones, the days on which clocks are changed."""
+"""Times of schedules: cron expressions, time zones, and daylight saving time (DST)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django_dbqueue.exceptions import InvalidSchedule
 from django_dbqueue.recurrence.cron import Cron, Every, last_times, shortest_gap
 
 UTC = timezone.utc
-# Both hemispheres, a change by two hours, one that is for a month, one whose winter is the exception, and one that has none.
+# Both hemispheres, a two-hour change, a one-month change, winter as the exception, no change.
 ZONES = [
     "America/New_York",
     "America/St_Johns",
@@ -37,12 +37,12 @@ def times(expression: str, zone: str, after: str, number: int = 5) -> list[str]:
 
 
 def by_cronsim(expression: str, zone: str) -> list[datetime]:
-    """All of three years. Where clocks leap over two times of a day, cronsim comes twice at once: one of them counts."""
+    """Return three years of times. Cronsim repeats a time where a change skips two; keep one."""
     each = (time.astimezone(UTC) for time in CronSim(expression, START.astimezone(ZoneInfo(zone))))
     return list(dict.fromkeys(takewhile(lambda time: time < END, each)))
 
 
-def by_us(expression: str, zone: str) -> list[datetime]:
+def by_cron(expression: str, zone: str) -> list[datetime]:
     cron, found, moment = Cron(expression, zone), [], START
     while (moment := cron.next_after(moment)) and moment < END:
         found.append(moment)
@@ -67,12 +67,12 @@ SCHEDULES = [
 
 @pytest.mark.parametrize("zone", ZONES)
 @pytest.mark.parametrize("expression", SCHEDULES)
-def test_three_years_are_as_cronsim_has_them(expression: str, zone: str):
-    assert by_us(expression, zone) == by_cronsim(expression, zone)
+def test_three_years_match_cronsim(expression: str, zone: str):
+    assert by_cron(expression, zone) == by_cronsim(expression, zone)
 
 
 @pytest.mark.parametrize("zone", ZONES)
-def test_any_expression_is_as_cronsim_has_it_around_each_change_of_clocks(zone: str):
+def test_random_expressions_match_cronsim_around_dst_changes(zone: str):
     chance = random.Random(zone)
     changes = [at for at in by_hours() if offset(at, zone) != offset(at + timedelta(hours=1), zone)]
     moments = [at - timedelta(hours=chance.randint(1, 30)) for at in changes] or [START]
@@ -119,8 +119,8 @@ def any_expression(chance: random.Random) -> str:
     "day", [datetime(2026, 4, 4, tzinfo=UTC), datetime(2026, 10, 3, tzinfo=UTC)]
 )
 @pytest.mark.parametrize("hours", range(1, 5))
-def test_steps_are_right_where_clocks_are_changed_by_half_an_hour(hours: int, day: datetime):
-    """cronsim, which goes by whole hours, leaves some out there: so this is held against each minute of the clock."""
+def test_steps_are_right_around_half_hour_dst_change(hours: int, day: datetime):
+    """Compare with each minute of the clock: cronsim omits some of these times."""
     zone = ZoneInfo("Australia/Lord_Howe")
     clock = [
         (at, at.astimezone(zone))
@@ -131,35 +131,35 @@ def test_steps_are_right_where_clocks_are_changed_by_half_an_hour(hours: int, da
     assert Cron(f"0,45 */{hours} * * *", zone.key).next_times(len(expected), day) == expected
 
 
-class TestWhenClocksAreChanged:
-    """Debian's rule: a time of the day comes once on each day, and what steps goes by the time that has passed."""
+class TestDst:
+    """Debian's rule: fixed times run once a day, and steps follow elapsed time."""
 
-    def test_a_fixed_time_that_there_is_not_comes_when_clocks_are_put_forward(self):
+    def test_skipped_fixed_time_runs_at_the_change(self):
         assert times("30 2 * * *", "America/New_York", "2026-03-07T12:00", 2) == [
             "03-08 03:00-0400",
             "03-09 02:30-0400",
         ]
 
-    def test_a_fixed_time_that_there_is_twice_comes_at_the_first(self):
+    def test_repeated_fixed_time_runs_at_the_first(self):
         assert times("30 1 * * *", "America/New_York", "2026-10-31T12:00", 2) == [
             "11-01 01:30-0400",
             "11-02 01:30-0500",
         ]
 
-    def test_two_fixed_times_that_there_are_not_come_once(self):
+    def test_two_skipped_fixed_times_run_once(self):
         assert times("0,30 2 * * *", "Europe/Berlin", "2026-03-28T12:00", 2) == [
             "03-29 03:00+0200",
             "03-30 02:00+0200",
         ]
 
-    def test_with_seconds_it_is_the_same(self):
+    def test_fixed_time_with_seconds_follows_the_same_rules(self):
         assert times("0 30 2 * * *", "Europe/Berlin", "2026-10-24T12:00", 2) == [
             "10-25 02:30+0200",
             "10-26 02:30+0100",
         ]
         assert times("0 30 2 * * *", "Europe/Berlin", "2026-03-28T12:00", 1) == ["03-29 03:00+0200"]
 
-    def test_steps_come_in_both_hours_that_are_called_alike(self):
+    def test_steps_run_in_both_repeated_hours(self):
         found = times("*/30 * * * *", "Europe/Berlin", "2026-10-25T01:45", 5)
 
         assert found == [
@@ -170,14 +170,14 @@ class TestWhenClocksAreChanged:
             "10-25 03:00+0100",
         ]
 
-    def test_steps_leave_out_the_hour_that_there_is_not(self):
+    def test_steps_omit_the_skipped_hour(self):
         assert times("0 */2 * * *", "Europe/Berlin", "2026-03-28T23:00", 2) == [
             "03-29 00:00+0100",
             "03-29 04:00+0200",
         ]
 
-    def test_it_goes_on_from_within_the_second_hour(self):
-        moment = datetime(2026, 10, 25, 1, 10, tzinfo=UTC)  # 02:10 in Berlin, for the second time.
+    def test_next_time_from_within_the_repeated_hour(self):
+        moment = datetime(2026, 10, 25, 1, 10, tzinfo=UTC)  # The second 02:10 in Berlin.
 
         assert Cron("30 2 * * *", "Europe/Berlin").next_after(moment) == datetime(
             2026, 10, 26, 1, 30, tzinfo=UTC
@@ -186,7 +186,7 @@ class TestWhenClocksAreChanged:
             2026, 10, 25, 1, 30, tzinfo=UTC
         )
 
-    def test_a_day_that_there_was_not_is_made_up_for_when_the_next_begins(self):
+    def test_fixed_time_of_skipped_day_runs_when_the_next_begins(self):
         assert times("0 9 * * *", "Pacific/Apia", "2011-12-29T10:00", 2) == [
             "12-31 00:00+1400",
             "12-31 09:00+1400",
@@ -203,25 +203,25 @@ class TestExpressions:
             ("@yearly", "0 0 1 1 *"),
         ],
     )
-    def test_an_alias_means_what_it_does_everywhere(self, alias: str, meaning: str):
+    def test_alias_equals_its_expression(self, alias: str, meaning: str):
         assert Cron(alias, name="x").next_times(5, START) == Cron(meaning).next_times(5, START)
 
-    def test_the_seconds_are_first(self):
+    def test_first_of_six_fields_is_seconds(self):
         assert shortest_gap(Cron("*/15 * * * * *")) == timedelta(seconds=15)
 
-    def test_a_range_may_go_over_the_turn(self):
+    def test_range_may_wrap_around(self):
         assert Cron("0 22-2 * * fri-mon").next_times(50, START) == Cron(
             "0 22,23,0,1,2 * * 5,6,0,1"
         ).next_times(50, START)
 
-    def test_h_is_chosen_by_the_name_and_stays(self):
+    def test_h_is_a_stable_hash_of_the_name(self):
         one, other = Cron("H H * * *", name="one"), Cron("H H * * *", name="other")
 
         assert one.next_after(START) == Cron("H H * * *", name="one").next_after(START)
         assert one.next_after(START) != other.next_after(START)
         assert shortest_gap(Cron("H/15 * * * *", name="one")) == timedelta(minutes=15)
 
-    def test_h_that_steps_goes_by_the_time_that_has_passed(self):
+    def test_h_with_a_step_follows_elapsed_time(self):
         found = Cron("H/30 * * * *", "Europe/Berlin", "x").next_times(
             50, datetime(2026, 10, 24, 20, tzinfo=UTC)
         )
@@ -231,35 +231,37 @@ class TestExpressions:
     @pytest.mark.parametrize(
         ("expression", "why"),
         [
-            ("0 0 31 2 *", "never comes"),
-            ("0 0 30 feb *", "never comes"),
+            ("0 0 31 2 *", "never matches"),
+            ("0 0 30 feb *", "never matches"),
             ("R 3 * * *", "Write H"),
             ("R(0-5) 3 * * *", "Write H"),
             ("0 0 1 1 * 2027 0", "seven fields"),
             ("0 0 * *", "4 fields"),
             ("", "0 fields"),
             ("@reboot", "1 fields"),
-            ("0 0 * * 1-1", "1 alone, others as all"),
-            ("0 0 * * mon-mon", "mon alone, others as all"),
-            ("0 0 * * sun-0", "sun alone, others as all"),
-            ("59/15 * * * *", "59 alone, others as from 59 on"),
+            ("0 0 * * 1-1", "1 alone, or all values"),
+            ("0 0 * * mon-mon", "mon alone, or all values"),
+            ("0 0 * * sun-0", "sun alone, or all values"),
+            ("59/15 * * * *", "59 alone, or from 59 on"),
             ("5/15 * * * *", "Write 5-59/15"),
             ("0 6/1 * * *", "Write 6-23/1"),
-            ("*/90 * * * *", "never reached"),
-            ("*/60 * * * *", "never reached"),
+            ("*/90 * * * *", "exceeds the range"),
+            ("*/60 * * * *", "exceeds the range"),
             ("0 22-2/2 * * *", "List the values"),
             ("0 0 H * *", "H(1-28)"),
-            ("0 0 1,* * *", "all of them already"),
+            ("0 0 1,* * *", "already includes the other values"),
             ("0 0 15W * mon", "Write * for one"),
             ("0 0 1 * 1#2", "Write * for one"),
-            ("99 * * * *", "is no cron expression"),
-            ("0 9 * * Mo", "is no cron expression"),
-            ("*/0 * * * *", "is no cron expression"),
-            ("0 9 * * mon–fri", "is no cron expression"),
+            ("99 * * * *", "is not a cron expression"),
+            ("0 9 * * Mo", "is not a cron expression"),
+            ("*/0 * * * *", "is not a cron expression"),
+            ("0 9 * * mon–fri", "is not a cron expression"),
             (None, "is text such as"),
         ],
     )
-    def test_what_has_no_meaning_or_two_is_refused_with_the_reason(self, expression: str, why: str):
+    def test_invalid_or_ambiguous_expression_is_refused_with_reason(
+        self, expression: str, why: str
+    ):
         with pytest.raises(InvalidSchedule) as error:
             Cron(expression)
 
@@ -267,17 +269,17 @@ class TestExpressions:
         assert repr(expression) in str(error.value)
 
     @pytest.mark.parametrize("zone", ["Europe/Berlim", "", "../etc/passwd", None, "Europe", "\x00"])
-    def test_an_unknown_time_zone_is_refused(self, zone: str):
+    def test_unknown_time_zone_is_refused(self, zone: str):
         with pytest.raises(InvalidSchedule, match="is not a time zone"):
             Cron("0 9 * * *", zone)
 
-    def test_the_nearest_time_zone_is_named(self):
+    def test_error_suggests_the_nearest_time_zone(self):
         with pytest.raises(InvalidSchedule, match="Did you mean 'Europe/Berlin'"):
             Cron("0 9 * * *", "Europe/Berlim")
 
 
 class TestEvery:
-    def test_its_times_do_not_drift_however_late_somebody_asks(self):
+    def test_times_do_not_drift_with_late_calls(self):
         five = Every(timedelta(minutes=5))
 
         assert five.next_after(datetime(2026, 1, 1, 12, 3, 17, tzinfo=UTC)) == datetime(
@@ -287,7 +289,7 @@ class TestEvery:
             2026, 1, 1, 12, 10, tzinfo=UTC
         )
 
-    def test_it_begins_at_its_anchor(self):
+    def test_first_time_is_the_anchor(self):
         late = datetime(2026, 1, 1, 12, 0, 7, tzinfo=UTC)
 
         assert Every(timedelta(minutes=5), anchor=late).next_after(START) == late
@@ -296,12 +298,12 @@ class TestEvery:
         "interval",
         [timedelta(), timedelta(seconds=-5), timedelta(milliseconds=10), timedelta(days=4000), 300],
     )
-    def test_an_interval_that_cannot_be_is_refused(self, interval):
+    def test_invalid_interval_is_refused(self, interval):
         with pytest.raises(InvalidSchedule, match="every must be"):
             Every(interval)
 
 
-def test_the_last_times_of_a_long_while_are_found_quickly():
+def test_last_times_of_a_long_period_are_found_quickly():
     hourly = Cron("*/5 * * * * *")
 
     assert last_times(hourly, START, END, 3) == [END - timedelta(seconds=s) for s in (10, 5, 0)]
@@ -312,6 +314,6 @@ def test_the_last_times_of_a_long_while_are_found_quickly():
 @pytest.mark.parametrize(
     "expression", ["CRON_TZ=Europe/Berlin 0 9 * * *", "TZ=UTC 0 9 * * *", "0 9 * * * Europe/Berlin"]
 )
-def test_a_time_zone_in_an_expression_is_refused_with_the_place_for_it(expression):
+def test_time_zone_in_expression_is_refused_with_remedy(expression):
     with pytest.raises(InvalidSchedule, match="a time zone: give it as timezone="):
         Cron(expression)

@@ -1,4 +1,4 @@
-"""Recurring tasks: declared, synchronised, planned, enqueued once for each of their times."""
+"""Recurring tasks are declared, synchronised, scheduled, and enqueued once for each time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HOUR = timedelta(hours=1)
 
 @pytest.fixture
 def a_module(monkeypatch):
-    """Import a module of tasks that is written here."""
+    """Import a task module with this text."""
 
     def imported(text: str) -> None:
         lines = textwrap.dedent(text)
@@ -56,7 +56,7 @@ def scheduler(backend) -> Scheduler:
 
 
 def a_scheduler(backend) -> Scheduler:
-    """One that looks each time."""
+    """Return a scheduler that scans on each turn."""
     scheduler = Scheduler(backend)
     scheduler.LOOK = 0.0
     return scheduler
@@ -73,7 +73,7 @@ def a_row(**values) -> RecurringTask:
 
 
 def due(row: RecurringTask, ago: timedelta = timedelta(seconds=1)) -> datetime:
-    """Have it planned for a time that has come. Returns the time."""
+    """Make the row due, and return its scheduled time."""
     RecurringTask.objects.filter(pk=row.pk).update(next_run_at=after(-ago))
     row.refresh_from_db()
     return row.next_run_at
@@ -102,7 +102,7 @@ def end(job: Job, claim, state=Job.State.SUCCESSFUL, **values) -> None:
 
 
 class TestDeclared:
-    def test_a_decorator_above_task_makes_a_row_named_by_the_tasks_path(self, scheduler):
+    def test_decorator_above_task_creates_row_named_by_task_path(self, scheduler):
         recurring(
             "0 9 * * mon-fri",
             timezone="Europe/Berlin",
@@ -132,9 +132,7 @@ class TestDeclared:
     @pytest.mark.parametrize(
         "origin", ["django_dbqueue", FrameworkTask.__module__.removesuffix(".base")]
     )
-    def test_a_decorator_below_task_is_as_good_and_whosever_task_it_is(
-        self, scheduler, a_module, origin
-    ):
+    def test_decorator_below_any_task_decorator_creates_row(self, scheduler, a_module, origin):
         a_module(f"""
             from datetime import timedelta
             from django_dbqueue import recurring
@@ -149,7 +147,7 @@ class TestDeclared:
 
         assert RecurringTask.objects.get().name == "shop_tasks.report"
 
-    def test_a_module_that_is_imported_again_declares_its_own_again(self, a_module):
+    def test_reimported_module_replaces_its_declarations(self, a_module):
         text = """
             from datetime import timedelta
             from django_dbqueue import recurring, recurring_command, task
@@ -164,7 +162,7 @@ class TestDeclared:
 
         assert declared()["shop_tasks.report"].recurrence.every == 2 * MINUTE
 
-    def test_a_function_that_never_becomes_a_task_is_said_and_left_out(self, scheduler, caplog):
+    def test_function_without_task_is_logged_and_omitted(self, scheduler, caplog):
         recurring(every=MINUTE)(tasks.SuspiciousOperation)
 
         turn(scheduler), turn(scheduler)
@@ -172,7 +170,7 @@ class TestDeclared:
         assert not RecurringTask.objects.exists()
         assert caplog.text.count("It does not run") == 1
 
-    def test_a_task_may_have_several_schedules_if_their_names_differ(self, scheduler):
+    def test_task_may_have_several_schedules_with_distinct_names(self, scheduler):
         recurring("0 9 * * *", args=[1])(recurring("0 12 * * *", name="noon", args=[2])(tasks.add))
 
         turn(scheduler)
@@ -182,7 +180,7 @@ class TestDeclared:
             ("noon", 2),
         }
 
-    def test_a_command_runs_as_a_job(self, scheduler, claim):
+    def test_command_runs_as_a_job(self, scheduler, claim):
         recurring_command(
             "check",
             "--database",
@@ -202,7 +200,7 @@ class TestDeclared:
         testing.drain()
         assert Job.objects.get().state == "successful"
 
-    def test_the_task_of_another_backend_is_left_to_its_dispatcher(self, scheduler):
+    def test_task_of_another_backend_is_left_to_its_dispatcher(self, scheduler):
         recurring(every=MINUTE)(tasks.nothing.using(backend="other"))
         recurring_command("check", every=MINUTE, backend="other")
 
@@ -221,15 +219,15 @@ class TestBadInput:
             ({"every": -HOUR}, "every must be from one second"),
             ({"every": 300}, "every must be a timedelta"),
             ({"cron": "0 9 * * *", "timezone": "Europe/Berlim"}, "Did you mean 'Europe/Berlin'"),
-            ({"every": HOUR, "timezone": "Europe/Berlin"}, "changes nothing about every"),
-            ({"cron": "0 0 31 2 *"}, "never comes"),
+            ({"every": HOUR, "timezone": "Europe/Berlin"}, "has no effect on every"),
+            ({"cron": "0 0 31 2 *"}, "never matches"),
             ({"cron": "R 0 * * *"}, "Write H"),
             ({"cron": "0 9 * * *", "drift": True}, "Use every"),
             ({"every": HOUR, "jitter": HOUR}, "is not shorter than 1:00:00"),
             ({"cron": "0,5 9 * * *", "jitter": 10 * MINUTE}, "is not shorter than 0:05:00"),
             ({"every": HOUR, "jitter": -MINUTE}, "jitter must be"),
             ({"every": HOUR, "jitter": 30}, "jitter must be"),
-            ({"every": HOUR, "missed": "some"}, "none of skip, one, all"),
+            ({"every": HOUR, "missed": "some"}, "not one of skip, one, all"),
             ({"every": HOUR, "missed": "all", "most_missed": 0}, "from 1 to 1000"),
             ({"every": HOUR, "starts_at": datetime(2027, 1, 1)}, "aware"),
             (
@@ -250,7 +248,7 @@ class TestBadInput:
             ({"every": HOUR, "name": "x" * 256}, "is not a name"),
         ],
     )
-    def test_it_is_refused_when_it_is_declared(self, options, why):
+    def test_invalid_declaration_is_refused(self, options, why):
         with pytest.raises(InvalidSchedule) as error:
             recurring(**{"args": [1], **options} if "kwargs" not in options else options)(tasks.add)
 
@@ -264,24 +262,24 @@ class TestBadInput:
             recurring(every=HOUR, name="report")(tasks.fail)
 
     def test_two_schedules_of_a_task_cannot_have_one_name(self):
-        with pytest.raises(InvalidSchedule, match=r"Give this one a name of its own: name=\.\.\."):
+        with pytest.raises(InvalidSchedule, match=r"Give this one another name: name=\.\.\."):
             recurring(every=HOUR)(recurring(every=MINUTE)(tasks.nothing))
 
-    def test_an_unknown_command_is_refused(self):
+    def test_unknown_command_is_refused(self):
         with pytest.raises(InvalidSchedule, match="no command 'clearsesions'"):
             recurring_command("clearsesions", cron="0 3 * * *")
 
-    def test_what_a_command_does_not_take_is_refused(self):
+    def test_unknown_command_option_is_refused(self):
         with pytest.raises(InvalidSchedule, match="does not take verbosity"):
             recurring_command("check", cron="0 3 * * *", verbosity=0)
 
-    def test_what_is_no_function_is_refused(self):
+    def test_non_callable_is_refused(self):
         with pytest.raises(InvalidSchedule, match="Put it above @task"):
             recurring(every=HOUR)("tests.tasks.add")
 
 
 class TestChecked:
-    """What is wrong is said by ``manage.py check``, before anything runs."""
+    """``manage.py check`` reports invalid declarations before anything runs."""
 
     def found(self) -> str:
         return " ".join(
@@ -291,7 +289,7 @@ class TestChecked:
         )
 
     @pytest.mark.parametrize("other", ["ImmediateBackend", "DummyBackend"])
-    def test_task_of_a_backend_that_enqueues_nothing_again_is_an_error(self, settings, other):
+    def test_task_of_backend_without_schedules_is_an_error(self, settings, other):
         module = FrameworkTask.__module__.removesuffix(".base")
         path = {"ImmediateBackend": "immediate", "DummyBackend": "dummy"}[other]
         settings.TASKS = {
@@ -302,9 +300,9 @@ class TestChecked:
         recurring(every=HOUR, name="below")(tasks.nothing.func)
         recurring_command("check", every=HOUR, backend="quick")
 
-        assert self.found().count("TASKS['quick'], which is no DatabaseBackend") == 2
+        assert self.found().count("TASKS['quick'] is not a DatabaseBackend") == 2
 
-    def test_project_without_a_database_backend_is_warned_of_recurring_tasks(self, settings):
+    def test_project_without_database_backend_is_warned(self, settings):
         module = FrameworkTask.__module__.removesuffix(".base")
         settings.TASKS = {"default": {"BACKEND": f"{module}.backends.dummy.DummyBackend"}}
         recurring(every=HOUR)(tasks.nothing)
@@ -315,13 +313,13 @@ class TestChecked:
             "dbqueue.W004"
         ] * 2
 
-    def test_nothing_is_wrong_with_what_can_recur(self):
+    def test_valid_declarations_pass(self):
         recurring(every=HOUR)(tasks.nothing)
         recurring_command("check", every=HOUR)
 
         assert self.found() == ""
 
-    def test_what_stands_below_task_is_checked_too(self, monkeypatch):
+    def test_decorator_below_task_is_checked(self, monkeypatch):
         recurring(every=HOUR, args=[1])(tasks.nothing.func)
         recurring(every=HOUR)(tasks.SuspiciousOperation)
         recurring_command("check", every=HOUR, priority=200)
@@ -333,21 +331,24 @@ class TestChecked:
         assert "SuspiciousOperation" in self.found()
         assert "'check': priority must be" in self.found()
 
-    def test_a_module_that_cannot_be_imported_for_it_is_named(self, monkeypatch, tmp_path):
+    def test_module_that_fails_to_import_is_named(self, monkeypatch, tmp_path):
         (tmp_path / "shop_broken.py").write_text(
             "from django_dbqueue import recurring\nrecurring('0 0 31 2 *')(print)"
         )
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.setattr(checks, "_task_modules", lambda: ["shop_broken"])
 
-        assert "shop_broken: 'builtins.print': '0 0 31 2 *' never comes" in self.found()
+        assert (
+            "shop_broken: 'builtins.print': '0 0 31 2 *' never matches: there is no such date"
+            in self.found()
+        )
 
 
 class TestSynchronised:
     def declare(self, **values):
         recurring(**{"every": HOUR, "name": "report", **values})(tasks.nothing)
 
-    def test_what_an_operator_has_disabled_stays_disabled(self, scheduler, backend):
+    def test_task_disabled_by_operator_stays_disabled(self, scheduler, backend):
         self.declare()
         turn(scheduler)
         RecurringTask.objects.all().disable()
@@ -356,7 +357,7 @@ class TestSynchronised:
 
         assert not RecurringTask.objects.get().is_enabled
 
-    def test_a_time_that_was_planned_stays_planned(self, scheduler, backend):
+    def test_scheduled_time_survives_redeclaration(self, scheduler, backend):
         self.declare()
         turn(scheduler)
         planned = due(RecurringTask.objects.get(), -17 * MINUTE)
@@ -365,7 +366,7 @@ class TestSynchronised:
 
         assert RecurringTask.objects.get().next_run_at == planned
 
-    def test_another_schedule_is_planned_anew(self, scheduler, backend):
+    def test_changed_schedule_is_rescheduled(self, scheduler, backend):
         self.declare()
         turn(scheduler)
         _forget_declarations()
@@ -376,9 +377,7 @@ class TestSynchronised:
         row = RecurringTask.objects.get()
         assert (row.next_run_at.month, row.next_run_at.day, row.next_run_at.hour) == (1, 1, 4)
 
-    def test_old_code_leaves_the_rows_of_new_code_alone_while_that_is_there(
-        self, scheduler, backend
-    ):
+    def test_old_code_does_not_change_rows_of_live_new_code(self, scheduler, backend):
         self.declare(args=[], priority=1)
         turn(scheduler)
         _forget_declarations()
@@ -394,7 +393,7 @@ class TestSynchronised:
         assert RecurringTask.objects.get().priority == 2
         assert not Job.objects.exists()
 
-    def test_a_row_is_taken_back_from_code_that_is_not_there_any_more(self, scheduler, backend):
+    def test_old_code_reclaims_rows_of_gone_new_code(self, scheduler, backend):
         self.declare(priority=1)
         turn(scheduler)
         _forget_declarations()
@@ -408,9 +407,7 @@ class TestSynchronised:
 
         assert RecurringTask.objects.get().priority == 1
 
-    def test_what_this_code_does_not_declare_is_not_enqueued_and_forgotten_after_a_day(
-        self, scheduler, backend
-    ):
+    def test_undeclared_task_is_not_enqueued_and_deleted_after_a_day(self, scheduler, backend):
         self.declare()
         turn(scheduler)
         row = RecurringTask.objects.get()
@@ -430,7 +427,7 @@ class TestSynchronised:
 
         assert not RecurringTask.objects.exists() and not RecurringExecution.objects.exists()
 
-    def test_rows_made_in_the_admin_live_beside_those_from_code(self, scheduler, caplog):
+    def test_row_from_the_admin_is_not_overwritten_by_code(self, scheduler, caplog):
         a_row(name="report", every=MINUTE)
         self.declare()
 
@@ -446,7 +443,7 @@ def _forget_declarations():
 
 
 class TestTimes:
-    def test_a_new_row_is_planned_and_runs_at_that_time(self, scheduler):
+    def test_new_row_is_scheduled_and_enqueued_at_its_time(self, scheduler):
         row = a_row()
 
         turn(scheduler)
@@ -460,7 +457,7 @@ class TestTimes:
         assert RecurringExecution.objects.get().job == Job.objects.get().pk
         assert (row.last_run_at, row.next_run_at) == (planned, planned + HOUR)
 
-    def test_an_interval_counts_from_the_planned_time_however_late_it_is_noticed(self, scheduler):
+    def test_interval_counts_from_the_scheduled_time(self, scheduler):
         row = a_row()
         planned = due(row, timedelta(minutes=20))
 
@@ -469,7 +466,7 @@ class TestTimes:
         row.refresh_from_db()
         assert row.next_run_at == planned + HOUR
 
-    def test_it_starts_and_ends_when_it_is_to(self, scheduler):
+    def test_times_are_between_starts_at_and_ends_at(self, scheduler):
         start = now_plus(timedelta(days=1))
         row = a_row(starts_at=start, ends_at=start + 2 * HOUR)
 
@@ -479,7 +476,7 @@ class TestTimes:
         assert row.next_run_at == start
         assert row.next_times(9) == [start, start + HOUR, start + 2 * HOUR]
 
-    def test_what_has_ended_runs_no_more(self, scheduler):
+    def test_task_past_ends_at_is_not_enqueued(self, scheduler):
         row = a_row(ends_at=now_plus(timedelta(minutes=-1)), every=MINUTE)
         turn(scheduler)
         assert RecurringTask.objects.get().next_run_at is None
@@ -491,9 +488,7 @@ class TestTimes:
         row.refresh_from_db()
         assert (times(row), row.next_run_at) == ([planned], None)
 
-    def test_tasks_that_have_had_their_last_time_do_not_keep_others_from_being_enqueued(
-        self, scheduler
-    ):
+    def test_ended_tasks_do_not_block_others(self, scheduler):
         for number in range(scheduler.BATCH + 1):
             a_row(
                 name=f"over {number}",
@@ -508,7 +503,7 @@ class TestTimes:
         assert times(row) == [planned]
         assert not RecurringTask.objects.exclude(pk=row.pk).waiting().exists()
 
-    def test_task_that_is_over_runs_again_once_its_end_is_later(self, scheduler):
+    def test_ended_task_resumes_after_later_ends_at(self, scheduler):
         row = a_row(starts_at=now_plus(-30 * MINUTE), ends_at=now_plus(5 * MINUTE))
         turn(scheduler)
         RecurringTask.objects.update(ends_at=now_plus(2 * HOUR))
@@ -519,7 +514,7 @@ class TestTimes:
         row.refresh_from_db()
         assert row.next_run_at
 
-    def test_jitter_holds_a_job_back_for_a_part_of_it(self, scheduler):
+    def test_jitter_delays_a_job_by_a_random_part(self, scheduler):
         row = a_row(jitter=10 * MINUTE)
         due(row)
 
@@ -529,7 +524,7 @@ class TestTimes:
         assert job.state == "scheduled"
         assert timedelta() < job.run_after - job.enqueued_at < 10 * MINUTE
 
-    def test_the_next_five_times_can_be_asked_for(self):
+    def test_next_times_returns_five_times(self):
         row = a_row(every=None, cron="30 2 * * *", timezone="Europe/Berlin")
 
         found = row.next_times(5, datetime(2026, 3, 27, 12, tzinfo=UTC))
@@ -542,13 +537,13 @@ class TestTimes:
             "01 00:30",
         ]
 
-    def test_the_planned_time_is_the_first_of_them(self):
+    def test_next_times_starts_with_the_scheduled_time(self):
         row = a_row()
         planned = due(row, -17 * MINUTE)
 
         assert row.next_times(2) == [planned, planned + HOUR]
 
-    def test_times_while_it_is_disabled_are_not_missed(self, scheduler):
+    def test_times_while_disabled_are_not_missed(self, scheduler):
         row = a_row(missed="all")
         due(row, 5 * HOUR)
         assert RecurringTask.objects.all().disable() == 1
@@ -573,7 +568,7 @@ class TestDrift:
         row.refresh_from_db()
         return row
 
-    def test_its_next_time_is_known_when_its_job_has_ended(self, row, scheduler, claim):
+    def test_next_time_is_set_when_the_job_has_ended(self, row, scheduler, claim):
         assert row.next_run_at is None
         turn(scheduler)
         row.refresh_from_db()
@@ -588,7 +583,7 @@ class TestDrift:
         assert row.next_run_at == job.finished_at + HOUR
 
     @pytest.mark.parametrize("how", ["deleted", "discarded", "failed"])
-    def test_it_goes_on_whatever_becomes_of_its_job(self, row, scheduler, claim, how):
+    def test_next_time_is_set_without_a_successful_job(self, row, scheduler, claim, how):
         if how == "deleted":
             direct.erase([Job.objects.get().pk])
         elif how == "discarded":
@@ -601,7 +596,7 @@ class TestDrift:
         row.refresh_from_db()
         assert timedelta(minutes=59) < row.next_run_at - now() <= HOUR
 
-    def test_a_job_that_waits_is_waited_for(self, row, scheduler):
+    def test_next_time_is_unset_while_the_job_waits(self, row, scheduler):
         Job.objects.update(state="scheduled", run_after=after(7200))
 
         turn(scheduler)
@@ -609,7 +604,7 @@ class TestDrift:
         row.refresh_from_db()
         assert row.next_run_at is None
 
-    def test_run_now_begins_anew(self, row, scheduler, claim):
+    def test_run_now_waits_for_the_new_job(self, row, scheduler, claim):
         first = Job.objects.get()
         direct.run_now(enqueue)
 
@@ -618,7 +613,7 @@ class TestDrift:
 
 
 class TestMissed:
-    """Of an hourly task, five times have passed: 4:20, 3:20, 2:20, 1:20 and 0:20 ago."""
+    """Five times of an hourly task have passed: 4:20, 3:20, 2:20, 1:20 and 0:20 ago."""
 
     def missed(self, scheduler, ago=timedelta(hours=4, minutes=20), **values):
         row = a_row(**values)
@@ -629,24 +624,24 @@ class TestMissed:
             row.next_run_at - planned
         ) // row.every
 
-    def test_they_are_skipped(self, scheduler, caplog):
+    def test_skip_enqueues_none(self, scheduler, caplog):
         assert self.missed(scheduler) == ([], 5)
         assert "is skipped" in caplog.text
 
-    def test_one_runs_for_all_of_them(self, scheduler):
+    def test_one_enqueues_the_newest(self, scheduler):
         assert self.missed(scheduler, missed="one") == ([4], 5)
 
-    def test_all_run(self, scheduler):
+    def test_all_enqueues_each(self, scheduler):
         assert self.missed(scheduler, missed="all") == ([0, 1, 2, 3, 4], 5)
         assert Job.objects.count() == 5
 
-    def test_of_too_many_the_newest_run(self, scheduler):
+    def test_most_missed_keeps_the_newest(self, scheduler):
         assert self.missed(scheduler, missed="all", most_missed=2) == ([3, 4], 5)
 
-    def test_what_is_late_by_less_than_its_interval_is_not_missed(self, scheduler):
+    def test_delay_below_the_interval_is_not_missed(self, scheduler):
         assert self.missed(scheduler, ago=timedelta(minutes=59)) == ([0], 1)
 
-    def test_a_dispatcher_that_is_late_by_seconds_has_missed_nothing(self, scheduler):
+    def test_dispatcher_late_by_seconds_has_missed_none(self, scheduler):
         assert self.missed(scheduler, ago=timedelta(seconds=5), every=timedelta(seconds=2)) == (
             [2],
             3,
@@ -654,14 +649,14 @@ class TestMissed:
 
 
 class TestOnce:
-    def test_a_time_has_one_execution_by_the_law_of_the_database(self):
+    def test_time_has_one_execution_by_constraint(self):
         row = a_row()
         RecurringExecution.objects.create(task=row, run_at="2026-01-01T00:00:00Z")
 
         with pytest.raises(IntegrityError), transaction.atomic():
             RecurringExecution.objects.create(task=row, run_at="2026-01-01T00:00:00Z")
 
-    def test_a_time_that_was_enqueued_is_not_enqueued_again(self, scheduler):
+    def test_enqueued_time_is_not_enqueued_again(self, scheduler):
         row = a_row()
         planned = due(row)
         turn(scheduler)
@@ -685,7 +680,9 @@ class TestOnce:
             for _ in range(30):
                 try:
                     turn(scheduler)
-                except Exception as error:  # SQLite, busy; the dispatcher goes on after that.
+                except (
+                    Exception
+                ) as error:  # SQLite is busy; the dispatcher continues after this error.
                     assert "locked" in str(error)
 
         for other in [Elsewhere(dispatch) for _ in range(4)]:
@@ -699,7 +696,7 @@ class TestOnce:
     @pytest.mark.skipif(
         connections["default"].vendor == "sqlite", reason="SQLite locks as a whole."
     )
-    def test_a_row_that_another_holds_is_left_to_it(self, scheduler):
+    def test_locked_row_is_skipped(self, scheduler):
         row = a_row()
         due(row)
         held, go_on = threading.Event(), threading.Event()
@@ -720,9 +717,7 @@ class TestOnce:
 
         assert Job.objects.count() == 1
 
-    def test_the_execution_and_its_job_are_written_together_or_not_at_all(
-        self, scheduler, monkeypatch
-    ):
+    def test_execution_and_job_are_written_together(self, scheduler, monkeypatch):
         row = a_row()
         due(row)
 
@@ -736,7 +731,7 @@ class TestOnce:
         turn(scheduler)
         assert Job.objects.count() == 1
 
-    def test_executions_outlive_their_jobs_and_are_forgotten_later(self, scheduler):
+    def test_executions_outlive_their_jobs_and_are_pruned_later(self, scheduler):
         row = a_row()
         due(row)
         turn(scheduler)
@@ -748,8 +743,8 @@ class TestOnce:
         assert scheduler.prune(10) == 1
 
 
-class TestTrouble:
-    def test_one_that_raises_does_not_stop_the_others(self, scheduler, caplog):
+class TestProblems:
+    def test_failing_task_does_not_stop_the_others(self, scheduler, caplog):
         bad, worse, good = a_row(name="a", args=[1]), a_row(name="b"), a_row(name="c")
         RecurringTask.objects.filter(pk=worse.pk).update(cron="0 0 31 2 *", every=None)
         for row in (bad, worse, good):
@@ -759,10 +754,10 @@ class TestTrouble:
 
         assert [row.task_id for row in RecurringExecution.objects.all()] == [good.pk]
         assert "too many positional arguments" in RecurringTask.objects.get(pk=bad.pk).problem
-        assert "never comes" in RecurringTask.objects.get(pk=worse.pk).problem
+        assert "never matches" in RecurringTask.objects.get(pk=worse.pk).problem
         assert caplog.text.count("could not be enqueued") == 2
 
-    def test_a_problem_is_over_once_it_is_enqueued(self, backend, scheduler):
+    def test_problem_is_cleared_once_task_is_enqueued(self, backend, scheduler):
         row = a_row(args=[1])
         due(row)
         turn(scheduler)
@@ -773,7 +768,7 @@ class TestTrouble:
         assert RecurringTask.objects.get().problem == ""
         assert Job.objects.count() == 1
 
-    def test_a_task_that_is_not_known_here_is_left_to_others(self, scheduler, caplog):
+    def test_unknown_task_is_left_to_other_dispatchers(self, scheduler, caplog):
         row = a_row(task="shop.tasks.report")
         planned = due(row)
 
@@ -783,7 +778,7 @@ class TestTrouble:
         assert (row.next_run_at, row.problem) == (planned, "")
         assert caplog.text.count("is left to other dispatchers") == 1
 
-    def test_if_nobody_knows_it_operators_see_why(self, scheduler):
+    def test_task_unknown_everywhere_has_a_problem(self, scheduler):
         row = a_row(task="shop.tasks.report")
         due(row, 2 * MINUTE)
 
@@ -791,17 +786,15 @@ class TestTrouble:
 
         assert "'shop.tasks.report' is not known here" in RecurringTask.objects.get().problem
 
-    def test_the_jobs_of_another_database_are_not_enqueued_from_this_one(
-        self, scheduler, monkeypatch
-    ):
+    def test_task_of_another_database_is_not_enqueued(self, scheduler, monkeypatch):
         monkeypatch.setattr(tasks, "elsewhere", tasks.nothing.using(backend="other"), raising=False)
         due(a_row(task="tests.tasks.elsewhere"))
 
         turn(scheduler)
 
-        assert "Make it where they are" in RecurringTask.objects.get().problem
+        assert "Create the row in the database of the jobs" in RecurringTask.objects.get().problem
 
-    def test_a_row_calls_one_thing_by_one_schedule(self):
+    def test_row_has_one_target_and_one_schedule(self):
         a_row()
         for values in ({"command": "check"}, {"task": ""}, {"cron": "0 9 * * *"}, {"every": None}):
             with pytest.raises(IntegrityError), transaction.atomic():
@@ -809,7 +802,7 @@ class TestTrouble:
 
 
 class TestCost:
-    def test_nothing_is_asked_before_something_may_have_come(self, backend):
+    def test_idle_turns_run_no_query(self, backend):
         scheduler = Scheduler(backend)
         scheduler.turn(waiting=True)
 
@@ -819,7 +812,7 @@ class TestCost:
         assert len(seen) == 0
         assert set(pauses) == {float("inf")}
 
-    def test_a_look_is_one_query_however_many_rows_there_are(self, scheduler):
+    def test_scan_of_many_rows_is_one_query(self, scheduler):
         for number in range(20):
             due(a_row(name=str(number)), -HOUR)
         scheduler.turn(waiting=True)
@@ -830,14 +823,14 @@ class TestCost:
 
         assert len(seen) == 1
 
-    def test_the_next_time_is_waited_for_to_the_point(self, backend):
+    def test_turn_returns_the_wait_until_the_next_time(self, backend):
         due(a_row(), timedelta(seconds=-1))
 
         scheduler = Scheduler(backend)
 
         assert 0.0 < scheduler.turn(waiting=True) < 1.0
 
-    def test_what_is_new_is_looked_for_every_two_seconds(self, backend):
+    def test_new_rows_are_found_by_the_next_scan(self, backend):
         scheduler = Scheduler(backend)
         scheduler.turn(waiting=True)
         due(a_row())
@@ -850,7 +843,7 @@ class TestCost:
 
 
 class TestRunNow:
-    def test_it_is_enqueued_at_once_and_its_next_time_stays(self):
+    def test_run_now_enqueues_at_once_and_keeps_the_next_time(self):
         row = a_row(jitter=MINUTE)
         planned = due(row, -17 * MINUTE)
 
@@ -860,12 +853,12 @@ class TestRunNow:
         assert Job.objects.get().state == "ready"
         assert (row.next_run_at, [row.last_run_at]) == (planned, times(row))
 
-    def test_one_that_is_disabled_can_be_run(self):
+    def test_run_now_runs_a_disabled_task(self):
         a_row(is_enabled=False)
 
         assert direct.run_now(enqueue) == 1
 
-    def test_what_cannot_be_called_is_not_run(self):
+    def test_run_now_of_unknown_task_is_refused(self):
         a_row(task="shop.tasks.report")
 
         with pytest.raises(InvalidTaskPath):
@@ -874,7 +867,7 @@ class TestRunNow:
         assert not RecurringExecution.objects.exists()
 
 
-def test_runqueue_runs_what_recurs_on_several_hosts_each_time_once(runqueue):
+def test_several_hosts_enqueue_each_time_once(runqueue):
     options = '{"task_modules": ["tests.recurring_tasks"], "embedded": true, "poll_interval": 0.2}'
     children = [runqueue(DBQUEUE_OPTIONS=options) for _ in range(2)]
 
@@ -891,7 +884,7 @@ def test_runqueue_runs_what_recurs_on_several_hosts_each_time_once(runqueue):
     assert sorted(late)[len(late) // 2] < 500_000, log_of(children[0])
 
 
-def test_a_drain_runs_no_schedules(runqueue):
+def test_drain_enqueues_no_recurring_tasks(runqueue):
     options = '{"task_modules": ["tests.recurring_tasks"], "embedded": true}'
     child = runqueue("--drain", DBQUEUE_OPTIONS=options)
 
@@ -901,7 +894,7 @@ def test_a_drain_runs_no_schedules(runqueue):
     assert not RecurringTask.objects.exists() and not Job.objects.exists()
 
 
-def test_a_schedule_that_cannot_be_is_not_saved():
+def test_invalid_schedule_is_not_saved():
     with pytest.raises(InvalidSchedule, match="99"):
         RecurringTask.objects.create(name="wrong", task="tests.tasks.nothing", cron="99 * * * *")
     row = RecurringTask.objects.create(name="right", task="tests.tasks.nothing", cron="9 * * * *")

@@ -12,7 +12,7 @@ from .. import proxy as proxies
 from .. import servers
 from ..conftest import LONG
 
-# The machine is in several files; what they assert is to be told as in a test's own.
+# The state machine has several files; pytest rewrites their assertions as in test files.
 pytest.register_assert_rewrite(
     *(
         f"{__package__}.machine_{noun}"
@@ -23,9 +23,9 @@ pytest.register_assert_rewrite(
 
 @pytest.fixture
 def proxy(transactional_db):
-    """A line to the test's database that can be cut; its address is ``proxy.url``."""
+    """A proxy to the test's database that can be cut; its address is ``proxy.url``."""
     if connections["default"].vendor == "sqlite":
-        pytest.skip("There is no line to cut.")
+        pytest.skip("There is no connection to cut.")
     line, url = proxies.to_the_test_database()
     line.url = url
     yield line
@@ -34,9 +34,9 @@ def proxy(transactional_db):
 
 @pytest.fixture(scope="session")
 def migrated():
-    """A PostgreSQL with the tables of the tests, which is down: servers of single tests are copies of it."""
+    """A stopped PostgreSQL server with the tests' tables, which servers of single tests copy."""
     if connections["default"].vendor != "postgresql":
-        pytest.skip("PostgreSQL alone is replicated and pooled here.")
+        pytest.skip("Only PostgreSQL is replicated and pooled here.")
 
     def make(path):
         server = servers.PostgreSQL(path)
@@ -51,7 +51,7 @@ def migrated():
 
 @pytest.fixture
 def home():
-    """A folder for servers of a test's own, which it starts by ``home.start``; they are killed with it."""
+    """A folder for a test's own servers, started by ``home.start`` and killed after the test."""
     with servers.scratch() as folder:
         home = Home(folder)
         yield home
@@ -71,7 +71,7 @@ class Home:
 
 @pytest.fixture
 def use_database(transactional_db):
-    """Have the test, on all of its threads, use the database at a URL in place of the default one."""
+    """Have all of the test's threads use the database at a URL."""
     before = connections.settings["default"]
 
     def use(url):
@@ -86,7 +86,7 @@ def use_database(transactional_db):
 
 
 class Elsewhere:
-    """Something that is done on another thread, and so on another connection."""
+    """Runs an action on another thread, and so on another connection."""
 
     def __init__(self, action):
         self._action, self._value, self._error = action, None, None
@@ -94,7 +94,7 @@ class Elsewhere:
         self._thread.start()
 
     def wait(self, seconds):
-        """Until it is done, or held up by somebody's lock."""
+        """Wait until it is done, or until the timeout if a lock blocks it."""
         self._thread.join(seconds)
 
     def result(self):
@@ -115,14 +115,14 @@ class Elsewhere:
 
 @contextmanager
 def held_open(action):
-    """Do something in a transaction elsewhere, and leave it open inside."""
+    """Run an action in a transaction on another thread, and keep the transaction open."""
     done, go_on = threading.Event(), threading.Event()
 
     def act():
         with transaction.atomic():
             action()
             done.set()
-            assert go_on.wait(2 * LONG)  # Longer than the test waits for what happens meanwhile.
+            assert go_on.wait(2 * LONG)  # Longer than the test waits for concurrent work.
 
     other = Elsewhere(act)
     assert done.wait(LONG)

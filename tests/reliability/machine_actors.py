@@ -1,4 +1,4 @@
-"""Who does something to the queue in the machine, and how what he runs may end."""
+"""Workers and lock holders of the state machine, and the ways in which an attempt ends."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from django_dbqueue.models import Execution, Job, Process
 from django_dbqueue.models.enums import FINISHED
 from django_dbqueue.models.expressions import after
 from django_dbqueue.runtime.connections import prepare
+from django_dbqueue.runtime.worker.after_settle import finish_batches, wake_dependents
 from django_dbqueue.runtime.worker.claimer import Claimer
-from django_dbqueue.runtime.worker.following import finish_batches, wake_dependents
 from django_dbqueue.runtime.worker.pipeline_step import after_stage
 
 from .. import direct, tasks
 
 ACTORS = 3
-# Some that a database may take for one.
+# Queue names that a case-insensitive or padding collation takes for equal.
 QUEUES = ["default", "mail", "Mail", "mail "]
-# What a worker serves.
+# The queue selectors of workers.
 SERVED = [("*",), ("default", "mail")]
-# Larger than what a claim loads without counting, and so large that it does not take two of them.
+# Larger than a claim loads without counting; two of them exceed the limit.
 LARGE, PREFETCHED = 3000, 5000
 Outcome, State = Execution.Outcome, Job.State
 
 
 class End(NamedTuple):
-    """How an attempt ends. ``way`` is where a stage of a pipeline sends its job if it succeeds."""
+    """The end of an attempt. ``way``: the next step of a pipeline's job after a success."""
 
     outcome: Execution.Outcome
     state: Job.State
@@ -58,23 +58,23 @@ ENDS = [
     End(Outcome.SNOOZED, State.SCHEDULED, 60.0),
     End(Outcome.DISCARDED, State.DISCARDED),
 ]
-# After these, the job runs again by itself.
-AGAIN = [end for end in ENDS if end.state not in FINISHED]
+# Ends after which the job is retried.
+RETRIED_ENDS = [end for end in ENDS if end.state not in FINISHED]
 actors, queues = st.integers(0, ACTORS - 1), st.sampled_from(QUEUES)
 ends = st.lists(st.sampled_from(ENDS), min_size=4, max_size=4)
 
 
 class Actor:
-    """A worker: a process row, a connection of its own, and the jobs that it believes to be its own."""
+    """A worker with a process row, its own connection, and the jobs that it believes it owns."""
 
     def __init__(self, number: int) -> None:
         self.thread = ThreadPoolExecutor(1, f"actor-{number}")
         self.call(prepare, "default", 10.0)
         self.number, self.incarnation = number, 0
-        self.sign_on(SERVED[0])
+        self.register(SERVED[0])
 
-    def sign_on(self, queues: tuple[str, ...] | None = None) -> None:
-        """A new identity, as after a restart; what the old one held, it may still try to settle."""
+    def register(self, queues: tuple[str, ...] | None = None) -> None:
+        """Register a new process, as after a restart. The old one may settle late."""
         self.incarnation += 1
         self.queues = queues or self.queues
         self.selector = QueueSelector(self.queues)
@@ -96,41 +96,41 @@ class Actor:
         self.held: list[Job] = []
         self.late: list[Job] = getattr(self, "late", [])
 
-    def begin(self, function: Any, *args: Any) -> Future[Any]:
+    def submit(self, function: Any, *args: Any) -> Future[Any]:
         return self.thread.submit(function, *args)
 
     def call(self, function: Any, *args: Any) -> Any:
-        return self.begin(function, *args).result(30)
+        return self.submit(function, *args).result(30)
 
     def serves(self, queue: str) -> bool:
-        return self.selector.rank(queue) is not None
+        return self.selector.position(queue) is not None
 
     def close(self) -> None:
-        # Not waited for: after a failure, its last call may never end.
+        # Do not wait: after a failure, its last call may never return.
         self.thread.submit(connections.close_all)
         self.thread.shutdown(wait=False)
 
 
-class Stranger:
-    """Somebody with a connection of his own who holds rows that the queue needs."""
+class LockHolder:
+    """Holds row locks on its own connection."""
 
     def __init__(self) -> None:
         self.thread = ThreadPoolExecutor(1, "stranger")
 
     @contextmanager
     def holding(self, rows: QuerySet[Any]) -> Iterator[None]:
-        self.thread.submit(self._take, rows).result(30)
+        self.thread.submit(self._lock, rows).result(30)
         try:
             yield
         finally:
-            self.thread.submit(self._let_go).result(30)
+            self.thread.submit(self._unlock).result(30)
 
-    def _take(self, rows: QuerySet[Any]) -> None:
+    def _lock(self, rows: QuerySet[Any]) -> None:
         self.transaction = transaction.atomic()
         self.transaction.__enter__()
         list(rows.order_by("pk").select_for_update())
 
-    def _let_go(self) -> None:
+    def _unlock(self) -> None:
         self.transaction.__exit__(None, None, None)
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class Stranger:
 
 
 def settle(outcomes: list[AttemptResult]) -> Settled:
-    """As a worker does: what has ended may let its batch finish."""
+    """Settle as a worker does: wake dependent jobs and finish batches."""
     settled = direct.settle(outcomes)
     wake_dependents(settled, task_backends["default"], ())
     finish_batches(settled, task_backends["default"])

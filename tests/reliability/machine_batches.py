@@ -1,4 +1,4 @@
-"""Pipelines go on exactly with the attempts that were accepted; what follows a batch comes once, when all of it has ended."""
+"""Pipelines and batches: stages follow accepted attempts, one callback the last job."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from django_dbqueue.models.expressions import after
 
 from .. import direct, tasks
 from .machine_actors import ENDS, actors, ends, queues
-from .machine_keys import KINDS, Keys, _row, _stage, wishes
+from .machine_keys import KINDS, Keys, _row, _stage, keyed_calls
 
-WALK = pipeline(tasks.grind, tasks.charge.using(queue_name="mail"), tasks.pour)
+PIPELINE = pipeline(tasks.grind, tasks.charge.using(queue_name="mail"), tasks.pour)
 AFTER = {tasks.sum_up.module_path: "on_finish", tasks.rejoice.module_path: "on_success"}
-# How the block of a batch's opener ends. One that dies in it leaves it open.
+# How the opener's block ends. An opener that dies leaves the batch open.
 openers = st.sampled_from(["ends", "ends", "raises", "dies"])
-MEMBERS = {"plain": tasks.add, "limited": tasks.charge, "walks": WALK}
+MEMBERS = {"plain": tasks.add, "limited": tasks.charge, "pipeline": PIPELINE}
 members = st.lists(st.sampled_from(list(MEMBERS)), max_size=3)
-# What becomes of a member that another asks for.
-FATES = [["ask"], ["run", "ask", "end"], ["run", "end", "ask"]]
+# The order of an outside enqueue, the member's run and its end.
+SEQUENCES = [["enqueue"], ["run", "enqueue", "end"], ["run", "end", "enqueue"]]
 last_ends = st.sampled_from([end for end in ENDS if end.state in FINISHED])
-ASK_FROM_OUTSIDE = {
+OUTSIDE_CALLS = {
     "kinds": st.permutations(list(KINDS)),
-    "fates": st.permutations(FATES).map(lambda fates: fates[:2]),
-    "wish": wishes,
-    "call": wishes,
+    "sequences": st.permutations(SEQUENCES).map(lambda sequences: sequences[:2]),
+    "keyed_call": keyed_calls,
+    "call": keyed_calls,
     "actor": actors,
     "end": last_ends,
 }
 
 
-class Walks(Keys):
+class Pipelines(Keys):
     @rule(queue=queues, number=st.integers(1, 3))
-    def enqueue_what_walks(self, queue, number):
+    def enqueue_pipelines(self, queue, number):
         first = tasks.grind.using(queue_name=queue)
-        walk = pipeline(first, *WALK.stages[1:])
-        self._asked(*walk.enqueue_many([(1,)] * number), stage=0)
+        pipeline_task = pipeline(first, *PIPELINE.stages[1:])
+        self._record_enqueued(*pipeline_task.enqueue_many([(1,)] * number), stage=0)
 
 
 class Batches(Keys):
@@ -53,42 +53,42 @@ class Batches(Keys):
         super().__init__()
         self.batches: list[UUID] = []
         self.left_open: list[UUID] = []
-        # Of batches whose opener has raised: nothing follows. Those that are to have no on_success, whatever their rows say.
-        self.called_off_batches: set[UUID] = set()
+        # Batches whose opener has raised get no callback; spoiled ones get no on_success.
+        self.discarded_batches: set[UUID] = set()
         self.spoiled: set[UUID] = set()
         self.finished: set[UUID] = set()
-        # By batch and job: the attempt that the job was at when it was asked for in it, until the run that was meant has ended.
+        # By batch and job: the job's attempt when it joined, until a later run has ended.
         self.pending: dict[tuple[UUID, str], int] = {}
-        # By batch: all jobs that were asked for in it.
+        # By batch: all member jobs.
         self.members: defaultdict[UUID, set[str]] = defaultdict(set)
-        # By batch: what followed it.
+        # By batch: its callback jobs.
         self.followed: defaultdict[str, dict[str, str]] = defaultdict(dict)
 
-    @rule(members=members, wish=st.none() | wishes, actor=actors, ends=ends, how=openers)
-    def open_a_batch(self, members, wish, actor, ends, how):
-        """Inside its block, a member adds to it, and all that is there by then ends: it is not finished."""
+    @rule(members=members, keyed_call=st.none() | keyed_calls, actor=actors, ends=ends, how=openers)
+    def open_batch(self, members, keyed_call, actor, ends, how):
+        """The batch does not finish inside the opener's block, even if all of its jobs end."""
         opened = batch(on_finish=tasks.sum_up, on_success=tasks.rejoice)
         try:
             with opened if how != "dies" else _dies(opened):
                 self.batches.append(opened.id)
-                for what in members:
-                    self._joined(
-                        opened.id, MEMBERS[what].enqueue(1), stage=0 if what == "walks" else None
+                for kind in members:
+                    self._record_member(
+                        opened.id, MEMBERS[kind].enqueue(1), stage=0 if kind == "pipeline" else None
                     )
-                if wish:
-                    self._ask_in(opened.id, wish)
-                self._learn_of_added(opened.id, self.actors[actor].begin(_add, opened.id))
-                self._learn_of_added(opened.id, self.actors[actor - 1].begin(_add, opened.id, True))
+                if keyed_call:
+                    self._enqueue_in_batch(opened.id, keyed_call)
+                self._record_added(opened.id, self.actors[actor].submit(_add, opened.id))
+                self._record_added(opened.id, self.actors[actor - 1].submit(_add, opened.id, True))
                 self.claim(actor, 5)
                 self.settle(actor, 4, ends)
-                self._settled_beside_a_claim()
+                self._after_concurrent_settle()
                 assert not direct.finish_batches([opened.id]), (
-                    "it finished before all of it was enqueued"
+                    "the batch finished before its block has ended"
                 )
                 if how == "raises":
                     raise ZeroDivisionError
         except ZeroDivisionError:
-            self.called_off_batches.add(opened.id)
+            self.discarded_batches.add(opened.id)
             self.not_to_run |= {
                 str(pk)
                 for pk in Job.objects.filter(batch=opened.id, state=State.DISCARDED).values_list(
@@ -98,34 +98,38 @@ class Batches(Keys):
         if how == "dies":
             self.left_open.append(opened.id)
 
-    def ask_from_outside_for_members(self, kinds, fates, wish, call, actor, end):
-        for kind, fate in zip(kinds, fates, strict=False):
-            self._ask_from_outside_for_a_member(wish._replace(kind=kind), call, actor, end, fate)
+    def enqueue_members_from_outside(self, kinds, sequences, keyed_call, call, actor, end):
+        for kind, sequence in zip(kinds, sequences, strict=False):
+            self._enqueue_member_from_outside(
+                keyed_call._replace(kind=kind), call, actor, end, sequence
+            )
 
-    def _ask_from_outside_for_a_member(self, wish, call, actor, end, fate):
-        """What others ask of it is no matter of its batch, which waits for the run that it asked for, and counts its failure."""
+    def _enqueue_member_from_outside(self, keyed_call, call, actor, end, sequence):
+        """A batch waits for its own run of a keyed job, and ignores outside calls."""
         with batch(on_finish=tasks.sum_up, on_success=tasks.rejoice) as opened:
             self.batches.append(opened.id)
-            self._ask_in(opened.id, wish._replace(wait=None))
+            self._enqueue_in_batch(opened.id, keyed_call._replace(wait=None))
             job = None
-            for what in fate:
-                if what == "ask":
-                    # Of the block that this thread is in, the actor's knows nothing.
-                    self.ask(actor - 1, call._replace(kind=wish.kind, key=wish.key))
-                elif what == "run":
+            for action in sequence:
+                if action == "enqueue":
+                    # The actor's thread is not inside this thread's batch block.
+                    self.enqueue_key(
+                        actor - 1, call._replace(kind=keyed_call.kind, key=keyed_call.key)
+                    )
+                elif action == "run":
                     self.claim(actor, 50)
-                    job = self._held(actor, wish)
+                    job = self._held(actor, keyed_call)
                 elif job:
-                    settling = self._ask_settle(self.actors[actor], 1, [end])
-                    self._told(*settling, locked=frozenset())
-                    asked_at = self.pending.get((opened.id, str(job.pk)), job.attempt)
-                    if asked_at < job.attempt and settling[1][0].state in UNSUCCESSFUL:
+                    settling = self._start_settle(self.actors[actor], 1, [end])
+                    self._record_settled(*settling, locked=frozenset())
+                    called_at = self.pending.get((opened.id, str(job.pk)), job.attempt)
+                    if called_at < job.attempt and settling[1][0].state in UNSUCCESSFUL:
                         self.spoiled.add(opened.id)
 
     @precondition(lambda self: self.left_open)
     @rule()
-    def give_up_openers(self):
-        """They have added nothing for long. What they have left may not be the whole."""
+    def seal_abandoned_batches(self):
+        """Seal batches of openers that were silent for long. Such a batch may be incomplete."""
         Batch.objects.filter(pk__in=self.left_open).update(opened_until=after(-1))
         assert set(direct.seal_abandoned()) == set(self.left_open)
         self.spoiled.update(self.left_open)
@@ -133,76 +137,76 @@ class Batches(Keys):
 
     @precondition(lambda self: self.batches)
     @rule(actor=actors, number=st.integers(0, 9))
-    def add_to_a_batch(self, actor, number):
-        pk = self._a_batch(number)
-        self._learn_of_added(pk, self.actors[actor].begin(_add, pk))
+    def add_to_batch(self, actor, number):
+        pk = self._pick_batch(number)
+        self._record_added(pk, self.actors[actor].submit(_add, pk))
 
     @precondition(lambda self: self.batches)
-    @rule(number=st.integers(0, 9), wish=wishes)
-    def ask_in_a_batch(self, number, wish):
-        pk = self._a_batch(number)
+    @rule(number=st.integers(0, 9), keyed_call=keyed_calls)
+    def enqueue_key_in_batch(self, number, keyed_call):
+        pk = self._pick_batch(number)
         try:
             with batch.of(pk):
-                self._ask_in(pk, wish)
+                self._enqueue_in_batch(pk, keyed_call)
         except BatchFinished:
             assert pk in set(Batch.objects.exclude(finished_at=None).values_list("pk", flat=True))
 
     @precondition(lambda self: self.batches)
     @rule(actor=actors, number=st.integers(0, 9), ends=ends)
-    def add_to_a_batch_while_its_jobs_end(self, actor, number, ends):
+    def add_to_batch_during_settle(self, actor, number, ends):
         others = [each for each in self.actors if each.number != actor]
-        asked = [self._ask_settle(each, 4, ends) for each in others]
-        pk = self._a_batch(number)
-        adding = self.actors[actor].begin(_add, pk)
-        for each in asked:
-            self._told(*each)
-        self._learn_of_added(pk, adding)
+        futures = [self._start_settle(each, 4, ends) for each in others]
+        pk = self._pick_batch(number)
+        adding = self.actors[actor].submit(_add, pk)
+        for each in futures:
+            self._record_settled(*each)
+        self._record_added(pk, adding)
 
     @precondition(lambda self: self.batches)
     @rule(number=st.integers(0, 9))
-    def discard_a_batch(self, number):
-        self._call_off(Batch.objects.get(pk=self._a_batch(number)).jobs().waiting())
+    def discard_batch(self, number):
+        self._discard(Batch.objects.get(pk=self._pick_batch(number)).jobs().waiting())
 
-    def finish_batches_together(self):
-        for each in [actor.begin(direct.finish_batches) for actor in self.actors]:
+    def finish_batches_concurrently(self):
+        for each in [actor.submit(direct.finish_batches) for actor in self.actors]:
             each.result(30)
         assert not Batch.objects.due().exists()
 
     def prune_members(self):
-        """Those of batches that have not finished may have failed before they go."""
+        """Prune failed jobs; failures in unfinished batches count before they are deleted."""
         unfinished = Batch.objects.filter(finished_at=None).values("pk")
         rows = Job.objects.filter(state=State.FAILED, batch__in=unfinished)
         self.spoiled.update(rows.values_list("batch", flat=True))
         self.prune(State.FAILED)
 
     @invariant()
-    def what_follows_a_batch_comes_when_all_of_it_has_ended(self):
-        self._end_runs()
+    def batch_callbacks_follow_the_last_end(self):
+        self._drop_ended_runs()
         finished = set(Batch.objects.filter(finished_at__isnull=False).values_list("pk", flat=True))
         for pk in finished - self.finished:
             states = {job.state for job in self.jobs if job.batch_id == pk}
-            assert states <= set(FINISHED), "it finished before its jobs had"
-            assert pk not in self.left_open, "it finished though its opener may add to it"
+            assert states <= set(FINISHED), "the batch finished before its jobs had ended"
+            assert pk not in self.left_open, "the batch finished while its opener may add to it"
             followed = set(self.followed[str(pk)])
-            if pk in self.called_off_batches:
+            if pk in self.discarded_batches:
                 assert not followed
             elif pk in self.spoiled or states & set(UNSUCCESSFUL):
                 assert followed == {"on_finish"}
             elif any(job in self.of_keys for job in self.members[pk]):
-                # A run that has failed may have lost its row to the next one.
+                # A failed run may have lost its row to the next run.
                 assert "on_finish" in followed
             else:
                 assert followed == {"on_finish", "on_success"}
         assert not (early := {(pk, job) for pk, job in self.pending if pk in finished}), (
-            f"it finished before its jobs had: {early}"
+            f"the batch finished before its jobs had ended: {early}"
         )
         self.finished = finished
         assert set(map(UUID, self.followed)) <= finished, (
-            "something followed before it had finished"
+            "a callback was enqueued before its batch had finished"
         )
 
-    def _may_end(self):
-        """Batches that wait for nothing."""
+    def _endable_batches(self):
+        """Return batches in which no job is left to run."""
         waiting = {
             str(pk) for pk in Job.objects.exclude(state__in=FINISHED).values_list("pk", flat=True)
         }
@@ -210,60 +214,62 @@ class Batches(Keys):
             pk for pk in self.batches if pk not in self.left_open and not self.members[pk] & waiting
         }
 
-    def _end_runs(self):
+    def _drop_ended_runs(self):
         over = {str(job.pk) for job in self.jobs if job.state in FINISHED} | self.gone
         ended = {fence for fence, end in self.ended.items() if end != "released"}
         last = defaultdict(int)
-        for pk, attempt in ended - self.goes_on:
+        for pk, attempt in ended - self.continued:
             last[pk] = max(last[pk], attempt)
         self.pending = {
             key: at for key, at in self.pending.items() if key[1] not in over and last[key[1]] <= at
         }
 
-    def _look(self):
-        super()._look()
+    def _record_new_jobs(self):
+        super()._record_new_jobs()
         rows = Job.objects.filter(task__in=AFTER).values_list("pk", "task", "args")
         for pk, task, (of,) in [(str(pk), task, args) for pk, task, args in rows]:
-            assert self.followed[of].setdefault(AFTER[task], pk) == pk, "it followed twice"
+            assert self.followed[of].setdefault(AFTER[task], pk) == pk, (
+                "a callback was enqueued twice"
+            )
             self.enqueued.add(pk)
             self.wanted[pk] = None, [of]
 
-    def _a_batch(self, number):
+    def _pick_batch(self, number):
         return self.batches[-1 - number % len(self.batches)]
 
-    def _accepted(self, outcome):
-        super()._accepted(outcome)
+    def _record_accepted(self, outcome):
+        super()._record_accepted(outcome)
         for members in self.members.values():
             if str(outcome.fence[0]) in members:
                 members.update(str(child.pk) for child in outcome.children)
 
-    def _ask_in(self, pk, wish):
-        before = _row(wish)
-        task, args = self._call(wish, before)
+    def _enqueue_in_batch(self, pk, keyed_call):
+        before = _row(keyed_call)
+        task, args = self._call(keyed_call, before)
         result = task.enqueue(*args)
-        self._answered(wish, before, result)
+        self._record_call(keyed_call, before, result)
         if result.enqueued != "ignored":
-            self._joined(pk, result, stage=_stage(wish))
+            self._record_member(pk, result, stage=_stage(keyed_call))
 
-    def _joined(self, pk, result, stage=None):
-        self._asked(result, stage=stage)
+    def _record_member(self, pk, result, stage=None):
+        self._record_enqueued(result, stage=stage)
         self.members[pk].add(result.id)
         self.pending[pk, result.id] = Job.objects.values_list("attempt", flat=True).get(
             pk=result.id
         )
 
-    def _learn_of_added(self, pk, adding):
-        """One that was called off at once, as its block has raised, is no member."""
+    def _record_added(self, pk, adding):
+        """A job that was discarded at once, because its block has raised, is not a member."""
         for result in adding.result(30):
             if Job.objects.filter(pk=result.id, batch=pk).exists():
-                self._joined(pk, result)
+                self._record_member(pk, result)
             else:
-                self._asked(result)
+                self._record_enqueued(result)
                 self.not_to_run.add(result.id)
 
 
 def _add(pk: UUID, and_raise: bool = False):
-    """As a member does. Returns the results; none if the batch has finished."""
+    """Add a job as a member does. Return the results, or none if the batch has finished."""
     results: list[Any] = []
     try:
         with batch.of(pk):
@@ -277,7 +283,7 @@ def _add(pk: UUID, and_raise: bool = False):
 
 @contextmanager
 def _dies(opened: batch) -> Iterator[None]:
-    """Nothing of what its process would have done at the end of the block is done."""
+    """Leave the block without its exit, as if the process had died."""
     opened.__enter__()
     yield
     opened._pop()

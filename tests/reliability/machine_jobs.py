@@ -1,4 +1,4 @@
-"""What can be done to any job, in any order and two things at a time; the machines of keys, limits and so on add to it."""
+"""Operations on any job, in any order and two at a time."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ OF_A_ROW = [
     "stage",
     "args",
     "version",
-    "asked_again",
+    "rerun_requested",
     "blocked_by",
 ]
 waits = st.sampled_from([None, timedelta(seconds=60)])
-# The stage of a job, None without a pipeline, and its arguments.
+# The stage of a job, or None without a pipeline, and its arguments.
 Call = tuple[int | None, list[Any]]
 
 
@@ -91,36 +91,36 @@ class Jobs(RuleBasedStateMachine):
         self.actors = [Actor(number) for number in range(ACTORS)]
         self.enqueued: set = set()
         self.gone: set = set()
-        # By (job, attempt): which process was given it, and how it ended.
+        # By (job, attempt): the process that claimed it, and how the attempt ended.
         self.given: dict = {}
         self.ended: dict = {}
-        # Queues and tasks.
+        # Paused queues and tasks.
         self.paused: set[str] = set()
-        # By queue: how many of its jobs may run at a time.
+        # By queue: the maximum number of running jobs.
         self.restricted: dict[str, int] = {}
         self.retried: set[str] = set()
         self.not_to_run: set[str] = set()
-        # Stopped by an operator while they ran, and not asked for or retried since.
+        # Stopped by an operator while running, and not enqueued or retried since.
         self.stopped: set[str] = set()
-        # How each job is to be called, as it was asked for last; how each attempt was called.
+        # The stage and arguments of each job's latest call, and those of each attempt.
         self.wanted: dict[str, Call] = {}
         self.called: dict[tuple[str, int], Call] = {}
-        # Since which attempt a job's failures count.
+        # By job: the attempt after which failures count.
         self.since: dict[str, int] = {}
-        # Jobs of keys; attempts after which their run goes on, by a retry or at the next stage.
+        # Jobs with keys; attempts whose run continues by a retry or at the next stage.
         self.of_keys: set[str] = set()
-        self.goes_on: set[tuple[str, int]] = set()
-        # Not to start before, by the database's time.
+        self.continued: set[tuple[str, int]] = set()
+        # By job: the earliest start, by the database's clock.
         self.not_before: dict[str, datetime] = {}
 
     def teardown(self) -> None:
-        # Of a race, which Hypothesis may not meet again as it repeats the steps, it would tell nothing else.
+        # Log here: when Hypothesis replays the steps, a race may not happen again.
         if isinstance(sys.exc_info()[1], Exception):
-            logger.error("A run of the machine has failed.", exc_info=True)
+            logger.error("A run of the state machine failed.", exc_info=True)
         for actor in self.actors:
             actor.close()
 
-    # What a project does.
+    # Operations of a project.
 
     @rule(
         queue=queues,
@@ -131,45 +131,51 @@ class Jobs(RuleBasedStateMachine):
     )
     def enqueue(self, queue, priority, number, wait, expires):
         task = tasks.add.using(queue_name=queue, priority=priority, run_after=wait, expires=expires)
-        self._asked(*task.enqueue_many([(1,)] * number))
+        self._record_enqueued(*task.enqueue_many([(1,)] * number))
 
     @rule(queue=queues, number=st.integers(1, 3), large=st.booleans())
-    def enqueue_what_is_large(self, queue, number, large):
-        self._asked(
+    def enqueue_large(self, queue, number, large):
+        self._record_enqueued(
             *tasks.add.using(queue_name=queue).enqueue_many([("x" * LARGE * large,)] * number)
         )
 
     @rule(queue=queues)
-    def enqueue_what_must_not_run_twice(self, queue):
-        self._asked(tasks.transfer.using(queue_name=queue).enqueue("x"))
+    def enqueue_on_lost_fail(self, queue):
+        self._record_enqueued(tasks.transfer.using(queue_name=queue).enqueue("x"))
 
-    # What workers do, alone or two at a time.
+    # Operations of workers, alone or two at a time.
 
     @rule(actor=actors, limit=st.integers(1, 5))
     def claim(self, actor, limit):
-        self._got(self.actors[actor], self._ask_claim(self.actors[actor], limit).result(30))
+        self._record_claimed(
+            self.actors[actor], self._start_claim(self.actors[actor], limit).result(30)
+        )
 
     @rule(limit=st.integers(1, 5))
-    def claim_together(self, limit):
-        asked = [(actor, self._ask_claim(actor, limit)) for actor in self.actors]
-        for actor, future in asked:
-            self._got(actor, future.result(30))
+    def claim_concurrently(self, limit):
+        futures = [(actor, self._start_claim(actor, limit)) for actor in self.actors]
+        for actor, future in futures:
+            self._record_claimed(actor, future.result(30))
 
     @rule(actor=actors, number=st.integers(1, 4), ends=ends)
     def settle(self, actor, number, ends):
-        self._told(*self._ask_settle(self.actors[actor], number, ends), locked=frozenset())
+        self._record_settled(
+            *self._start_settle(self.actors[actor], number, ends), locked=frozenset()
+        )
 
     @rule(actor=actors, limit=st.integers(1, 5), ends=ends)
-    def settle_together_while_another_claims(self, actor, limit, ends):
-        asked = [self._ask_settle(each, 4, ends) for each in self.actors if each.number != actor]
-        claiming = self._ask_claim(self.actors[actor], limit)
-        for each in asked:
-            self._told(*each)
-        self._got(self.actors[actor], claiming.result(30))
-        self._settled_beside_a_claim()
+    def settle_during_claim(self, actor, limit, ends):
+        futures = [
+            self._start_settle(each, 4, ends) for each in self.actors if each.number != actor
+        ]
+        claiming = self._start_claim(self.actors[actor], limit)
+        for each in futures:
+            self._record_settled(*each)
+        self._record_claimed(self.actors[actor], claiming.result(30))
+        self._after_concurrent_settle()
 
     @rule(actor=actors)
-    def begin(self, actor):
+    def start_job(self, actor):
         actor = self.actors[actor]
         for job in actor.held[:1]:
             began = actor.call(direct.mark_started, job)
@@ -185,7 +191,7 @@ class Jobs(RuleBasedStateMachine):
             assert self.actors[actor].call(direct.save_metadata, job) == owns
 
     @rule(actor=actors)
-    def note_progress(self, actor):
+    def record_progress(self, actor):
         actor = self.actors[actor]
         jobs = [*actor.held[:2], *actor.late[:2]]
         fences = {job.fence: (str(job.pk), job.attempt) for job in jobs}
@@ -201,32 +207,32 @@ class Jobs(RuleBasedStateMachine):
             Progress.objects.record, [(job, ProgressValue.of(job.attempt)) for job in jobs]
         )
         assert (recorded.written, recorded.lost) == (owned, set(fences) - owned)
-        noted = set(
+        stored = set(
             Progress.objects.filter(job__in=[fence[0] for fence in owned]).values_list(
                 "job", "done"
             )
         )
-        assert noted == {fence[:2] for fence in owned}
+        assert stored == {fence[:2] for fence in owned}
 
     @rule(actor=actors, number=st.integers(1, 3))
     def release(self, actor, number):
         self._release(self.actors[actor], number)
 
-    # What goes wrong.
+    # Faults.
 
-    @rule(actor=actors, blameless=st.booleans(), not_started=st.booleans())
-    def kill(self, actor, blameless, not_started):
-        """Its supervisor recovers its jobs at once; it was not really dead, and its outcomes come late."""
+    @rule(actor=actors, innocent=st.booleans(), not_started=st.booleans())
+    def kill(self, actor, innocent, not_started):
+        """Recover its jobs at once; the worker still runs, and its results come late."""
         actor = self.actors[actor]
         ids = frozenset(job.pk for job in actor.held[:1]) if not_started else frozenset()
         self._recover(
-            actor, recovery.ExitReason(how="was killed", blameless=blameless, not_started=ids)
+            actor, recovery.ExitReason(how="was killed", innocent=innocent, not_started=ids)
         )
 
     @rule(actor=actors, number=st.integers(1, 4), ends=ends)
-    def settle_while_it_is_recovered(self, actor, number, ends):
+    def settle_during_recovery(self, actor, number, ends):
         actor = self.actors[actor]
-        settling = self._ask_settle(actor, number, ends)
+        settling = self._start_settle(actor, number, ends)
         self._recover(actor, recovery.ExitReason(how="was killed"), then=settling)
 
     @rule(actor=actors, ends=ends)
@@ -245,7 +251,7 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(actor=actors, other=actors, ends=ends)
     def take_over(self, actor, other, ends):
-        """What was recovered, and what another runs by now, its first owner tries to begin, note, release and settle."""
+        """The former owner of reclaimed jobs cannot start, record, release or settle them."""
         if not self.actors[actor].held:
             self.claim(actor, 5)
         self.kill(actor, False, False)
@@ -266,8 +272,8 @@ class Jobs(RuleBasedStateMachine):
         self.settle_late(actor, ends)
 
     @rule(seconds=st.sampled_from([-120, 30, 120, 7200]))
-    def step_the_clock(self, seconds):
-        """As seen from the rows: all times that are stored lie so much further back."""
+    def step_clock(self, seconds):
+        """Step the database's clock: move all stored times by the same amount."""
         step = timedelta(seconds=seconds)
         Job.objects.update(run_after=F("run_after") - step, enqueued_at=F("enqueued_at") - step)
         Job.objects.update(expires_at=F("expires_at") - step)
@@ -275,7 +281,7 @@ class Jobs(RuleBasedStateMachine):
         Semaphore.objects.update(earliest=F("earliest") - step, booked=F("booked") - step)
         self.not_before = {pk: time - step for pk, time in self.not_before.items()}
 
-    def recover_the_silent(self):
+    def recover_silent(self):
         silent = set(Process.objects.silent().values_list("name", flat=True))
         recovery.recover(
             task_backends["default"],
@@ -283,9 +289,9 @@ class Jobs(RuleBasedStateMachine):
             recovery.ExitReason(how="was silent"),
             list,
         )
-        self._learn_of_recovered(silent)
+        self._record_recovered(silent)
 
-    # What operators and dispatchers do.
+    # Operations of operators and dispatchers.
 
     def dispatch(self):
         direct.dispatch()
@@ -316,20 +322,20 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(actor=actors, queues=st.sampled_from(SERVED))
     def deploy(self, actor, queues):
-        """Its process ends, without anything to give back, and another one serves what it is told to."""
+        """An idle worker ends, and another one with these queues takes its place."""
         actor = self.actors[actor]
         if not actor.held:
             Process.objects.filter(pk=actor.process.pk).erase()
-            actor.sign_on(queues)
+            actor.register(queues)
 
     @rule(queue=queues)
     def discard(self, queue):
-        self._call_off(Job.objects.filter(queue=queue))
+        self._discard(Job.objects.filter(queue=queue))
 
     @rule(number=st.integers(1, 6))
     def discard_some(self, number):
         ready = Job.objects.ready().order_by("pk").values_list("pk", flat=True)
-        self._call_off(Job.objects.filter(pk__in=list(ready[:number])))
+        self._discard(Job.objects.filter(pk__in=list(ready[:number])))
 
     @rule(queue=queues)
     def stop(self, queue):
@@ -344,7 +350,7 @@ class Jobs(RuleBasedStateMachine):
         self._pause_or_resume(Queue.objects.named(queue), queue)
 
     @rule(task=st.sampled_from([tasks.add, tasks.charge, tasks.withdraw]))
-    def pause_or_resume_a_task(self, task):
+    def pause_or_resume_task(self, task):
         self._pause_or_resume(TaskState.objects.named(task.module_path), task.module_path)
 
     @precondition(lambda self: self.enqueued)
@@ -356,23 +362,24 @@ class Jobs(RuleBasedStateMachine):
             pass
         self.gone |= before
 
-    # What always holds.
+    # Invariants.
 
     def check_invariants(self, *args):
-        """All of them look at the same rows."""
+        """Read the rows once for all invariants."""
         self.jobs = list(Job.objects.select_related("process").annotate(db_now=Now()))
         self.executions = list(
             Execution.objects.values_list("job", "attempt", "outcome", "message")
         )
-        self._look()
+        self.of_keys |= {str(job.pk) for job in self.jobs if job.key}
+        self._record_new_jobs()
         super().check_invariants(*args)
 
     @invariant()
-    def nothing_is_lost(self):
+    def no_job_is_lost(self):
         assert {str(job.pk) for job in self.jobs} == self.enqueued - self.gone
 
     @invariant()
-    def each_row_is_as_its_owner_was_told(self):
+    def each_row_matches_its_owner(self):
         for job in self.jobs:
             fence = str(job.pk), job.attempt
             assert (job.state == State.RUNNING) == (job.process is not None)
@@ -382,10 +389,10 @@ class Jobs(RuleBasedStateMachine):
                 assert self.given[fence] == job.process.name and fence not in self.ended
             elif job.attempt:
                 assert fence in self.ended, (fence, job.state)
-            self._check(job, fence)
+            self._check_row(job, fence)
 
     @invariant()
-    def each_attempt_is_recorded_once_and_as_it_ended(self):
+    def each_attempt_has_its_execution(self):
         recorded = {
             (str(job), attempt): outcome for job, attempt, outcome, _message in self.executions
         }
@@ -399,7 +406,7 @@ class Jobs(RuleBasedStateMachine):
             )
 
     @invariant()
-    def each_failed_attempt_counts(self):
+    def failures_count_failed_attempts(self):
         failed = [
             row[:2]
             for row in self.executions
@@ -413,67 +420,67 @@ class Jobs(RuleBasedStateMachine):
             assert pk in self.retried or failures == counted[pk]
 
     @invariant()
-    def none_starts_before_its_time(self):
-        """It is asked for with ``replace`` and a time, and whatever becomes of the attempt at hand, it waits for that."""
+    def no_job_starts_before_its_time(self):
+        """A ``replace`` with a time waits for it, however the current attempt ends."""
         for job in self.jobs:
             if job.state in WAITING and (time := self.not_before.get(str(job.pk))):
                 begins = (
                     min(job.run_after, job.db_now) if job.state == State.READY else job.run_after
                 )
-                assert begins > time - timedelta(seconds=1), "it is to run before its time"
+                assert begins > time - timedelta(seconds=1), "the job is due before its time"
 
-    # How.
+    # Helpers.
 
     def _pause_or_resume(self, rows, name):
         (rows.resume if name in self.paused else rows.pause)()
         self.paused ^= {name}
 
-    def _may_start(self, job, queues):
-        """Whether a job is one of those queues', which are served, and neither is paused, nor has its queue no room."""
+    def _is_startable(self, job, queues):
+        """True if the queue is served, has room, and neither it nor the task is paused."""
         room = (
             self.restricted.get(job.queue, 10**6)
             > Job.objects.running().filter(queue=job.queue).count()
         )
         return job.queue in queues and not self.paused & {job.queue, job.task} and room
 
-    def _asked(self, *results, stage=None):
-        """Calls of tasks were accepted, each by the row that its result names."""
+    def _record_enqueued(self, *results, stage=None):
+        """Record accepted calls of tasks, by the row that each result names."""
         for result in results:
             self.enqueued.add(result.id)
             self.not_to_run.discard(result.id)
             self.stopped.discard(result.id)
             self.wanted[result.id] = (stage, list(result.args))
 
-    def _ask_claim(self, actor, limit):
-        return actor.begin(all_claimed, actor.claimer, limit)
+    def _start_claim(self, actor, limit):
+        return actor.submit(all_claimed, actor.claimer, limit)
 
-    def _settled_beside_a_claim(self):
-        """What the claim found may be otherwise by now."""
+    def _after_concurrent_settle(self):
+        """Hook: a concurrent settlement may have changed the rows that the claim saw."""
 
-    def _got(self, actor, jobs):
-        self._look()
+    def _record_claimed(self, actor, jobs):
+        self._record_new_jobs()
         large = [job.size for job in jobs if job.size]
-        assert len(large) <= 1 or sum(large) <= PREFETCHED, "it has loaded more than it may"
+        assert len(large) <= 1 or sum(large) <= PREFETCHED, "the claim loaded more than its limit"
         for job in jobs:
             fence = str(job.pk), job.attempt
-            assert fence not in self.given, "an attempt was given twice"
+            assert fence not in self.given, "an attempt was claimed twice"
             assert not self.paused & {job.queue, job.task}
             if most := self.restricted.get(job.queue):
                 assert Job.objects.running().filter(queue=job.queue).count() <= most
             begins = self.not_before.pop(fence[0], None)
             assert begins is None or begins < job.started_at + timedelta(seconds=1), (
-                "it was claimed before its time"
+                "the job was claimed before its time"
             )
-            assert fence[0] not in self.stopped, "it runs again though an operator has stopped it"
+            assert fence[0] not in self.stopped, "the job runs again after an operator's stop"
             assert (job.stage, job.args) == self.wanted[fence[0]], (
-                "it was called otherwise than it was asked for"
+                "the attempt does not have the arguments of the latest call"
             )
             self.given[fence] = actor.process.name
             self.called[fence] = job.stage, job.args
         actor.held += jobs
 
     def _release(self, actor, number, locked=frozenset()):
-        """All but those whose rows others hold."""
+        """Release all but the jobs whose rows others have locked."""
         jobs, kept = actor.held[:number], actor.held[number:]
         owned = [
             job
@@ -487,82 +494,80 @@ class Jobs(RuleBasedStateMachine):
             self.ended[str(job.pk), job.attempt] = "released"
         actor.held = [job for job in owned if job.pk in locked] + kept
 
-    def _ask_settle(self, actor, number, ends):
+    def _start_settle(self, actor, number, ends):
         jobs, actor.held = actor.held[:number], actor.held[number:]
         outcomes = [settlement(job, end) for job, end in zip(jobs, ends, strict=False)]
-        return actor, outcomes, actor.begin(settle, outcomes)
+        return actor, outcomes, actor.submit(settle, outcomes)
 
-    def _told(self, actor, outcomes, future, locked=None):
-        """``locked``: the jobs whose rows others hold, if that is known. All others are settled."""
+    def _record_settled(self, actor, outcomes, future, locked=None):
+        """Record a settlement. ``locked``: jobs with locked rows, if known."""
         settled = future.result(30)
         assert len(settled.written) + len(settled.held) + len(settled.lost) == len(outcomes)
         assert locked is None or {outcome.fence[0] for outcome in settled.held} <= locked, (
-            "it has ended, and is not written"
+            "a result without a locked row was not settled"
         )
         for outcome in settled.written:
-            self._accepted(outcome)
+            self._record_accepted(outcome)
         for outcome in settled.lost:
             assert (str(outcome.fence[0]), outcome.fence[1]) in self.ended
         actor.held = [o.job for o in settled.held] + actor.held
 
-    def _accepted(self, outcome):
-        """A job of a pipeline goes where its attempt sent it, but not if it was asked for anew meanwhile."""
+    def _record_accepted(self, outcome):
+        """The job goes to its next stage, unless it was enqueued again meanwhile."""
         pk, attempt = fence = str(outcome.fence[0]), outcome.fence[1]
         assert self.ended.setdefault(fence, outcome.outcome) == outcome.outcome
         is_replaced = self.wanted[pk] != self.called[fence]
-        # A call that came meanwhile takes the place of the stages that are left.
+        # A concurrent call replaces the remaining stages.
         if outcome.state not in FINISHED and not (outcome.then and is_replaced):
-            self.goes_on.add(fence)
+            self.continued.add(fence)
         if is_replaced:
             return
-        if there := outcome.then:
-            self.wanted[pk], self.since[pk] = (there.stage, there.args), attempt
+        if next_stage := outcome.then:
+            self.wanted[pk], self.since[pk] = (next_stage.stage, next_stage.args), attempt
         for child in outcome.children:
             self.enqueued.add(str(child.pk))
             self.wanted[str(child.pk)] = child.stage, child.args
 
-    def _call_off(self, jobs):
+    def _discard(self, jobs):
         self.not_to_run |= {str(pk) for pk in jobs.discardable().values_list("pk", flat=True)}
         jobs.discard()
 
-    def _check(self, job, fence):
-        """That a row is as it was asked for, and that whatever was asked for is done."""
+    def _check_row(self, job, fence):
+        """Check that a row has its latest call, and that a finished job has run it."""
         wanted = self.wanted[fence[0]]
         assert (job.stage, job.args) == wanted
         if fence[0] in self.stopped:
             assert job.state in (State.RUNNING, *FINISHED), (
-                "it goes on though an operator has stopped it"
+                "the job continues after an operator's stop"
             )
-            assert not job.asked_again
+            assert not job.rerun_requested
             return
         if job.state == State.RUNNING:
-            assert job.asked_again == (wanted != self.called[fence])
+            assert job.rerun_requested == (wanted != self.called[fence])
         if job.state in FINISHED and not (
             job.state == State.DISCARDED and fence[0] in self.not_to_run
         ):
-            assert wanted == self.called[fence], (
-                "it ended before it was called as it was asked for last"
-            )
+            assert wanted == self.called[fence], "the job ended before its latest call has run"
 
-    def _look(self):
-        """Learn of jobs that the queue has enqueued by itself."""
+    def _record_new_jobs(self):
+        """Hook: record jobs that the queue has enqueued itself."""
 
-    def _recover(self, actor, death, then=None):
+    def _recover(self, actor, exit_reason, then=None):
         dead = Process.objects.filter(pk=actor.process.pk)
         name = actor.process.name
-        recovery.recover(task_backends["default"], dead, death, list)
+        recovery.recover(task_backends["default"], dead, exit_reason, list)
         if then:
             settled = then[2].result(30)
             for outcome in settled.written:
-                self._accepted(outcome)
+                self._record_accepted(outcome)
             actor.late += [o.job for o in settled.held]
-        self._learn_of_recovered({name})
+        self._record_recovered({name})
         actor.late += actor.held
-        actor.sign_on()
+        actor.register()
 
-    def _learn_of_recovered(self, names):
-        """Of an attempt that its owner does not know to have ended, the rows tell how: it was recorded, or released."""
-        while Job.objects.orphaned().exists():  # Somebody held their rows at that moment.
+    def _record_recovered(self, names):
+        """Learn from the executions how attempts of recovered processes ended."""
+        while Job.objects.orphaned().exists():  # Their rows were locked at that moment.
             recovery.recover(
                 task_backends["default"],
                 Process.objects.none(),
@@ -578,7 +583,7 @@ class Jobs(RuleBasedStateMachine):
         for actor in self.actors:
             if actor.process.name in names:
                 actor.late += actor.held
-                actor.sign_on()
+                actor.register()
 
     def _current(self, job):
         return str(job.pk), Job.objects.values_list("attempt", flat=True).filter(pk=job.pk).first()

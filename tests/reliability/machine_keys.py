@@ -1,4 +1,4 @@
-"""Of all that is asked for with one key there is one row, and what was asked for last is what is run last."""
+"""Keys: each key has one row, and its latest call runs last."""
 
 from __future__ import annotations
 
@@ -17,18 +17,22 @@ from django_dbqueue.models import Job
 from django_dbqueue.models.enums import FINISHED, WAITING
 
 from .. import tasks
-from .machine_actors import AGAIN, State, actors, ends, queues
+from .machine_actors import RETRIED_ENDS, State, actors, ends, queues
 from .machine_jobs import Jobs
 
-# Without limits, of a limited task, whose limit depends on the call, and of a pipeline.
-KINDS = {"plain": tasks.add, "limited": tasks.charge, "walks": pipeline(tasks.grind, tasks.pour)}
-PATHS = {"plain": "tests.tasks.add", "limited": "tests.tasks.charge", "walks": "tests.tasks.grind"}
-# Mostly one, and some that a database may take for it.
+# Without limits; with a limit that depends on the call; as a pipeline.
+KINDS = {"plain": tasks.add, "limited": tasks.charge, "pipeline": pipeline(tasks.grind, tasks.pour)}
+PATHS = {
+    "plain": "tests.tasks.add",
+    "limited": "tests.tasks.charge",
+    "pipeline": "tests.tasks.grind",
+}
+# Mostly one key, and some that a collation may take for equal.
 KEYS = ["k"] * 5 + ["K", "k ", "\u1e31", "k\u0301"]
 
 
-class Wish(NamedTuple):
-    """``newer``: by how much the version is above the newest; None for a call without."""
+class KeyedCall(NamedTuple):
+    """A call with a key. ``newer``: added to the newest version; None without a version."""
 
     kind: str
     key: str
@@ -38,8 +42,8 @@ class Wish(NamedTuple):
     expires: int | None
 
 
-wishes = st.builds(
-    Wish,
+keyed_calls = st.builds(
+    KeyedCall,
     kind=st.sampled_from(list(KINDS)),
     key=st.sampled_from(KEYS),
     on_conflict=st.sampled_from(["rerun", "rerun", "skip", "replace"]),
@@ -47,13 +51,13 @@ wishes = st.builds(
     wait=st.sampled_from([None, None, 60]),
     expires=st.sampled_from([None, None, 600]),
 )
-# What is done to a job while it runs, and when the run that is asked for is to begin; how that attempt ends, to run again.
-MEANWHILE = [["stop"], ["ask"], ["ask"], ["stop", "ask"], ["ask", "stop"]]
-interruptions = st.tuples(st.sampled_from(MEANWHILE), st.sampled_from([None, 60, 60]))
-INTERRUPTED = ["released", "killed", *AGAIN]
+# Operations on a running job, and the delay of the new call; how its attempt ends.
+CONCURRENT = [["stop"], ["enqueue"], ["enqueue"], ["stop", "enqueue"], ["enqueue", "stop"]]
+interruptions = st.tuples(st.sampled_from(CONCURRENT), st.sampled_from([None, 60, 60]))
+INTERRUPTED = ["released", "killed", *RETRIED_ENDS]
 INTERRUPT = {
     "actor": actors,
-    "call": wishes,
+    "call": keyed_calls,
     "ends": st.permutations(INTERRUPTED),
     "how": st.tuples(*[interruptions] * 4),
 }
@@ -63,127 +67,142 @@ class Keys(Jobs):
     def __init__(self) -> None:
         super().__init__()
         self.calls = itertools.count(1)
-        self.asked_at = timezone.now()
+        self.called_at = timezone.now()
 
-    @rule(actor=actors, wish=wishes)
-    def ask(self, actor, wish):
-        before = _row(wish)
-        result = self._ask(self.actors[actor], wish, before).result(30)
-        self._answered(wish, before, result)
+    @rule(actor=actors, keyed_call=keyed_calls)
+    def enqueue_key(self, actor, keyed_call):
+        before = _row(keyed_call)
+        result = self._start_enqueue(self.actors[actor], keyed_call, before).result(30)
+        self._record_call(keyed_call, before, result)
 
     @precondition(lambda self: connection.vendor == "postgresql")
-    @rule(key=st.sampled_from([None, *KEYS]), queue=queues, actor=actors, first=st.none() | wishes)
-    def ask_by_sql(self, key, queue, actor, first):
-        """The job that its key has, if any, may have been asked for first with what the function does not know."""
+    @rule(
+        key=st.sampled_from([None, *KEYS]),
+        queue=queues,
+        actor=actors,
+        first=st.none() | keyed_calls,
+    )
+    def enqueue_key_by_sql(self, key, queue, actor, first):
+        """Enqueue with the SQL function, also onto a job with options unknown to it."""
         if key and first:
-            self.ask(actor, first._replace(kind="plain", key=key))
-        wish = Wish("plain", key, "rerun", None, None, None)
-        before, number = key and _row(wish), next(self.calls)
+            self.enqueue_key(actor, first._replace(kind="plain", key=key))
+        keyed_call = KeyedCall("plain", key, "rerun", None, None, None)
+        before, number = key and _row(keyed_call), next(self.calls)
         with connection.cursor() as cursor:
             call = "SELECT dbqueue_enqueue(%s, to_jsonb(%s::int[]), queue => %s, key => %s)"
             cursor.execute(call, [PATHS["plain"], [number], queue, key])
             result = SimpleNamespace(
-                id=str(cursor.fetchone()[0]), args=[number], enqueued=_fate(wish, before)
+                id=str(cursor.fetchone()[0]),
+                args=[number],
+                enqueued=_expected_status(keyed_call, before),
             )
-        # The worker takes its policy from the task and the queue.
+        # 0: the worker applies the policy of the task and the queue.
         assert Job.objects.get(pk=result.id).max_attempts == 0
         if key:
-            self._answered(wish, before, result)
+            self._record_call(keyed_call, before, result)
         else:
-            self._asked(result)
+            self._record_enqueued(result)
 
-    def _answered(self, wish, before, result):
-        after = _row(wish)
-        assert result.enqueued == _fate(wish, before)
+    def _record_call(self, keyed_call, before, result):
+        after = _row(keyed_call)
+        assert result.enqueued == _expected_status(keyed_call, before)
         if result.enqueued == "ignored":
             assert after == before
             return
-        self._asked(result, stage=_stage(wish))
-        self._put_off(result, wish, before and before["state"])
-        assert after["version"] == _version(wish, before)
-        assert (after["expires_at"] is None) == (wish.expires is None)
+        self._record_enqueued(result, stage=_stage(keyed_call))
+        self._record_not_before(result, keyed_call, before and before["state"])
+        assert after["version"] == _version(keyed_call, before)
+        assert (after["expires_at"] is None) == (keyed_call.expires is None)
         if before and before["state"] == State.RUNNING:
             same = ("state", "process_id", "attempt", "started_at")
             assert [after[name] for name in same] == [before[name] for name in same]
         else:
             assert after["state"] in WAITING and not after["failures"]
 
-    @rule(wishes=st.tuples(wishes, wishes), kind=st.sampled_from(list(KINDS)))
-    def ask_together(self, wishes, kind):
-        """The one of the higher version is what stands, whoever came first."""
-        wishes = [wish._replace(kind=kind, key=wishes[0].key) for wish in wishes]
-        before = _row(wishes[0])
-        asked = [
-            (self._ask(actor, wish, before), wish)
-            for actor, wish in zip(self.actors, wishes, strict=False)
+    @rule(keyed_calls=st.tuples(keyed_calls, keyed_calls), kind=st.sampled_from(list(KINDS)))
+    def enqueue_key_concurrently(self, keyed_calls, kind):
+        """Two concurrent calls: the row has the call with the higher version, in any order."""
+        keyed_calls = [
+            keyed_call._replace(kind=kind, key=keyed_calls[0].key) for keyed_call in keyed_calls
         ]
-        told = [(future.result(30), wish) for future, wish in asked]
-        accepted = [(result, wish) for result, wish in told if result.enqueued != "ignored"]
-        after = _row(wishes[0])
+        before = _row(keyed_calls[0])
+        futures = [
+            (self._start_enqueue(actor, keyed_call, before), keyed_call)
+            for actor, keyed_call in zip(self.actors, keyed_calls, strict=False)
+        ]
+        answers = [(future.result(30), keyed_call) for future, keyed_call in futures]
+        accepted = [
+            (result, keyed_call) for result, keyed_call in answers if result.enqueued != "ignored"
+        ]
+        after = _row(keyed_calls[0])
         if not accepted:
             assert after == before
             return
         self.not_before.pop(accepted[0][0].id, None)
-        (winner,) = [(result, wish) for result, wish in accepted if result.args == after["args"]]
-        self._asked(winner[0], stage=_stage(winner[1]))
-        versions = [_version(wish, before) for _result, wish in accepted]
+        (winner,) = [
+            (result, keyed_call) for result, keyed_call in accepted if result.args == after["args"]
+        ]
+        self._record_enqueued(winner[0], stage=_stage(winner[1]))
+        versions = [_version(keyed_call, before) for _result, keyed_call in accepted]
         assert after["version"] == max(
             (each for each in versions if each is not None), default=None
         )
-        if all(wish.newer is not None for _result, wish in accepted):
-            assert winner[1].newer == max(wish.newer for _result, wish in accepted)
+        if all(keyed_call.newer is not None for _result, keyed_call in accepted):
+            assert winner[1].newer == max(keyed_call.newer for _result, keyed_call in accepted)
 
-    @rule(actor=actors, wish=wishes, ends=ends)
-    def ask_while_it_is_settled(self, actor, wish, ends):
+    @rule(actor=actors, keyed_call=keyed_calls, ends=ends)
+    def enqueue_key_during_settle(self, actor, keyed_call, ends):
         if not (keyed := self._keyed()):
-            return self.ask(actor, wish)
+            return self.enqueue_key(actor, keyed_call)
         holder, job = keyed[0]
-        asker = self.actors[actor] if self.actors[actor] is not holder else self.actors[actor - 1]
+        caller = self.actors[actor] if self.actors[actor] is not holder else self.actors[actor - 1]
         kind, key = _kind_and_key(job)
-        wish = wish._replace(kind=kind, key=key)
+        keyed_call = keyed_call._replace(kind=kind, key=key)
         holder.held = [job, *(each for each in holder.held if each is not job)]
-        settling = self._ask_settle(holder, 1, ends)
-        result = self._ask(asker, wish, _row(wish)).result(30)
+        settling = self._start_settle(holder, 1, ends)
+        result = self._start_enqueue(caller, keyed_call, _row(keyed_call)).result(30)
         settled = settling[2].result(30)
-        # One that the call found to have ended, it has made a new run of.
+        # A call that found the job finished has started a new run.
         if result.enqueued == "created":
-            self._told(*settling)
+            self._record_settled(*settling)
         if result.enqueued != "ignored":
-            self._asked(result, stage=_stage(wish))
+            self._record_enqueued(result, stage=_stage(keyed_call))
         if result.enqueued != "created":
-            self._told(*settling)
+            self._record_settled(*settling)
         if result.enqueued != "ignored":
-            self._put_off(result, wish, None)
+            self._record_not_before(result, keyed_call, None)
         if result.enqueued != "ignored" and settled.written:
-            assert _row(wish)["state"] in WAITING
+            assert _row(keyed_call)["state"] in WAITING
 
-    @rule(actor=actors, wish=wishes, limit=st.integers(1, 5))
-    def ask_while_it_is_claimed(self, actor, wish, limit):
-        claimer, asker = self.actors[actor], self.actors[actor - 1]
-        claiming = self._ask_claim(claimer, limit)
-        result = self._ask(asker, wish, _row(wish)).result(30)
+    @rule(actor=actors, keyed_call=keyed_calls, limit=st.integers(1, 5))
+    def enqueue_key_during_claim(self, actor, keyed_call, limit):
+        claimer, caller = self.actors[actor], self.actors[actor - 1]
+        claiming = self._start_claim(claimer, limit)
+        result = self._start_enqueue(caller, keyed_call, _row(keyed_call)).result(30)
         jobs = claiming.result(30)
         was_first = any((str(job.pk), job.args) == (result.id, result.args) for job in jobs)
         if not was_first:
-            self._got(claimer, jobs)
+            self._record_claimed(claimer, jobs)
         if result.enqueued != "ignored":
-            self._asked(result, stage=_stage(wish))
-            self._put_off(result, wish, None)
+            self._record_enqueued(result, stage=_stage(keyed_call))
+            self._record_not_before(result, keyed_call, None)
         if was_first:
-            self._got(claimer, jobs)
+            self._record_claimed(claimer, jobs)
 
-    def interrupt_what_was_stopped_or_asked_for_again(self, actor, call, ends, how):
+    def interrupt_stopped_or_rerun_jobs(self, actor, call, ends, how):
         for kind, end, (meanwhile, wait) in zip(itertools.cycle(KINDS), ends, how, strict=False):
-            wish = call._replace(kind=kind, on_conflict="rerun", newer=None, wait=None)
-            self.ask(actor, wish)
+            keyed_call = call._replace(kind=kind, on_conflict="rerun", newer=None, wait=None)
+            self.enqueue_key(actor, keyed_call)
             self.claim(actor, 50)
-            if not (job := self._held(actor, wish)):
+            if not (job := self._held(actor, keyed_call)):
                 continue
-            for what in meanwhile:
-                if what == "stop":
+            for action in meanwhile:
+                if action == "stop":
                     self._stop(Job.objects.filter(pk=job.pk))
                 else:
-                    self.ask(actor - 1, wish._replace(on_conflict=call.on_conflict, wait=wait))
+                    self.enqueue_key(
+                        actor - 1, keyed_call._replace(on_conflict=call.on_conflict, wait=wait)
+                    )
             if end == "released":
                 self.release(actor, 1)
             elif end == "killed":
@@ -192,42 +211,44 @@ class Keys(Jobs):
                 self.settle(actor, 1, [end])
 
     @invariant()
-    def there_is_one_row_for_a_key(self):
+    def each_key_has_one_row(self):
         keys = {job.pk: job.key for job in self.jobs if job.key}
         assert len(keys) == len(set(keys.values()))
-        self.of_keys |= set(map(str, keys))
 
-    def _put_off(self, result, wish, state):
-        """Until then it does not start. ``state`` is that before the call, None if that is not known."""
-        if wish.wait and (wish.on_conflict == "replace" or state in (State.RUNNING, *FINISHED)):
-            self.not_before[result.id] = self.asked_at + timedelta(seconds=wish.wait)
+    def _record_not_before(self, result, keyed_call, state):
+        """Record the earliest start. ``state``: the state before the call, None if unknown."""
+        if keyed_call.wait and (
+            keyed_call.on_conflict == "replace" or state in (State.RUNNING, *FINISHED)
+        ):
+            self.not_before[result.id] = self.called_at + timedelta(seconds=keyed_call.wait)
         else:
             self.not_before.pop(result.id, None)
 
-    def _ask(self, actor, wish, before):
-        task, args = self._call(wish, before)
-        self.asked_at = timezone.now()
-        return actor.begin(task.enqueue, *args)
+    def _start_enqueue(self, actor, keyed_call, before):
+        task, args = self._call(keyed_call, before)
+        self.called_at = timezone.now()
+        return actor.submit(task.enqueue, *args)
 
-    def _call(self, wish, before):
+    def _call(self, keyed_call, before):
         number = next(self.calls)
-        version = None if wish.newer is None else _newest(before) + wish.newer
+        version = None if keyed_call.newer is None else _newest(before) + keyed_call.newer
         wait, expires = (
-            seconds and timedelta(seconds=seconds) for seconds in (wish.wait, wish.expires)
+            seconds and timedelta(seconds=seconds)
+            for seconds in (keyed_call.wait, keyed_call.expires)
         )
-        task = KINDS[wish.kind].using(
-            key=wish.key,
+        task = KINDS[keyed_call.kind].using(
+            key=keyed_call.key,
             version=version,
-            on_conflict=wish.on_conflict,
+            on_conflict=keyed_call.on_conflict,
             run_after=wait,
             expires=expires,
         )
-        return task, ("aA"[number % 2], number) if wish.kind == "limited" else (number,)
+        return task, ("aA"[number % 2], number) if keyed_call.kind == "limited" else (number,)
 
-    def _held(self, actor, wish):
-        """The job of a key, if that actor holds it: it is the next that it ends."""
+    def _held(self, actor, keyed_call):
+        """Return the key's job if the actor holds it, and put it first in its list."""
         held = self.actors[actor].held
-        found = [job for job in held if job.key == _key(wish) and self._runs(job)]
+        found = [job for job in held if job.key == _key(keyed_call) and self._runs(job)]
         held.sort(key=lambda job: job not in found)
         return found[0] if found else None
 
@@ -235,12 +256,12 @@ class Keys(Jobs):
         return [(actor, job) for actor in self.actors for job in actor.held if job.key]
 
 
-def _row(wish: Wish) -> dict[str, Any] | None:
-    return Job.objects.filter(key=_key(wish)).values().first()
+def _row(keyed_call: KeyedCall) -> dict[str, Any] | None:
+    return Job.objects.filter(key=_key(keyed_call)).values().first()
 
 
-def _key(wish: Wish) -> str:
-    return f"{PATHS[wish.kind]} {wish.key}"
+def _key(keyed_call: KeyedCall) -> str:
+    return f"{PATHS[keyed_call.kind]} {keyed_call.key}"
 
 
 def _kind_and_key(job: Any) -> tuple[str, str]:
@@ -248,25 +269,25 @@ def _kind_and_key(job: Any) -> tuple[str, str]:
     return next(kind for kind in PATHS if PATHS[kind] == path), key
 
 
-def _stage(wish: Wish) -> int | None:
-    return 0 if wish.kind == "walks" else None
+def _stage(keyed_call: KeyedCall) -> int | None:
+    return 0 if keyed_call.kind == "pipeline" else None
 
 
 def _newest(row: dict[str, Any] | None) -> int:
     return (row and row["version"]) or 0
 
 
-def _version(wish: Wish, before: dict[str, Any] | None) -> int | None:
-    if wish.newer is None:
+def _version(keyed_call: KeyedCall, before: dict[str, Any] | None) -> int | None:
+    if keyed_call.newer is None:
         return before and before["version"]
-    return _newest(before) + wish.newer
+    return _newest(before) + keyed_call.newer
 
 
-def _fate(wish: Wish, before: dict[str, Any] | None) -> str:
+def _expected_status(keyed_call: KeyedCall, before: dict[str, Any] | None) -> str:
     if before is None:
         return "created"
-    if wish.newer is not None and before["version"] is not None and wish.newer < 0:
+    if keyed_call.newer is not None and before["version"] is not None and keyed_call.newer < 0:
         return "ignored"
     if before["state"] in FINISHED:
         return "created"
-    return "ignored" if wish.on_conflict == "skip" else "merged"
+    return "ignored" if keyed_call.on_conflict == "skip" else "merged"

@@ -1,4 +1,4 @@
-"""Never more of a key run at a time than its limit allows, and none waits for a slot that is free."""
+"""Limits: no key exceeds its limit, and no job waits for a free slot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .. import direct, tasks
 from .machine_actors import State, actors, queues
 from .machine_jobs import Jobs
 
-# A limit and a rate whose names could be taken for one; the rate lets two start at a time.
+# A limit and a rate with similar names; the rate allows two starts at a time.
 audit = task(
     concurrency=limit(1, group="rate bank"), rate=Rate(2, per=3600, group="bank", burst=2)
 )(tasks.audit.func)
@@ -29,42 +29,42 @@ LIMITED = {
     "one of a name, and two an hour of the same": (audit, 0),
 }
 BANK = ["one of an account, and three of its bank", "two of the same bank"]
-# Some that a database may take for one.
+# Accounts that a collation may take for equal.
 accounts = st.sampled_from(["a", "a", "A", "a ", "\u00e1", "a\u0301"])
 limited = st.sampled_from(list(LIMITED))
-# What is claimed one after the other from one line.
-lines = st.one_of(st.tuples(limited), st.permutations(BANK))
-CLAIM_FROM_A_LINE = {"whats": lines, "account": accounts, "limit": st.integers(1, 3)}
+# Kinds of jobs that are claimed in succession and share waiters.
+waiter_kinds = st.one_of(st.tuples(limited), st.permutations(BANK))
+CLAIM_WAITERS = {"kinds": waiter_kinds, "account": accounts, "limit": st.integers(1, 3)}
 
 
 class Limits(Jobs):
     def __init__(self) -> None:
         super().__init__()
-        # By (job, attempt): the slot group in which it was claimed, and under which limits.
+        # By (job, attempt): the slot group of the claim, and its limits.
         self.under: dict[tuple[str, int], tuple[Any, list[dict[str, Any]]]] = {}
         self.claims = 0
         self.refused: list[Any] = []
 
     @rule(
-        what=limited,
+        kind=limited,
         account=accounts,
         queue=queues,
         number=st.integers(1, 4),
         together=st.booleans(),
     )
-    def enqueue_limited(self, what, account, queue, number, together):
-        """One by one nobody sees a line, so all are ready."""
-        task, arity = LIMITED[what]
+    def enqueue_limited(self, kind, account, queue, number, together):
+        """Enqueue at once, or one by one: then no call sees waiters, and all jobs are ready."""
+        task, arity = LIMITED[kind]
         calls = [(account,) * arity] * number
         using = task.using(queue_name=queue)
-        self._asked(
+        self._record_enqueued(
             *(using.enqueue_many(calls) if together else [using.enqueue(*call) for call in calls])
         )
 
-    def many_claim_from_one_line(self, whats, account, limit):
-        for what in whats:
-            self.enqueue_limited(what, account, "default", 3, False)
-        self.claim_together(limit)
+    def claim_waiters_concurrently(self, kinds, account, limit):
+        for kind in kinds:
+            self.enqueue_limited(kind, account, "default", 3, False)
+        self.claim_concurrently(limit)
 
     def sweep(self):
         direct.reserve_times()
@@ -72,34 +72,34 @@ class Limits(Jobs):
         direct.unblock_orphans(1000)
 
     @rule(actor=actors, limit=st.integers(1, 5))
-    def sweep_and_prune_while_one_claims(self, actor, limit):
-        claiming = self._ask_claim(self.actors[actor], limit)
-        sweeping = self.actors[actor - 1].begin(direct.sweep, 1000)
-        pruning = self.actors[actor - 2].begin(direct.prune_semaphores, 1000)
+    def sweep_and_prune_during_claim(self, actor, limit):
+        claiming = self._start_claim(self.actors[actor], limit)
+        sweeping = self.actors[actor - 1].submit(direct.sweep, 1000)
+        pruning = self.actors[actor - 2].submit(direct.prune_semaphores, 1000)
         sweeping.result(30), pruning.result(30)
-        self._got(self.actors[actor], claiming.result(30))
+        self._record_claimed(self.actors[actor], claiming.result(30))
 
     @invariant()
     def no_limit_is_exceeded(self):
         running, most = self._running()
         for key, number in running.items():
-            assert number <= most[key], f"{key}: {number} run, of {most[key]}"
+            assert number <= most[key], f"{key}: {number} jobs run, the limit is {most[key]}"
         keys = {key for job in self.jobs for key in _keys(job)}
         assert Slot.objects.count_by_key(keys | running.keys()) == running, (
-            "what counts are the slots of those that run"
+            "the taken slots differ from those of the running jobs"
         )
         for job in self.refused:
             full = [each["key"] for each in job.limits if running[each["key"]] == each["most"]]
-            assert full, "it was called off although there was a slot"
+            assert full, "the job was discarded though a slot was free"
         self.refused.clear()
 
     @invariant()
-    def what_is_blocked_says_by_what(self):
+    def blocked_jobs_name_their_limit(self):
         for job in self.jobs:
             assert job.state != State.BLOCKED or job.blocked_by in _keys(job)
 
-    def _got(self, actor, jobs):
-        super()._got(actor, jobs)
+    def _record_claimed(self, actor, jobs):
+        super()._record_claimed(actor, jobs)
         self.claims += 1
         for job in jobs:
             slot_group = self.claims, job.slot_group
@@ -109,12 +109,13 @@ class Limits(Jobs):
             )
         self.refused += [job for job in jobs if job.not_to_run]
 
-    def _settled_beside_a_claim(self):
+    def _after_concurrent_settle(self):
         self.refused.clear()
 
     def _running(self):
-        """How many run at a time of each key, and the smallest number that one of them allows: those of one slot group, which run one
-        after the other, count as one.
+        """Return by key the number of running jobs, and the smallest limit of them.
+
+        Jobs of one slot group run one after the other, and count as one.
         """
         fences = {(str(job.pk), job.attempt) for job in self.jobs if job.state == State.RUNNING}
         claimed = [self.under[fence] for fence in fences & self.under.keys()]
@@ -124,8 +125,8 @@ class Limits(Jobs):
             for each in limits
             if "most" in each
         }
-        running, most = Counter(key for key, _series in held), dict[str, int]()
-        for (key, _series), number in held.items():
+        running, most = Counter(key for key, _group in held), dict[str, int]()
+        for (key, _group), number in held.items():
             most[key] = min(number, most.get(key, number))
         return running, most
 

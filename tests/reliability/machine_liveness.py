@@ -1,4 +1,4 @@
-"""What may run runs within a sweep: a round of a dispatcher, and a claim of each worker. Held locks hold up nothing else."""
+"""Liveness: a startable job starts within one dispatcher round and one claim of each worker."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from django_dbqueue.runtime.worker.claimer import Claimer
 
 from .. import direct
 from ..conftest import all_claimed
-from .machine_actors import LARGE, QUEUES, SERVED, State, Stranger, actors, ends
-from .machine_batches import ASK_FROM_OUTSIDE, Batches
+from .machine_actors import LARGE, QUEUES, SERVED, LockHolder, State, actors, ends
+from .machine_batches import OUTSIDE_CALLS, Batches
 from .machine_keys import INTERRUPT
-from .machine_limits import BANK, CLAIM_FROM_A_LINE, Limits, _keys
+from .machine_limits import BANK, CLAIM_WAITERS, Limits, _keys
 
-# After so many steps it is looked whether all that may run does.
+# Liveness is checked after this many steps.
 STEPS = 8
-# One rule for all that needs no choice: as one rule each, they would be most of the steps.
-CHORES = [
+# One rule for all operations without parameters, which would otherwise be most steps.
+MAINTENANCE = [
     "dispatch",
     "dispatch",
     "sweep",
-    "finish_batches_together",
+    "finish_batches_concurrently",
     "prune_members",
-    "recover_the_silent",
+    "recover_silent",
     "retry",
 ]
-HEAD_A_LINE = {
+BLOCK_HEAD = {
     "actor": actors,
     "full": st.sampled_from(BANK),
     "heads": st.sampled_from(BANK),
     "idle": st.sampled_from(["account", "queue", "worker"]),
     "ends": ends,
 }
-# What takes several steps in one order, which are seldom drawn one by one.
+# Sequences of several steps, which random choice seldom produces.
 SITUATIONS = {
-    "ask_from_outside_for_members": ASK_FROM_OUTSIDE,
-    "head_a_line_by_what_cannot_run": HEAD_A_LINE,
-    "interrupt_what_was_stopped_or_asked_for_again": INTERRUPT,
-    "many_claim_from_one_line": CLAIM_FROM_A_LINE,
+    "enqueue_members_from_outside": OUTSIDE_CALLS,
+    "block_head_of_waiters": BLOCK_HEAD,
+    "interrupt_stopped_or_rerun_jobs": INTERRUPT,
+    "claim_waiters_concurrently": CLAIM_WAITERS,
 }
 if connection.vendor != "sqlite":
-    SITUATIONS["work_beside_locked_rows"] = {
+    SITUATIONS["work_with_locked_jobs"] = {
         "actor": actors,
         "first": st.integers(0, 2),
         "ends": ends,
@@ -63,45 +63,45 @@ class Liveness(Limits, Batches):
     def __init__(self) -> None:
         super().__init__()
         self.steps = 0
-        self.stranger = Stranger()
+        self.lock_holder = LockHolder()
 
     def teardown(self) -> None:
         super().teardown()
-        self.stranger.close()
+        self.lock_holder.close()
 
     @initialize(situations=st.tuples(*situations).flatmap(st.permutations))
-    def begin_with_all_situations(self, situations):
-        """What is drawn is far from even: that they come now and then is not enough."""
+    def run_each_situation(self, situations):
+        """Run each situation once: random choice alone does not guarantee that all occur."""
         for situation in situations:
-            self.come_into_a_situation(situation)
+            self.run_situation(situation)
 
     @rule(situation=st.one_of(situations))
-    def come_into_a_situation(self, situation):
+    def run_situation(self, situation):
         name, how = situation
         getattr(self, name)(**how)
-        self._settled_beside_a_claim()
+        self._after_concurrent_settle()
 
-    @rule(what=st.sampled_from(CHORES))
-    def do_a_chore(self, what):
-        getattr(self, what)()
+    @rule(name=st.sampled_from(MAINTENANCE))
+    def do_maintenance(self, name):
+        getattr(self, name)()
 
     @invariant()
-    def what_may_run_runs_within_a_sweep(self):
-        """Tried, and rolled back."""
+    def startable_jobs_start_within_a_sweep(self):
+        """Try it in a transaction, and roll back."""
         self.steps += 1
         if self.steps % STEPS == 0 and (
             self.batches or any(job.state in WAITING for job in self.jobs)
         ):
-            numbers = self._smallest_numbers()
+            numbers = self._smallest_limits()
             with transaction.atomic():
                 began = _sweep()
                 for actor in self.actors:
                     all_claimed(Claimer("default", actor.process, actor.selector), 1000)
-                self._look_for_idle_slots(began, numbers)
+                self._check_no_slot_is_idle(began, numbers)
                 transaction.set_rollback(True)
 
-    def head_a_line_by_what_cannot_run(self, actor, full, heads, idle, ends):
-        """The bank is full, and jobs of one account, of a paused queue or of one without workers wait before one that can run."""
+    def block_head_of_waiters(self, actor, full, heads, idle, ends):
+        """Fill the bank: jobs that cannot run wait before one that can."""
         queue = {"account": "default", "queue": "mail", "worker": "Mail"}[idle]
         if idle == "queue" and queue not in self.paused:
             self.pause_or_resume(queue)
@@ -120,41 +120,41 @@ class Liveness(Limits, Batches):
             self.claim(actor, 50)
             self.actors[actor].held.sort(key=lambda job: '"bank"' not in _keys(job))
             self.settle(actor, 1, [end])
-        self.steps = -1  # Looked at now.
+        self.steps = -1  # Check in the next step.
 
-    def work_beside_locked_rows(self, actor, first, ends):
-        """Each actor holds jobs with locked rows, and others."""
+    def work_with_locked_jobs(self, actor, first, ends):
+        """Give each actor jobs with locked rows, and others."""
         for _ in self.actors:
             self.enqueue("default", 0, 4, None, None)
         for each in self.actors:
             self.claim(each.number, 4)
-        self.work_while_others_hold_jobs(actor, first, ends)
+        self.work_while_jobs_are_locked(actor, first, ends)
 
     @precondition(lambda self: connection.vendor != "sqlite")
     @rule(actor=actors, first=st.integers(0, 2), ends=ends)
-    def work_while_others_hold_jobs(self, actor, first, ends):
-        """For how long does not matter: what is done beside does not wait for it."""
+    def work_while_jobs_are_locked(self, actor, first, ends):
+        """Work on unlocked rows does not wait for locked ones, however long the locks last."""
         dies, *live = [*self.actors[actor:], *self.actors[:actor]]
         locked = frozenset(list(Job.objects.order_by("pk").values_list("pk", flat=True))[first::3])
-        with self.stranger.holding(Job.objects.filter(pk__in=locked)):
+        with self.lock_holder.holding(Job.objects.filter(pk__in=locked)):
             for each in live:
-                self._told(*self._ask_settle(each, 4, ends), locked=locked)
+                self._record_settled(*self._start_settle(each, 4, ends), locked=locked)
                 self._release(each, 2, locked)
             began = _sweep()
             for each in live:
-                jobs = self._ask_claim(each, 50).result(30)
+                jobs = self._start_claim(each, 50).result(30)
                 assert not locked & {job.pk for job in jobs}
-                self._got(each, jobs)
+                self._record_claimed(each, jobs)
             assert (
                 set(Job.objects.due().filter(run_after__lt=began).values_list("pk", flat=True))
                 <= locked
             )
             left = list(Job.objects.ready().filter(limits__isnull=True).exclude(pk__in=locked))
-            # A claim ends at what is too large to be held beside the rest.
+            # A claim ends at a job that is too large for the rest of its limit.
             if not any(isinstance(job.args[0], str) and len(job.args[0]) == LARGE for job in left):
                 served = {queue for queue in QUEUES if any(each.serves(queue) for each in live)}
-                assert not [job for job in left if self._may_start(job, served)], (
-                    "it is ready, and nobody takes it"
+                assert not [job for job in left if self._is_startable(job, served)], (
+                    "the job is ready, and no worker claims it"
                 )
             name, dead = dies.process.name, Process.objects.filter(pk=dies.process.pk)
             dies.call(
@@ -165,29 +165,29 @@ class Liveness(Limits, Batches):
                 list,
             )
             assert set(Job.objects.orphaned().values_list("pk", flat=True)) <= locked, (
-                "it is lost, and not recovered"
+                "the job is lost, and not recovered"
             )
-        self._learn_of_recovered({name})
+        self._record_recovered({name})
         self.refused.clear()
 
     @precondition(lambda self: connection.vendor != "sqlite")
     @rule(
         actor=actors, ends=ends, limit=st.integers(1, 5), rows=st.sampled_from([Semaphore, Batch])
     )
-    def work_once_others_let_go(self, actor, ends, limit, rows):
-        """What needs these rows waits for them, and goes on."""
-        with self.stranger.holding(rows.objects.all()):
-            asked = [
-                self._ask_settle(each, 4, ends) for each in self.actors if each.number != actor
+    def work_after_unlock(self, actor, ends, limit, rows):
+        """Operations on locked rows wait for them, and then complete."""
+        with self.lock_holder.holding(rows.objects.all()):
+            futures = [
+                self._start_settle(each, 4, ends) for each in self.actors if each.number != actor
             ]
-            claiming = self._ask_claim(self.actors[actor], limit)
-        for each in asked:
-            self._told(*each)
-        self._got(self.actors[actor], claiming.result(30))
-        self._settled_beside_a_claim()
+            claiming = self._start_claim(self.actors[actor], limit)
+        for each in futures:
+            self._record_settled(*each)
+        self._record_claimed(self.actors[actor], claiming.result(30))
+        self._after_concurrent_settle()
 
-    def _smallest_numbers(self):
-        """By key, of all limits at hand: where jobs do not agree, the smallest holds, and that of the job claimed last."""
+    def _smallest_limits(self):
+        """Return the smallest limit of each key, of its jobs and of its semaphore."""
         numbers = dict(Semaphore.objects.exclude(most=None).values_list("pk", "most"))
         for job in self.jobs:
             for each in job.limits or () if job.state not in FINISHED else ():
@@ -195,7 +195,7 @@ class Liveness(Limits, Batches):
                     numbers[each["key"]] = min(each["most"], numbers.get(each["key"], each["most"]))
         return numbers
 
-    def _look_for_idle_slots(self, began, numbers):
+    def _check_no_slot_is_idle(self, began, numbers):
         rows, served = (
             Job.objects.annotate(db_now=Now()),
             {queue for queue in QUEUES if any(a.serves(queue) for a in self.actors)},
@@ -214,17 +214,19 @@ class Liveness(Limits, Batches):
 
         for job in rows.filter(state__in=WAITING):
             if job.state == State.SCHEDULED:
-                assert job.run_after >= began, "it is due, and not ready"
-            elif self._may_start(job, served):
+                assert job.run_after >= began, "the job is due, and not ready"
+            elif self._is_startable(job, served):
                 assert not all(has_room(limit, job) for limit in job.limits or ()), (
-                    f"{job.task} {job.args} waits beside a free slot"
+                    f"{job.task} {job.args} waits though a slot is free"
                 )
         unfinished = set(Batch.objects.filter(finished_at=None).values_list("pk", flat=True))
-        assert not self._may_end() & unfinished, "all of its jobs have ended, and it has not"
+        assert not self._endable_batches() & unfinished, (
+            "all jobs of the batch have ended, and it is not finished"
+        )
 
 
 def _sweep() -> Any:
-    """What a dispatcher does in a round. Returns when it has begun: jobs that are lost are due again within seconds."""
+    """Run one round of a dispatcher. Return its start: lost jobs are due again within seconds."""
     began = Process.objects.values_list(Now(), flat=True)[0]
     while direct.dispatch():
         pass

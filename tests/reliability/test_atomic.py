@@ -1,4 +1,4 @@
-"""``@task(atomic=True)``: what it did to the database, and that it did it, are committed together or not at all."""
+"""``@task(atomic=True)``: the task's writes and the end of its job are one commit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.db import OperationalError, connections, transaction
 from django_dbqueue import batch, task, testing
 from django_dbqueue.compat import InvalidTask, signals
 from django_dbqueue.models import Execution, Job
-from django_dbqueue.runtime.worker import executor
+from django_dbqueue.runtime.worker import executor, failed_attempt
 from django_dbqueue.runtime.worker.task_call import ThreadCall
 
 from .. import direct, tasks
@@ -26,7 +26,7 @@ def run(job, backend):
     return executor.run(ThreadCall(job), backend)
 
 
-def test_its_effects_and_its_end_are_one_commit(backend, claim):
+def test_effects_and_end_are_one_commit(backend, claim):
     tasks.atomic_row.enqueue("once")
     (job,) = claim()
 
@@ -37,7 +37,7 @@ def test_its_effects_and_its_end_are_one_commit(backend, claim):
     assert Execution.objects.get().outcome == "successful"
 
 
-def test_if_it_fails_its_effects_are_undone(backend):
+def test_failure_rolls_back_effects(backend):
     result = tasks.atomic_row.enqueue("once", fail=True)
     testing.drain()
 
@@ -45,7 +45,7 @@ def test_if_it_fails_its_effects_are_undone(backend):
     assert backend.get_result(result.id).status == "FAILED"
 
 
-def test_if_its_job_was_lost_its_effects_are_undone(backend, claim):
+def test_lost_job_rolls_back_effects(backend, claim):
     tasks.atomic_row.enqueue("once")
     (late,) = claim()
     direct.release([late])
@@ -60,7 +60,7 @@ def test_if_its_job_was_lost_its_effects_are_undone(backend, claim):
     assert Job.objects.get().state == "successful"
 
 
-def test_if_its_result_cannot_be_stored_its_effects_are_undone(backend, claim):
+def test_unserializable_result_rolls_back_effects(backend, claim):
     tasks.atomic_row.enqueue("once", result="not JSON")
     (job,) = claim()
 
@@ -73,7 +73,7 @@ def test_if_its_result_cannot_be_stored_its_effects_are_undone(backend, claim):
 @pytest.mark.skipif(
     connections["default"].vendor == "sqlite", reason="SQLite's writers wait for each other."
 )
-def test_who_holds_the_row_for_a_moment_is_waited_for(backend, claim):
+def test_end_waits_for_briefly_locked_row(backend, claim):
     tasks.atomic_row.enqueue("once")
     (job,) = claim()
     holding, done = threading.Event(), threading.Event()
@@ -98,7 +98,7 @@ def test_who_holds_the_row_for_a_moment_is_waited_for(backend, claim):
     assert Job.objects.get().state == "successful"
 
 
-def test_a_coroutine_cannot_be_atomic():
+def test_coroutine_cannot_be_atomic():
     async def coroutine(): ...
 
     coroutine.__module__, coroutine.__qualname__ = "tests.tasks", "coroutine"
@@ -106,7 +106,7 @@ def test_a_coroutine_cannot_be_atomic():
         task(atomic=True)(coroutine)
 
 
-def test_what_has_waited_for_it_is_told_at_once(runqueue):
+def test_end_wakes_worker_for_batch_callback(runqueue):
     with batch(on_finish=tasks.sum_up):
         tasks.atomic_row.using(queue_name="limited").enqueue("once")
     runqueue("--poll-interval", "60")
@@ -115,7 +115,7 @@ def test_what_has_waited_for_it_is_told_at_once(runqueue):
     until(lambda: Run.objects.count() == 2, 20)
 
 
-def test_a_hook_that_raises_after_the_commit_leaves_the_job_successful_and_its_error_kept(
+def test_failing_on_commit_hook_keeps_job_successful_and_its_error(
     backend, claim, caplog, monkeypatch
 ):
     ended = []
@@ -137,7 +137,7 @@ def test_a_hook_that_raises_after_the_commit_leaves_the_job_successful_and_its_e
     assert ended == ["SUCCESSFUL"]
 
 
-def test_a_hook_of_a_transaction_that_is_rolled_back_does_not_count(backend, claim):
+def test_on_commit_hook_is_dropped_after_rollback(backend, claim):
     tasks.atomic_with_hook.enqueue("once", fail=True)
     (job,) = claim()
 
@@ -150,9 +150,7 @@ def test_a_hook_of_a_transaction_that_is_rolled_back_does_not_count(backend, cla
     connections["default"].vendor != "postgresql",
     reason="PostgreSQL ends what cannot be serialized.",
 )
-def test_an_atomic_task_under_repeatable_read_whose_row_changes_meanwhile_runs_again_and_spends_no_attempt(
-    backend, claim, monkeypatch
-):
+def test_serialization_conflict_reruns_and_spends_no_attempt(backend, claim, monkeypatch):
     task = tasks.atomic_under_snapshot.using(key="a")
     task.enqueue("first")
     (job,) = claim()
@@ -178,12 +176,12 @@ def test_an_atomic_task_under_repeatable_read_whose_row_changes_meanwhile_runs_a
     connections["default"].vendor != "postgresql",
     reason="PostgreSQL ends what cannot be serialized.",
 )
-def test_an_atomic_task_that_always_conflicts_fails_in_the_end(backend, claim, monkeypatch):
+def test_repeated_serialization_conflicts_fail_the_job(backend, claim, monkeypatch):
     tasks.atomic_under_snapshot.enqueue("never")
     monkeypatch.setattr(
         tasks, "meanwhile", lambda: Elsewhere(lambda: Job.objects.update(metadata={})).result()
     )
-    monkeypatch.setattr(executor.Attempt, "MOST_CONFLICTS", 3)
+    monkeypatch.setattr(failed_attempt, "MOST_CONFLICTS", 3)
 
     ends = []
     while not ends or ends[-1] == "interrupted":
@@ -201,10 +199,8 @@ def test_an_atomic_task_that_always_conflicts_fails_in_the_end(backend, claim, m
 @pytest.mark.skipif(
     connections["default"].vendor == "sqlite", reason="SQLite's writers wait for each other."
 )
-def test_an_atomic_task_and_a_call_of_its_key_that_wait_for_each_other_lose_nothing(
-    backend, claim, monkeypatch
-):
-    """The call holds the job's row and wants what the task has changed; the task's end wants the job's row."""
+def test_deadlock_with_enqueue_of_same_key_loses_nothing(backend, claim, monkeypatch):
+    """The caller locks the job's row and wants the task's row; the task's end wants the job's row."""
     Effect.objects.create(job="shared", attempt=0)
     task = tasks.atomic_change.using(key="a")
     task.enqueue("first")
@@ -217,11 +213,11 @@ def test_an_atomic_task_and_a_call_of_its_key_that_wait_for_each_other_lose_noth
             changed.wait(30)
             Effect.objects.update(attempt=2)
 
-    def wait_for_the_call():
+    def wait_for_caller():
         changed.set()
         until_somebody_waits_for_a_lock()
 
-    monkeypatch.setattr(tasks, "meanwhile", wait_for_the_call)
+    monkeypatch.setattr(tasks, "meanwhile", wait_for_caller)
     caller = Elsewhere(call)
     began = time.monotonic()
     outcome = run(job, backend)
@@ -229,7 +225,7 @@ def test_an_atomic_task_and_a_call_of_its_key_that_wait_for_each_other_lose_noth
     try:
         caller.result()
     except OperationalError:
-        # The caller got an error, and its call has changed nothing.
+        # The caller's transaction failed, and has changed nothing.
         assert outcome.written
         assert (Job.objects.get().state, Job.objects.get().args, Effect.objects.get().attempt) == (
             "successful",

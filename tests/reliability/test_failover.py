@@ -1,4 +1,4 @@
-"""A primary is killed under load, and its standby promoted. PostgreSQL servers of the tests' own."""
+"""The primary is killed under load and its standby promoted, on PostgreSQL servers of the tests."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .. import servers, tasks
 from ..conftest import log_of, until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(180)]
-# No process dies: the servers do. A worker that a full machine keeps silent is not to be declared dead.
+# Only servers die: a worker that is slow on a busy machine must not be declared dead.
 OPTIONS = {"beat_interval": 1, "dead_after": 60, "prefetch": 0}
 
 
 class Pair:
-    """A primary and its standby. ``wire`` is what the standby follows by; ``front`` is an address in front of the primary."""
+    """A primary and its standby. ``wire``: replication. ``front``: a proxy to the primary."""
 
     def __init__(self, home, migrated, synchronous: bool) -> None:
         options = {"synchronous_standby_names": "*"} if synchronous else {}
@@ -40,12 +40,12 @@ class Pair:
 
     @property
     def url(self) -> str:
-        """Both, of which a client takes the one that can be written to."""
+        """Both addresses: the client chooses the one that accepts writes."""
         hosts = ",".join(f"127.0.0.1:{server.port}" for server in (self.primary, self.standby))
         return f"postgres://postgres@{hosts}/queue?target_session_attrs=read-write"
 
     @property
-    def url_of_front(self) -> str:
+    def front_url(self) -> str:
         return f"postgres://postgres@127.0.0.1:{self.front.port}/queue"
 
     def until_replayed(self) -> None:
@@ -81,7 +81,7 @@ def pair(home, migrated, use_database):
 
 
 class Client(threading.Thread):
-    """Enqueues until it is told to stop, and knows which jobs were committed for certain."""
+    """Enqueues until it is stopped, and records the jobs whose commit returned."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Client(threading.Thread):
 
 
 def runs(path: Path) -> Counter[str]:
-    """How often each job has begun."""
+    """Return how often each job has started."""
     return (
         Counter(line.split()[0] for line in path.read_text().splitlines())
         if path.exists()
@@ -111,7 +111,7 @@ def runs(path: Path) -> Counter[str]:
 
 
 def ids(**which) -> set[str]:
-    """Those of jobs, or nothing while no server answers."""
+    """Return ids of jobs, or none while no server answers."""
     try:
         return {str(pk) for pk in Job.objects.filter(**which).values_list("pk", flat=True)}
     except Error:
@@ -119,17 +119,15 @@ def ids(**which) -> set[str]:
         return set()
 
 
-def all_end() -> bool:
+def all_successful() -> bool:
     return not Job.objects.exclude(state="successful").exists()
 
 
 @pytest.mark.parametrize("way", ["target_session_attrs", "proxy"])
-def test_a_synchronous_failover_under_load_loses_no_job_and_runs_none_twice(
-    pair, runqueue, tmp_path, way
-):
+def test_synchronous_failover_loses_no_job_and_repeats_none(pair, runqueue, tmp_path, way):
     servers_ = pair(synchronous=True)
     path = tmp_path / "lines"
-    url = servers_.url if way == "target_session_attrs" else servers_.url_of_front
+    url = servers_.url if way == "target_session_attrs" else servers_.front_url
     child = runqueue(
         "--processes", "2", **servers.environment(url), DBQUEUE_OPTIONS=json.dumps(OPTIONS)
     )
@@ -143,16 +141,16 @@ def test_a_synchronous_failover_under_load_loses_no_job_and_runs_none_twice(
     client.stop()
 
     until(lambda: ids(state="successful").issuperset(client.confirmed))
-    print(f"went on and was done {time.monotonic() - failed_over:.1f} s after the promotion")
-    until(all_end)
+    print(f"finished {time.monotonic() - failed_over:.1f} s after the promotion")
+    until(all_successful)
     assert runs(path) == Counter(ids())
     assert set(Execution.objects.values_list("outcome", flat=True)) == {"successful"}
     assert Process.objects.filter(kind="worker").count() == 2
     assert child.poll() is None
 
 
-class Lost:
-    """Jobs that run when the standby that is promoted does not know of it."""
+class LostTransactions:
+    """Running jobs whose last transactions the promoted standby does not have."""
 
     NUMBER = 3
 
@@ -163,7 +161,7 @@ class Lost:
             tmp_path / "go",
             runqueue,
         )
-        self.child = self.another(**options)
+        self.child = self.start_worker(**options)
         until(lambda: Process.objects.filter(kind="worker").exists())
         Queue.objects.named("default").pause()
         self.ids = [
@@ -173,11 +171,11 @@ class Lost:
             )
         ]
 
-    def another(self, **changes):
+    def start_worker(self, **changes):
         options = json.dumps({**OPTIONS, **changes})
         return self._runqueue(**servers.environment(self.pair.url), DBQUEUE_OPTIONS=options)
 
-    def begin(self) -> None:
+    def start_jobs(self) -> None:
         Queue.objects.named("default").resume()
         until(lambda: runs(self.path) == Counter(self.ids))
 
@@ -186,80 +184,82 @@ class Lost:
         self.pair.fail_over()
         Queue.objects.named("default").resume()
 
-    def go_on(self) -> None:
+    def let_jobs_end(self) -> None:
         self._go.touch()
 
-    def announced(self) -> set[str]:
+    def logged_double_runs(self) -> set[str]:
         return set(re.findall(r"job (\S+) .* runs twice", log_of(self.child)))
 
 
 @pytest.fixture
 def lost(pair, runqueue, tmp_path, request):
-    return Lost(pair(synchronous=False), tmp_path, runqueue, **getattr(request, "param", {}))
+    return LostTransactions(
+        pair(synchronous=False), tmp_path, runqueue, **getattr(request, "param", {})
+    )
 
 
-# It has no room for what it has claimed already.
-@pytest.mark.parametrize("lost", [{"threads": Lost.NUMBER}], indirect=True)
-def test_a_claim_that_a_failover_lost_and_that_is_made_by_another_worker_is_announced(lost):
+# All threads are busy, so it cannot claim its own jobs again.
+@pytest.mark.parametrize("lost", [{"threads": LostTransactions.NUMBER}], indirect=True)
+def test_lost_claim_repeated_by_another_worker_is_logged(lost):
     lost.pair.until_replayed()
     lost.pair.wire.cut()
-    lost.begin()
+    lost.start_jobs()
 
     lost.fail_over()
     until(lambda: "listener: connection unavailable" in log_of(lost.child))
-    lost.another()
+    lost.start_worker()
     until(lambda: runs(lost.path) == Counter(lost.ids * 2))
-    lost.go_on()
+    lost.let_jobs_end()
 
-    until(all_end)
-    until(lambda: lost.announced() == set(lost.ids))
+    until(all_successful)
+    until(lambda: lost.logged_double_runs() == set(lost.ids))
     assert Execution.objects.filter(outcome="successful").count() == lost.NUMBER
 
 
-def test_a_claim_that_a_failover_lost_and_that_its_own_worker_makes_again_starts_nothing(lost):
-    """It runs already what it claims."""
+def test_lost_claim_repeated_by_its_own_worker_starts_nothing(lost):
+    """The worker already runs the jobs that it claims."""
     lost.pair.until_replayed()
     lost.pair.wire.cut()
-    lost.begin()
+    lost.start_jobs()
 
     lost.fail_over()
     until(lambda: Job.objects.running().count() == lost.NUMBER)
-    lost.go_on()
+    lost.let_jobs_end()
 
-    until(all_end)
+    until(all_successful)
     assert runs(lost.path) == Counter(lost.ids)
     assert Execution.objects.filter(outcome="successful").count() == lost.NUMBER
 
 
-def test_an_end_that_a_failover_lost_is_followed_by_a_run_that_is_announced(lost):
-    lost.begin()
+def test_lost_end_is_followed_by_logged_rerun(lost):
+    lost.start_jobs()
     lost.pair.until_replayed()
     lost.pair.wire.cut()
-    lost.go_on()
-    until(all_end)
+    lost.let_jobs_end()
+    until(all_successful)
 
     lost.fail_over()
 
-    until(all_end)
+    until(all_successful)
     assert runs(lost.path) == Counter(lost.ids * 2)
-    assert lost.announced() == set(lost.ids)
+    assert lost.logged_double_runs() == set(lost.ids)
 
 
 class Standby:
-    """A worker that is led to a standby at the address of the primary, and back without being cut off from the standby."""
+    """A worker whose address of the primary leads to a standby, and back again."""
 
     def __init__(self, pair: Pair, runqueue, **changes) -> None:
         self.pair = pair
         options = json.dumps({**OPTIONS, **changes})
-        self.child = runqueue(**servers.environment(pair.url_of_front), DBQUEUE_OPTIONS=options)
+        self.child = runqueue(**servers.environment(pair.front_url), DBQUEUE_OPTIONS=options)
         until(
             lambda: (
                 {"serves", "polls for"} <= set(re.findall("serves|polls for", log_of(self.child)))
             )
         )
 
-    def lead_there(self, connections: int) -> None:
-        """Until so many connections are there, at least."""
+    def switch_to_standby(self, connections: int) -> None:
+        """Switch, and wait for at least this many connections."""
         self.pair.front.lead_to(self.pair.standby.port)
         self.pair.front.cut()
         self.pair.front.heal()
@@ -271,11 +271,11 @@ class Standby:
             )
         )
 
-    def lead_back(self) -> None:
+    def switch_back(self) -> None:
         self.pair.front.lead_to(self.pair.primary.port)
 
-    def seconds_of_cpu(self) -> float:
-        """Of all its processes, so far."""
+    def cpu_seconds(self) -> float:
+        """Return the processor time of all its processes."""
         clocks = [
             stat.read_text().rpartition(")")[2].split()
             for stat in Path("/proc").glob("[0-9]*/stat")
@@ -291,19 +291,17 @@ def standby(pair, runqueue, request):
     return Standby(pair(synchronous=False), runqueue, **getattr(request, "param", {}))
 
 
-def test_a_standby_at_the_address_of_the_primary_fails_no_job_and_is_not_asked_all_the_time(
-    standby, tmp_path
-):
-    standby.lead_there(connections=2)
+def test_standby_at_primary_address_fails_no_job_and_is_polled_rarely(standby, tmp_path):
+    standby.switch_to_standby(connections=2)
     results = tasks.record.enqueue_many([()] * 20)
     standby.pair.until_replayed()
-    before = standby.seconds_of_cpu()
-    time.sleep(4)  # What is measured is the load over a time.
-    load = (standby.seconds_of_cpu() - before) / 4
+    before = standby.cpu_seconds()
+    time.sleep(4)  # Measure the load over some time.
+    load = (standby.cpu_seconds() - before) / 4
 
-    standby.lead_back()
+    standby.switch_back()
 
-    until(all_end)
+    until(all_successful)
     print(f"load {load:.2f}")
     assert load < 0.5
     assert (
@@ -323,18 +321,16 @@ SELDOM = {"beat_interval": 4}
     indirect=["standby"],
     ids=["all stay open", "the threads' stay open"],
 )
-def test_a_connection_to_a_standby_that_stays_open_is_left_when_the_address_is_the_primarys_again(
-    standby, tmp_path, cut
-):
-    """The standby stands still: by what it has, there is nothing to do."""
+def test_open_connection_to_standby_is_closed_after_switch_back(standby, tmp_path, cut):
+    """The standby receives no changes: its rows show no work."""
     path, go = tmp_path / "lines", tmp_path / "go"
     count = [tasks.count_until.enqueue(str(path), str(go)).id for _ in range(8)]
     until(lambda: runs(path) == Counter(count))
     standby.pair.until_replayed()
     standby.pair.wire.cut()
-    standby.lead_there(connections=10)  # Of eight threads, the worker, and the dispatcher.
+    standby.switch_to_standby(connections=10)  # Eight threads, the worker and the dispatcher.
 
-    standby.lead_back()
+    standby.switch_back()
     go.touch()
     tasks.record.enqueue_many([()] * 40)
     if cut:
@@ -342,5 +338,5 @@ def test_a_connection_to_a_standby_that_stays_open_is_left_when_the_address_is_t
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = 'queue' AND query LIKE '%dbqueue_job%'"
         )
 
-    until(all_end)
+    until(all_successful)
     assert set(Execution.objects.values_list("outcome", flat=True)) == {"successful"}

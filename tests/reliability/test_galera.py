@@ -1,4 +1,4 @@
-"""Workers on several nodes of a Galera cluster, where a lock is known to its own node alone and a COMMIT may be refused."""
+"""Workers on several Galera nodes: a lock is local to its node, and a COMMIT may be refused."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def servers():
 
 @pytest.fixture
 def nodes(servers, transactional_db):
-    """Three, of which this thread, and each new one, uses the first."""
+    """Three nodes; this thread, and each new one, uses the first."""
     own, first = connections["default"], servers.nodes[0]
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
@@ -79,7 +79,7 @@ def nodes(servers, transactional_db):
 
 @contextmanager
 def at(port):
-    """This thread's statements go there."""
+    """Direct this thread's statements to a port."""
     before = connections["default"]
     connections["default"] = before.__class__({**before.settings_dict, "PORT": port}, "default")
     try:
@@ -99,17 +99,17 @@ def processes(nodes):
 
 
 class TestTwoNodes:
-    """Each is inside a transaction that the other knows nothing of."""
+    """Two concurrent transactions on two nodes, which do not see each other."""
 
     @pytest.fixture(autouse=True)
     def second(self, nodes):
-        """The transaction that begins first, and commits last, is at the second node."""
+        """Run the test's transaction, which starts first and commits last, on the second node."""
         with at(nodes[1].port):
             yield
 
     @pytest.fixture
     def first(self, nodes):
-        """Do something at the first node, once."""
+        """Run an action on the first node, once."""
         done = []
 
         def do(action):
@@ -119,9 +119,7 @@ class TestTwoNodes:
 
         return do
 
-    def test_a_job_that_both_claim_is_claimed_once_and_the_other_claims_the_next(
-        self, processes, first
-    ):
+    def test_job_claimed_by_both_nodes_is_claimed_once(self, processes, first):
         add.enqueue_many([(1,), (2,)])
 
         class Staged(Budget):
@@ -138,7 +136,7 @@ class TestTwoNodes:
             (processes[1].pk, 1),
         ]
 
-    def test_the_only_slot_of_a_limit_is_taken_once(self, processes, first):
+    def test_last_slot_of_a_limit_is_taken_once(self, processes, first):
         one, other = (occupy.enqueue("a", 0) for _ in range(2))
         Job.objects.update(limits=[limit := {**Job.objects.first().limits[0], "most": 1}])
         Semaphore.objects.create(pk=limit["key"], most=1)
@@ -166,7 +164,7 @@ class TestTwoNodes:
             "blocked",
         ]
 
-    def test_the_only_place_of_a_queue_is_taken_once(self, processes, first):
+    def test_last_place_of_a_queue_is_taken_once(self, processes, first):
         one, other = (add.enqueue(n) for n in range(2))
         Queue.objects.create(name="default")
 
@@ -193,9 +191,7 @@ class TestTwoNodes:
         assert Job.objects.running().count() == 1
         assert Queue.objects.get().limit is None
 
-    def test_a_batch_that_gets_a_job_from_one_is_not_finished_by_the_other(
-        self, first, monkeypatch
-    ):
+    def test_batch_is_not_finished_while_other_node_adds_a_job(self, first, monkeypatch):
         with batch() as opened:
             pass
         Batch.objects.update(finished_at=None)
@@ -210,7 +206,7 @@ class TestTwoNodes:
 
         assert Job.objects.get().batch == Batch.objects.get(finished_at=None)
 
-    def test_a_process_that_beats_at_one_is_not_declared_dead_by_the_other(self, processes, first):
+    def test_heartbeat_at_one_node_prevents_declared_death_at_other(self, processes, first):
         Process.objects.update(expires_at="2020-01-01T00:00Z")
         dead = Process.objects.filter(pk=processes[0].pk).silent()
 
@@ -220,12 +216,12 @@ class TestTwoNodes:
 
         assert Process.objects.alive().get() == processes[0]
 
-    def test_an_outcome_is_written_where_the_claim_is_not_known_yet(self, nodes, processes):
+    def test_result_is_settled_where_claim_is_not_applied_yet(self, nodes, processes):
         add.enqueue(1)
         applied = connections["default"]
         applied.cursor().execute(
             "FLUSH TABLES WITH READ LOCK"
-        )  # Nothing of the other nodes is written here any more.
+        )  # This node stops applying write sets of others.
         with at(nodes[0].port):
             (job,) = direct.claim(LANE, processes[0], 1)
 
@@ -244,7 +240,7 @@ class TestTwoNodes:
         assert [outcome.job for outcome in other.result().written] == [job]
         assert Job.objects.get().state == "successful"
 
-    def test_a_task_that_meets_an_error_leaves_its_node(self, nodes):
+    def test_database_error_moves_task_to_another_node(self, nodes):
         def ask(sql="@@port"):
             with connections["default"].cursor() as cursor:
                 cursor.execute(f"SELECT {sql}")
@@ -254,7 +250,7 @@ class TestTwoNodes:
             for name, value in {
                 "PORT": balancer.port,
                 "CONN_MAX_AGE": None,
-            }.items():  # As a worker keeps its connections.
+            }.items():  # As on a worker, which keeps its connections.
                 patch.setitem(connections.settings["default"], name, value)
             discard("default")
             met = ask()
@@ -265,10 +261,10 @@ class TestTwoNodes:
             assert ask() != met
 
 
-def test_workers_at_two_nodes_exceed_no_limit_and_run_no_job_twice(nodes, runqueue):
+def test_workers_at_two_nodes_exceed_no_limit_and_repeat_no_job(nodes, runqueue):
     with (
         transaction.atomic()
-    ):  # Nobody sees a line: all are ready, and all workers claim them at once.
+    ):  # No call sees waiters: all jobs are ready, and all workers claim them at once.
         for number in range(150):
             occupy.enqueue(str(number % 3), random.uniform(0.005, 0.05))
     add.enqueue_many([(number,) for number in range(1000)])
@@ -302,8 +298,8 @@ def test_workers_at_two_nodes_exceed_no_limit_and_run_no_job_twice(nodes, runque
         assert "Deadlock" not in log_of(host)
 
 
-def test_a_node_cut_off_and_a_node_killed_lose_nothing(nodes, servers, runqueue):
-    """The host at the node that is killed, and who enqueues there, are led to another node after that."""
+def test_isolated_and_killed_nodes_lose_no_job(nodes, servers, runqueue):
+    """The host and the caller at the killed node are balanced to another node."""
     with closing(Balancer([nodes[2], nodes[0]])) as balancer:
         hosts = [
             runqueue(
@@ -326,12 +322,12 @@ def test_a_node_cut_off_and_a_node_killed_lose_nothing(nodes, servers, runqueue)
             runqueue("--only", "workers", DATABASE_URL=url(nodes[1].port), DBQUEUE_OPTIONS=OPTIONS)
         )
         until(lambda: "runqueue: database unavailable, retrying" in log_of(hosts[-1]))
-        load.goes_on()
+        load.wait_for_progress()
         nodes[1].isolate(yes=False)
         servers.wait_for(nodes, 60)
-        load.goes_on()
+        load.wait_for_progress()
         nodes[2].kill()
-        load.goes_on()
+        load.wait_for_progress()
         load.stop()
 
         assert load.wait(LONG)
@@ -346,11 +342,11 @@ class LoadAt(Load):
 
     def __init__(self, port):
         super().__init__(rate=40)
-        # Write sets of megabytes hold up all nodes.
-        self._deeds = [deed for deed in self._deeds if deed != self._much]
+        # Write sets of megabytes stall all nodes.
+        self._actions = [action for action in self._actions if action != self._large]
         self._port = port
 
-    def goes_on(self):
+    def wait_for_progress(self):
         number = len(self.confirmed)
         until(lambda: len(self.confirmed) > number + 50)
 

@@ -1,4 +1,4 @@
-"""A project whose own transactions are isolated from each other more than by default."""
+"""A project whose own transactions have a stricter isolation level than the default."""
 
 from __future__ import annotations
 
@@ -32,10 +32,8 @@ LEVELS = {
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_atomic_tasks_on_one_row_and_calls_of_one_key_need_no_attempt_more(
-    level, runqueue, tmp_path
-):
-    """The database undoes some of these transactions, so that each is as if it had been alone."""
+def test_serialization_conflicts_spend_no_attempt(level, runqueue, tmp_path):
+    """The database rolls back some of the transactions; the result is as if each had run alone."""
     (tmp_path / "isolated_settings.py").write_text(SETTINGS.format(level=LEVELS[level]))
     Run.objects.create(job="0")
     for number in range(20):

@@ -1,4 +1,4 @@
-"""Many producers and workers on a few keys: what was enqueued last is what is run last."""
+"""Many producers and workers on a few keys: the newest version runs last."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Producers:
-    """Threads that enqueue versions of a few keys, alone and many at once, and remember the newest of each."""
+    """Threads that enqueue versions of a few keys, and record the newest of each."""
 
     def __init__(self) -> None:
         self._versions = itertools.count(1)
@@ -49,7 +49,7 @@ class Producers:
             while time.monotonic() < end:
                 for key in random.sample(range(KEYS), random.randint(1, KEYS)):
                     self._enqueue(str(key))
-                # In any order: those of one call are written in the order of their keys.
+                # In any order: one call writes its rows in the order of their keys.
                 leave_version.enqueue_many(
                     [(str(key), 0) for key in random.sample(range(KEYS), KEYS)]
                 )
@@ -61,7 +61,7 @@ class Producers:
     def _enqueue(self, key: str) -> None:
         with self._lock:
             version = next(self._versions)
-        # Another may be quicker with a later one: then this one is stale.
+        # Another thread may be faster with a later version; then this one is stale.
         leave_version.using(version=version).enqueue(key, version)
         with self._lock:
             self.newest[key] = max(self.newest.get(key, 0), version)
@@ -70,12 +70,12 @@ class Producers:
 
 @pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="one writer at a time")
 @pytest.mark.timeout(120 + 2 * SECONDS)
-def test_the_last_version_that_is_enqueued_is_the_last_that_is_run(runqueue):
+def test_newest_version_runs_last(runqueue):
     producers = Producers()
     runqueue("--processes", "2", "--threads", "4")
 
     producers.run(6)
-    # Without a version, the last call would take the place of the newest one.
+    # A call without a version would replace the newest one.
     for key in producers.newest:
         producers._enqueue(key)
     until(lambda: not Job.objects.exclude(state=Job.State.SUCCESSFUL).exists())

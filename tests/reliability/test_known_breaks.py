@@ -1,4 +1,4 @@
-"""What broke other queues, and is in no other test here: each once."""
+"""Defects of other queues that no other test here covers."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
 ONE = ["--embedded"] if connections["default"].vendor == "sqlite" else []
 
 
-def test_a_busy_interpreter_does_not_look_dead(runqueue):
-    """Its threads compute without a pause, and take turns at the interpreter with the one that beats."""
+def test_busy_interpreter_is_not_declared_dead(runqueue):
+    """Computing threads compete for the GIL with the heartbeat thread."""
     tasks.compute.enqueue_many([(6,)] * 8)
     runqueue(
         "--threads", "8", *ONE, DBQUEUE_OPTIONS=json.dumps({"beat_interval": 0.5, "dead_after": 3})
@@ -48,7 +48,7 @@ def test_a_busy_interpreter_does_not_look_dead(runqueue):
     "phase",
     ["before it has begun", "while jobs are claimed", "while they run", "while they are settled"],
 )
-def test_sigterm_in_each_phase_fails_nothing(runqueue, phase):
+def test_sigterm_in_each_phase_fails_no_job(runqueue, phase):
     tasks.sleep.enqueue_many([(0.02,)] * 400)
     child = runqueue("--shutdown-timeout", "1")
     match phase:
@@ -68,7 +68,7 @@ def test_sigterm_in_each_phase_fails_nothing(runqueue, phase):
 
 
 @pytest.mark.parametrize("hours", [-3, 3])
-def test_a_workers_clock_may_be_wrong(runqueue, hours):
+def test_wrong_worker_clock_has_no_effect(runqueue, hours):
     """All times are the database's."""
     later = tasks.add.using(run_after=timedelta(hours=1)).enqueue(1)
     soon = tasks.wrong_clock.enqueue(hours * 3600)
@@ -77,7 +77,7 @@ def test_a_workers_clock_may_be_wrong(runqueue, hours):
     again = tasks.add.enqueue(2)
 
     assert again.wait(LONG).return_value == 2
-    time.sleep(4)  # Longer than it would be believed alive without a beat.
+    time.sleep(4)  # Longer than ``dead_after``.
     assert Process.objects.alive().count() == 3
     assert Job.objects.get(pk=later.id).state == "scheduled"
     execution = Execution.objects.get(job=again.id)
@@ -85,7 +85,7 @@ def test_a_workers_clock_may_be_wrong(runqueue, hours):
     assert "declared dead" not in log_of(child)
 
 
-def test_a_module_of_tasks_that_cannot_be_imported_costs_no_other(monkeypatch, caplog, tmp_path):
+def test_broken_task_module_does_not_stop_discovery(monkeypatch, caplog, tmp_path):
     (tmp_path / "broken_tasks.py").write_text("raise RuntimeError('at import')\n")
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -96,7 +96,7 @@ def test_a_module_of_tasks_that_cannot_be_imported_costs_no_other(monkeypatch, c
     assert "tests.tasks" in sys.modules
 
 
-def test_a_row_imports_nothing():
+def test_row_causes_no_import():
     sys.modules.pop("this", None)
     Job.objects.create(task="this.s", queue="default")
     testing.drain()
@@ -105,7 +105,7 @@ def test_a_row_imports_nothing():
     assert Execution.objects.get().message.startswith("'this.s' is not known here")
 
 
-def test_a_result_of_ten_megabytes_is_stored_or_refused_in_words():
+def test_result_of_ten_megabytes_is_stored_or_fails_the_job():
     result = tasks.say.enqueue(10_000_000)
     testing.drain()
     result.refresh()
@@ -115,7 +115,7 @@ def test_a_result_of_ten_megabytes_is_stored_or_refused_in_words():
         assert len(result.return_value) == 10_000_000
 
 
-def test_an_exception_that_cannot_be_pickled_is_an_outcome():
+def test_unpicklable_exception_is_recorded():
     result = tasks.fail_unpicklably.enqueue()
     testing.drain()
     result.refresh()
@@ -124,7 +124,7 @@ def test_an_exception_that_cannot_be_pickled_is_an_outcome():
     assert "it holds a lock" in result.errors[0].traceback
 
 
-def test_a_subclass_of_the_backend_works(settings):
+def test_backend_can_be_subclassed(settings):
     settings.TASKS = {
         "default": {
             "BACKEND": f"{__name__}.Louder",
@@ -139,20 +139,20 @@ def test_a_subclass_of_the_backend_works(settings):
 
 
 class Louder(DatabaseBackend):
-    """A project's own."""
+    """A project's own backend."""
 
 
 @pytest.mark.parametrize(
     "bad", ["", "1", "x" * 1000, None, 17, "'; DROP TABLE", "00000000-0000-0000-0000-000000000000"]
 )
-def test_an_id_that_is_none_is_said_to_be_none(bad, backend):
+def test_invalid_result_id_raises_does_not_exist(bad, backend):
     with pytest.raises(TaskResultDoesNotExist):
         backend.get_result(bad)
 
 
 @pytest.mark.skipif(bool(ONE), reason="On SQLite it runs as one process.")
-def test_old_and_new_workers_run_beside_each_other(runqueue):
-    """The old one does not know the new task; the new one runs it."""
+def test_old_and_new_workers_run_side_by_side(runqueue):
+    """The old worker does not know the new task; the new worker runs it."""
     runqueue("--threads", "2")
     until(lambda: Process.objects.filter(kind="worker").exists())
     (old,) = Process.objects.filter(kind="worker").values_list("name", flat=True)
@@ -167,7 +167,7 @@ def test_old_and_new_workers_run_beside_each_other(runqueue):
 
 
 def test_migrations_only_add():
-    """So that workers of the release before run on."""
+    """Additive migrations let workers of the previous release continue."""
     folder = Path(django_dbqueue.__file__).parent / "migrations"
     for path in sorted(folder.glob("0*.py"))[1:]:
         for operation in import_module(
@@ -188,7 +188,7 @@ def test_migrations_only_add():
 
 
 @pytest.mark.skipif(bool(ONE), reason="On SQLite it runs as one process.")
-def test_a_process_says_what_it_runs(runqueue):
+def test_process_row_has_versions(runqueue):
     runqueue()
     worker = until(lambda: Process.objects.filter(kind="worker").first())
 

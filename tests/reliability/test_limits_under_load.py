@@ -1,4 +1,4 @@
-"""Limits while workers are killed: never exceeded, never stuck, and quick to go on."""
+"""Limits while workers are killed: never exceeded, never stuck, and soon in use again."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ def all_have_ended() -> bool:
 @pytest.mark.parametrize(
     ("number", "longest"), [(300, 0.1), (2000, 0.002)], ids=["one by one", "in a row"]
 )
-def test_a_limit_is_never_exceeded_though_workers_are_killed(runqueue, number, longest):
+def test_limit_holds_while_workers_are_killed(runqueue, number, longest):
     occupy.enqueue_many(
         [(str(n % KEYS), random.uniform(longest / 10, longest)) for n in range(number)]
     )
     hosts = [runqueue("--processes", "2", "--threads", "6") for _ in range(2)]
     kills = 0
     while kills < KILLS and not all_have_ended():
-        # Of those that run jobs: on a full machine, the others may have begun just now.
+        # Only processes that run jobs: on a busy machine, others may have just started.
         pids = list(
             Job.objects.running().exclude(process=None).values_list("process__pid", flat=True)
         )
         with contextlib.suppress(IndexError, ProcessLookupError):
             os.kill(random.choice(pids), signal.SIGKILL)
             kills += 1
-        time.sleep(0.3)  # The others go on meanwhile.
+        time.sleep(0.3)  # The other processes continue meanwhile.
     until(all_have_ended, 3 * LONG)
 
     assert all(host.poll() is None for host in hosts)
     assert Execution.objects.filter(outcome=Execution.Outcome.LOST).exists()
-    # One that dies with its worker three times is given up.
+    # A job whose worker dies three times has failed.
     lost = (
         Execution.objects.filter(outcome=Execution.Outcome.LOST)
         .values_list("job")
@@ -72,25 +72,25 @@ def test_a_limit_is_never_exceeded_though_workers_are_killed(runqueue, number, l
     assert not Slot.objects.taken().exists()
 
 
-def test_a_slot_that_is_free_starts_the_next_job_at_once(runqueue):
+def test_free_slot_starts_next_job_at_once(runqueue):
     occupy.enqueue_many([("a", 0.2)] * 20)
     runqueue("--processes", "2", "--threads", "2", "--poll-interval", "60")
     until(lambda: Interval.objects.filter(ended_at__isnull=False).count() == 20)
 
     times = list(Interval.objects.order_by("began_at"))
-    # The one before the one before made room for it.
-    gaps = [(job.began_at - max_end).total_seconds() for job, max_end in _room_made(times)]
-    # Of a quarter of them at least: a full machine may delay the others. Polling finds them after a minute.
+    # The end that freed its slot: two jobs earlier, by the limit.
+    gaps = [(job.began_at - max_end).total_seconds() for job, max_end in _slots_freed(times)]
+    # At least a quarter: a busy machine may delay others. Polling would take a minute.
     assert quantiles(gaps)[0] < 5.0, gaps
 
 
-def _room_made(times):
+def _slots_freed(times):
     for number in range(LIMIT, len(times)):
         earlier = sorted(each.ended_at for each in times[:number])
         yield times[number], earlier[number - LIMIT]
 
 
-def test_a_saturated_key_costs_other_jobs_nothing(runqueue):
+def test_saturated_limit_does_not_delay_other_jobs(runqueue):
     until_blocked = [("a", 1.0)] * 3000
     occupy.using(priority=9).enqueue_many(until_blocked)
     assert Job.objects.filter(state=Job.State.BLOCKED).count() == 3000 - LIMIT

@@ -1,4 +1,4 @@
-"""Who is dead is found out in seconds, who is alive keeps its jobs, and who is cut off stops by itself."""
+"""Dead processes are detected within seconds, live ones keep their jobs, cut-off ones stop."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def outcomes(result):
     )
 
 
-def test_jobs_of_a_killed_worker_run_again_at_once(runqueue):
+def test_jobs_of_killed_worker_are_recovered_at_once(runqueue):
     long = tasks.sleep.enqueue(3)
     runqueue()
     until(lambda: Job.objects.running().exists())
@@ -52,7 +52,7 @@ def test_jobs_of_a_killed_worker_run_again_at_once(runqueue):
     os.kill(the_worker(), signal.SIGKILL)
 
     until(lambda: outcomes(long) == ["lost"])
-    assert time.monotonic() - began < 25  # Others would declare it dead after 30.
+    assert time.monotonic() - began < 25  # Other processes would declare it dead after 30 s.
     job = until(lambda: Job.objects.running().first())
     wait = (job.started_at - job.run_after).total_seconds()
     assert wait < 25
@@ -62,7 +62,7 @@ def test_jobs_of_a_killed_worker_run_again_at_once(runqueue):
     until(lambda: outcomes(long) == ["lost", "successful"])
 
 
-def test_jobs_that_a_killed_worker_had_not_begun_cost_no_attempt(runqueue):
+def test_unstarted_jobs_of_killed_worker_spend_no_attempt(runqueue):
     tasks.nothing.enqueue_many([()] * 300)
     runqueue("--threads", "2")
     until(lambda: not Job.objects.exclude(state="successful").exists())
@@ -77,7 +77,7 @@ def test_jobs_that_a_killed_worker_had_not_begun_cost_no_attempt(runqueue):
     assert Execution.objects.filter(outcome="successful").count() == 20
 
 
-def test_what_must_not_run_twice_fails_if_it_had_begun_and_runs_if_it_had_not(runqueue):
+def test_on_lost_fail_applies_to_started_jobs_only(runqueue):
     tasks.nothing.enqueue_many([()] * 300)
     runqueue("--threads", "1")
     until(lambda: not Job.objects.exclude(state="successful").exists())
@@ -92,7 +92,7 @@ def test_what_must_not_run_twice_fails_if_it_had_begun_and_runs_if_it_had_not(ru
     assert Execution.objects.get(outcome="lost").job.args == ["a"]
 
 
-def test_a_restart_recovers_at_once_what_was_killed_with_its_supervisor(runqueue):
+def test_restart_recovers_jobs_of_killed_runqueue_at_once(runqueue):
     long = tasks.sleep.enqueue(2)
     killed = runqueue()
     until(lambda: Job.objects.running().exists())
@@ -109,7 +109,7 @@ def test_a_restart_recovers_at_once_what_was_killed_with_its_supervisor(runqueue
     assert Process.objects.count() == 3
 
 
-def test_what_was_only_claimed_when_all_processes_of_a_host_were_killed_costs_no_attempt(runqueue):
+def test_unstarted_jobs_of_killed_host_spend_no_attempt(runqueue):
     tasks.nothing.enqueue_many([()] * 300)
     killed = runqueue("--threads", "2")
     until(lambda: not Job.objects.exclude(state="successful").exists())
@@ -127,7 +127,7 @@ def test_what_was_only_claimed_when_all_processes_of_a_host_were_killed_costs_no
     assert Execution.objects.filter(outcome="lost").count() <= 2
 
 
-def test_another_host_recovers_what_a_dead_host_ran(runqueue):
+def test_another_host_recovers_jobs_of_dead_host(runqueue):
     long = tasks.sleep.enqueue(30)
     killed = runqueue("--only", "workers", DBQUEUE_OPTIONS=QUICK)
     until(lambda: Job.objects.running().exists())
@@ -141,7 +141,7 @@ def test_another_host_recovers_what_a_dead_host_ran(runqueue):
     began = time.monotonic()
 
     until(lambda: outcomes(long) == ["lost"])
-    assert time.monotonic() - began < 25  # With default options it takes more than 30.
+    assert time.monotonic() - began < 25  # With default options it takes more than 30 s.
     assert "was silent for too long" in Execution.objects.filter(outcome="lost").first().message
 
 
@@ -161,7 +161,7 @@ def test_a_frozen_process_is_replaced(runqueue, kind):
     assert "did not let go of its interpreter; it is killed" in log_of(child)
 
 
-def test_a_worker_whose_claim_loop_hangs_is_replaced_and_its_jobs_end(runqueue):
+def test_worker_with_hanging_claim_loop_is_replaced_and_its_jobs_end(runqueue):
     runqueue(DBQUEUE_OPTIONS=json.dumps({**json.loads(QUICK), "shutdown_timeout": 10}))
     hanging = the_worker()
     long = tasks.hang_the_claim_loop.enqueue(6)
@@ -174,18 +174,18 @@ def test_a_worker_whose_claim_loop_hangs_is_replaced_and_its_jobs_end(runqueue):
     until(lambda: outcomes(long)[-1:] == ["successful"])
 
 
-def test_a_process_that_looks_seldom_is_not_taken_for_one_that_hangs(runqueue):
+def test_process_with_long_poll_interval_is_not_replaced(runqueue):
     runqueue("--poll-interval", "8", DBQUEUE_OPTIONS=QUICK)
     before = until(
         lambda: pids("worker") and pids("dispatcher") and pids("worker") | pids("dispatcher")
     )
 
-    time.sleep(7)  # More than twice what a process may be without progress.
+    time.sleep(7)  # More than twice the time allowed without progress.
 
     assert pids("worker") | pids("dispatcher") == before
 
 
-def test_who_is_cut_off_loses_its_jobs_and_its_late_result_is_refused(runqueue, proxy):
+def test_disconnected_worker_loses_its_jobs_and_late_results(runqueue, proxy):
     options = json.dumps({"beat_interval": 1, "dead_after": 6})
     cut = runqueue("--only", "workers", DATABASE_URL=proxy.url, DBQUEUE_OPTIONS=options)
     until(lambda: pids("worker"))
@@ -206,7 +206,7 @@ def test_who_is_cut_off_loses_its_jobs_and_its_late_result_is_refused(runqueue, 
     assert tasks.add.enqueue(1).wait(LONG).return_value == 1
 
 
-def test_who_cannot_beat_claims_nothing_until_it_can(runqueue, proxy):
+def test_worker_without_heartbeat_claims_nothing(runqueue, proxy):
     child = runqueue("--embedded", DATABASE_URL=proxy.url, DBQUEUE_OPTIONS=QUICK)
     assert tasks.add.enqueue(1).wait(LONG).return_value == 1
 

@@ -1,7 +1,7 @@
-"""A machine that does to the queue whatever can be done to it, in any order and two things at a time.
+"""A state machine that runs random operations on the queue, two at a time.
 
-After each step it compares the rows with what the actors were told: who got which attempt of which job, and whose outcome of
-it was accepted.
+After each step it compares the rows with the results that the actors received: the owner of
+each attempt, and the accepted results.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from django.db.models.signals import post_delete, post_save, pre_delete, pre_sav
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from .machine_batches import Walks
+from .machine_batches import Pipelines
 from .machine_liveness import Liveness
 
 
-class Machine(Liveness, Walks):
-    """All of it: a job of a key may be limited, walk, and belong to a batch."""
+class Machine(Liveness, Pipelines):
+    """The whole machine: a keyed job may have a limit, a pipeline and a batch."""
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.timeout(600)
-def test_whatever_is_done_in_whatever_order(settings_of_the_machine, receivers):
-    run_state_machine_as_test(Machine, settings=settings_of_the_machine)
+def test_random_operations_keep_invariants(machine_settings, receivers):
+    run_state_machine_as_test(Machine, settings=machine_settings)
 
 
 @pytest.fixture
-def settings_of_the_machine():
+def machine_settings():
     examples = int(os.environ.get("DBQUEUE_EXAMPLES", 30))
     return settings(
         max_examples=examples,
@@ -36,13 +36,13 @@ def settings_of_the_machine():
         deadline=None,
         suppress_health_check=list(HealthCheck),
         database=None,
-        phases=[Phase.generate],  # To shrink what failed would take the database many minutes.
+        phases=[Phase.generate],  # Shrinking a failure would take the database many minutes.
     )
 
 
 @pytest.fixture
 def receivers():
-    """Of a project, without a sender: they see all models, and none of the queue's statements goes through them."""
+    """Connect receivers for all models: no statement of the queue sends a signal."""
 
     def receive(sender, **kwargs):
         assert sender._meta.app_label != "dbqueue", f"a signal was sent for {sender}"

@@ -1,4 +1,4 @@
-"""The database goes away in every way that it can, and comes back or does not."""
+"""Outages of the database: cut, silent, refusing, or permanent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUICK = json.dumps({"beat_interval": 1, "dead_after": 6})
 
 @pytest.mark.parametrize("how", ["cut", "silence"])
 @pytest.mark.parametrize("embedded", [True, False])
-def test_outcomes_of_an_outage_are_settled_after_it(runqueue, proxy, tmp_path, how, embedded):
+def test_results_of_an_outage_are_settled_after_it(runqueue, proxy, tmp_path, how, embedded):
     begun, ended, go = (tmp_path / name for name in ("begun", "ended", "go"))
     results = tasks.leave_line.enqueue_many([(str(begun), str(go), 0.0, str(ended))] * 6)
     child = runqueue(
@@ -47,10 +47,10 @@ def test_outcomes_of_an_outage_are_settled_after_it(runqueue, proxy, tmp_path, h
     assert child.poll() is None
     for what in ("could not beat", "beats again"):
         said = re.findall(rf"(\S+) {what}", log_of(child))
-        assert said and len(said) == len(set(said)), "it is said at each beat"
+        assert said and len(said) == len(set(said)), "it is logged at each heartbeat"
 
 
-def test_a_drain_goes_on_after_the_server_was_away(runqueue, proxy):
+def test_drain_continues_after_outage(runqueue, proxy):
     tasks.sleep.enqueue_many([(0.05,)] * 400)
     child = runqueue("--drain", "--processes", "2", DATABASE_URL=proxy.url)
     until(lambda: Job.objects.filter(state="successful").count() > 40)
@@ -64,7 +64,7 @@ def test_a_drain_goes_on_after_the_server_was_away(runqueue, proxy):
     assert Execution.objects.filter(outcome="successful").count() == 400
 
 
-def test_without_a_connection_left_the_queue_goes_on_and_tasks_that_need_one_fail(runqueue, proxy):
+def test_refused_connections_fail_only_tasks_that_need_one(runqueue, proxy):
     runqueue(DATABASE_URL=proxy.url)
     assert tasks.add.enqueue(1).wait(LONG).return_value == 1
 
@@ -79,7 +79,7 @@ def test_without_a_connection_left_the_queue_goes_on_and_tasks_that_need_one_fai
     assert tasks.count_rows.enqueue().wait(LONG).return_value == 0
 
 
-def test_a_deadlock_costs_no_outcome(runqueue):
+def test_deadlock_loses_no_result(runqueue):
     if connection.vendor == "sqlite":
         pytest.skip("SQLite locks as a whole.")
     tasks.fail.enqueue()
@@ -89,7 +89,7 @@ def test_a_deadlock_costs_no_outcome(runqueue):
 
     with suppress(OperationalError), transaction.atomic():
         Failure.objects.select_for_update().get()
-        until_somebody_waits_for_a_lock()  # The settler holds the job's row, and waits for the failure's.
+        until_somebody_waits_for_a_lock()  # The settler, which has locked the job, waits.
         Job.objects.filter(pk=result.id).update(priority=1)
 
     until(lambda: Job.objects.filter(state="failed").count() == 2)
@@ -99,7 +99,7 @@ def test_a_deadlock_costs_no_outcome(runqueue):
 
 
 @pytest.mark.parametrize("embedded", [True, False])
-def test_it_gives_up_a_database_that_does_not_come_back(runqueue, proxy, embedded):
+def test_runqueue_gives_up_on_permanent_outage(runqueue, proxy, embedded):
     child = runqueue(
         *(["--embedded"] if embedded else []),
         DATABASE_URL=proxy.url,
@@ -115,7 +115,7 @@ def test_it_gives_up_a_database_that_does_not_come_back(runqueue, proxy, embedde
     assert "supervisor: database unavailable for" in log_of(child)
 
 
-def test_a_lock_on_its_tables_holds_it_up_and_no_longer(runqueue):
+def test_table_lock_delays_jobs_only_while_held(runqueue):
     if connection.vendor != "postgresql":
         pytest.skip("LOCK TABLE is the same thing elsewhere, but ends the transaction.")
     child = runqueue(DBQUEUE_OPTIONS=QUICK)
@@ -132,11 +132,11 @@ def test_a_lock_on_its_tables_holds_it_up_and_no_longer(runqueue):
 
 
 class TestConnections:
-    """What the runtime's own connections are set to."""
+    """Settings of the runtime's own connections."""
 
     @pytest.fixture
     def asked(self, monkeypatch):
-        """Ask the database something on a prepared thread."""
+        """Query the database on a prepared thread."""
         if connection.vendor == "sqlite":
             pytest.skip("SQLite has none of this.")
 
@@ -162,7 +162,7 @@ class TestConnections:
             )
         return asked
 
-    def test_no_statement_is_without_end(self, asked):
+    def test_each_statement_has_a_timeout(self, asked):
         if connection.vendor == "postgresql":
             assert asked("SHOW statement_timeout") == asked("SHOW lock_timeout") == "10s"
             assert asked("SHOW idle_in_transaction_session_timeout") == "10s"
@@ -170,7 +170,7 @@ class TestConnections:
             assert asked("SELECT @@max_statement_time") == 11.0
             assert asked("SELECT @@innodb_lock_wait_timeout") == 11
 
-    def test_isolation_is_read_committed_whatever_the_projects_is(self, asked, monkeypatch):
+    def test_isolation_level_is_read_committed(self, asked, monkeypatch):
         level = 4 if connection.vendor == "postgresql" else "serializable"
         options = {**connections.settings["default"]["OPTIONS"], "isolation_level": level}
         monkeypatch.setitem(connections.settings["default"], "OPTIONS", options)
@@ -179,13 +179,13 @@ class TestConnections:
         else:
             assert asked("SELECT @@tx_isolation") == "READ-COMMITTED"
 
-    def test_a_pool_by_transactions_is_left_as_it_is(self, asked, monkeypatch):
+    def test_transaction_pool_gets_no_session_settings(self, asked, monkeypatch):
         if connection.vendor != "postgresql":
             pytest.skip("Only PostgreSQL is pooled by transactions.")
         monkeypatch.setitem(connections.settings["default"], "DISABLE_SERVER_SIDE_CURSORS", True)
         assert asked("SHOW statement_timeout") == "0"
 
-    def test_a_new_connection_is_as_the_old_one_was(self):
+    def test_new_connection_keeps_options(self):
         found = []
 
         def replace():

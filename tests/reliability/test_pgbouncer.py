@@ -1,4 +1,4 @@
-"""Workers and those who enqueue behind a real PgBouncer, as docs/scaling.md says."""
+"""Workers and callers behind a real PgBouncer, as in docs/scaling.md."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .conftest import Elsewhere
 from .test_failover import Client, runs
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(180)]
-# No process dies: a worker that a full machine keeps silent is not to be declared dead.
+# No process dies: a worker that is slow on a busy machine must not be declared dead.
 OPTIONS = {"beat_interval": 1, "dead_after": 60, "poll_interval": 0.5}
 
 
 class Pool:
-    """A PgBouncer in front of a PostgreSQL."""
+    """A PgBouncer in front of a PostgreSQL server."""
 
     def __init__(self, home, migrated, mode: str, **settings) -> None:
         self._home, self.mode = home, mode
@@ -62,9 +62,7 @@ def run_behind(runqueue, url: str, *arguments: str, **options):
 
 
 @pytest.mark.parametrize("mode", ["transaction", "session"])
-def test_behind_a_pool_all_kinds_of_jobs_end_and_its_restart_loses_none(
-    pool, runqueue, tmp_path, mode
-):
+def test_pool_restart_loses_no_job_of_any_kind(pool, runqueue, tmp_path, mode):
     behind, path = pool(mode, default_pool_size=40), tmp_path / "lines"
     child = run_behind(runqueue, behind.url, "--processes", "2")
     tasks.record.enqueue_many([()] * 200)
@@ -97,7 +95,7 @@ def test_behind_a_pool_all_kinds_of_jobs_end_and_its_restart_loses_none(
     until(lambda: not left.exclude(state="successful").exists())
     assert {str(pk) for pk in left.values_list("pk", flat=True)} >= set(client.confirmed)
     assert runs(path) == Counter(str(pk) for pk in left.values_list("pk", flat=True))
-    # Interrupted is what could not read its earlier attempts, before its task began.
+    # Interrupted: the worker could not read the earlier attempts before the task started.
     assert (
         {"successful", "failed"}
         <= set(Execution.objects.values_list("outcome", flat=True))
@@ -106,24 +104,22 @@ def test_behind_a_pool_all_kinds_of_jobs_end_and_its_restart_loses_none(
     assert child.poll() is None
 
 
-def test_workers_behind_a_pool_by_transactions_say_that_they_poll_and_find_jobs_in_time(
-    pool, runqueue
-):
+def test_workers_behind_transaction_pool_log_that_they_poll(pool, runqueue):
     child = run_behind(runqueue, pool("transaction").url)
     until(lambda: "LISTEN" in log_of(child))
     assert is_found_within(tasks.nothing, 5)
     assert log_of(child).count("LISTEN") == 1
 
 
-def test_what_is_enqueued_through_a_pool_wakes_workers_beside_it(pool, runqueue):
+def test_enqueue_through_pool_wakes_directly_connected_workers(pool, runqueue):
     behind = pool("transaction")
     child = run_behind(runqueue, behind.server.url(), poll_interval=30)
     assert is_found_within(tasks.nothing, 10)
     assert "LISTEN" not in log_of(child)
 
 
-def test_a_connection_that_a_full_pool_keeps_waiting_ends_in_time(pool):
-    """PgBouncer accepts it at once, and leaves the first question that Django asks on it without an answer."""
+def test_connection_waiting_for_full_pool_times_out(pool):
+    """PgBouncer accepts the connection at once, but does not answer Django's first query."""
     pool("session", default_pool_size=1, query_wait_timeout=3600)
     connection.ensure_connection()
 
@@ -135,7 +131,7 @@ def test_a_connection_that_a_full_pool_keeps_waiting_ends_in_time(pool):
     Elsewhere(connect).result()
 
 
-def test_a_pool_that_is_too_small_slows_jobs_down_and_loses_none(pool, runqueue):
+def test_undersized_pool_delays_jobs_and_loses_none(pool, runqueue):
     behind = pool("transaction", default_pool_size=2)
     child = run_behind(runqueue, behind.url)
     tasks.hold_transaction.enqueue_many([(1.0,)] * 8)

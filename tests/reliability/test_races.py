@@ -1,4 +1,4 @@
-"""Two sides at the same row, staged: one holds it at the worst moment while the other comes."""
+"""Staged races: one side locks a row at the worst moment while the other arrives."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def recover(dead, how="was killed by signal 9", **values):
 
 
 @locks_rows
-def test_who_recovers_does_not_overwrite_an_outcome_that_is_being_written(claim, process):
+def test_recovery_does_not_overwrite_result_being_written(claim, process):
     tasks.add.enqueue(1)
     (job,) = claim()
 
@@ -50,14 +50,12 @@ def test_who_recovers_does_not_overwrite_an_outcome_that_is_being_written(claim,
 
 
 @locks_rows
-def test_a_lost_job_that_somebody_held_for_a_moment_still_says_how_its_process_died(
-    claim, process, monkeypatch, caplog
-):
+def test_recovery_of_briefly_locked_job_keeps_exit_reason(claim, process, monkeypatch, caplog):
     tasks.add.enqueue(1)
     (job,) = claim()
     settle, times = recovery.settle, []
 
-    def settle_while_it_is_held(database, outcomes):
+    def settle_with_locked_row(database, outcomes):
         times.append(outcomes)
         with (
             held_open(lambda: Job.objects.select_for_update().get())
@@ -66,7 +64,7 @@ def test_a_lost_job_that_somebody_held_for_a_moment_still_says_how_its_process_d
         ):
             return settle(database, outcomes)
 
-    monkeypatch.setattr(recovery, "settle", settle_while_it_is_held)
+    monkeypatch.setattr(recovery, "settle", settle_with_locked_row)
 
     assert recover(Process.objects.filter(pk=process.pk)) == 1
 
@@ -81,9 +79,7 @@ def test_a_lost_job_that_somebody_held_for_a_moment_still_says_how_its_process_d
 
 
 @locks_rows
-def test_an_outcome_that_comes_while_its_job_is_recovered_is_kept_until_that_is_over_and_dropped(
-    claim, process
-):
+def test_result_during_recovery_is_held_and_then_dropped(claim, process):
     tasks.add.enqueue(1)
     (job,) = claim()
 
@@ -96,7 +92,7 @@ def test_an_outcome_that_comes_while_its_job_is_recovered_is_kept_until_that_is_
 
 
 @locks_rows
-def test_two_who_recover_the_same_process_recover_its_jobs_once(claim, process):
+def test_concurrent_recoveries_of_a_process_recover_its_jobs_once(claim, process):
     tasks.add.enqueue_many([(n,) for n in range(20)])
     claim()
     dead = Process.objects.filter(pk=process.pk)
@@ -111,7 +107,7 @@ def test_two_who_recover_the_same_process_recover_its_jobs_once(claim, process):
 
 
 @locks_rows
-def test_a_beat_that_comes_first_saves_the_process(claim, process):
+def test_heartbeat_before_recovery_keeps_process_alive(claim, process):
     tasks.add.enqueue(1)
     claim()
     Process.objects.update(expires_at="2020-01-01T00:00:00Z")
@@ -126,7 +122,7 @@ def test_a_beat_that_comes_first_saves_the_process(claim, process):
 
 
 @locks_rows
-def test_a_beat_that_comes_late_is_told_so(process):
+def test_heartbeat_after_recovery_returns_false(process):
     Process.objects.update(expires_at="2020-01-01T00:00:00Z")
 
     with held_open(lambda: recover(Process.objects.silent(), "was silent")):
@@ -137,7 +133,7 @@ def test_a_beat_that_comes_late_is_told_so(process):
 
 
 @locks_rows
-def test_a_job_that_is_retried_while_it_is_pruned_is_kept(claim):
+def test_job_retried_during_prune_is_kept(claim):
     tasks.add.enqueue(1)
     (job,) = claim()
     direct.settle([AttemptResult.of(job, Execution.Outcome.FAILED, Job.State.FAILED)])
@@ -150,7 +146,7 @@ def test_a_job_that_is_retried_while_it_is_pruned_is_kept(claim):
 
 
 @locks_rows
-def test_a_slot_that_is_taken_while_old_ones_are_pruned_counts(claim):
+def test_slot_taken_during_prune_counts(claim):
     tasks.one_at_a_time.enqueue()
     direct.release(claim())
     tasks.one_at_a_time.enqueue()
@@ -164,7 +160,7 @@ def test_a_slot_that_is_taken_while_old_ones_are_pruned_counts(claim):
     assert claim() == []
 
 
-def test_what_a_lost_attempt_notes_is_refused(claim, backend):
+def test_lost_attempt_cannot_save_metadata(claim, backend):
     tasks.add.enqueue(1)
     (late,) = claim()
     direct.release([late])
@@ -178,7 +174,7 @@ def test_what_a_lost_attempt_notes_is_refused(claim, backend):
     assert Job.objects.get().metadata == {}
 
 
-def test_what_must_not_run_twice_is_not_begun_by_who_has_lost_it(claim):
+def test_lost_attempt_cannot_start_on_lost_fail_job(claim):
     tasks.transfer.enqueue("x")
     (late,) = claim()
     direct.release([late])
@@ -189,19 +185,17 @@ def test_what_must_not_run_twice_is_not_begun_by_who_has_lost_it(claim):
     assert direct.mark_started(owner)
 
 
-@pytest.mark.parametrize("is_asked_again", [False, True])
-def test_who_listens_hears_of_a_job_that_died_with_its_process_and_ends_with_it(
-    claim, process, is_asked_again
-):
-    heard = []
+@pytest.mark.parametrize("is_reenqueued", [False, True])
+def test_task_finished_is_sent_for_job_failed_by_recovery(claim, process, is_reenqueued):
+    received = []
 
     def listen(task_result, **kwargs):
-        heard.append((task_result.id, task_result.status))
+        received.append((task_result.id, task_result.status))
 
     result = tasks.transfer.using(key="x").enqueue("x")
     (job,) = claim()
     direct.mark_started(job)
-    if is_asked_again:
+    if is_reenqueued:
         tasks.transfer.using(key="x").enqueue("x")
     signals.task_finished.connect(listen)
     try:
@@ -209,8 +203,8 @@ def test_who_listens_hears_of_a_job_that_died_with_its_process_and_ends_with_it(
     finally:
         signals.task_finished.disconnect(listen)
 
-    assert heard == ([] if is_asked_again else [(result.id, "FAILED")])
-    assert Job.objects.get().state == ("ready" if is_asked_again else "failed")
+    assert received == ([] if is_reenqueued else [(result.id, "FAILED")])
+    assert Job.objects.get().state == ("ready" if is_reenqueued else "failed")
 
 
 def test_recovery_imports_nothing(claim, process):
@@ -227,10 +221,10 @@ def test_recovery_imports_nothing(claim, process):
     assert "tests.explosive" not in sys.modules
 
 
-class TestOfThisHost:
-    """Whether a process is gone is said only where it can be known."""
+class TestIsGone:
+    """A process is gone only if this host can know it."""
 
-    def test_a_process_that_runs_is_not_gone(self):
+    def test_running_process_is_not_gone(self):
         import os
 
         assert not process_identity.is_gone(os.getpid(), process_identity.identity())
@@ -238,7 +232,7 @@ class TestOfThisHost:
             1, {**process_identity.identity(), "born": process_identity._born(1)}
         )
 
-    def test_one_that_ended_is_gone_and_so_is_one_whose_id_another_has(self):
+    def test_ended_process_and_reused_pid_are_gone(self):
         import os
         import subprocess
 
@@ -252,6 +246,6 @@ class TestOfThisHost:
         assert process_identity.is_gone(os.getpid(), {**process_identity.identity(), "born": -1})
 
     @pytest.mark.parametrize("other", [{"boot": "another"}, {"space": "pid:[1]"}])
-    def test_of_another_hosts_processes_nothing_is_said(self, other):
+    def test_process_of_another_host_is_never_gone(self, other):
         assert not process_identity.is_gone(10**7, {**process_identity.identity(), **other})
         assert not process_identity.is_gone(10**7, {})

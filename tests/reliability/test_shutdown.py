@@ -1,4 +1,4 @@
-"""A shutdown is bounded, whatever runs and whatever the database does; a deploy costs no attempt."""
+"""A shutdown ends in time, whatever runs; a deploy spends no attempt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
 ONE = ["--embedded"] if connections["default"].vendor == "sqlite" else []
 
 
-def test_fifty_running_jobs_are_given_back_in_time(runqueue):
+def test_fifty_running_jobs_are_released_in_time(runqueue):
     plain = tasks.sleep.enqueue_many([(1 + 60 * number,) for number in range(30)])
     tasks.echo.enqueue_many([("x", 1.0 + 60 * number) for number in range(20)])
     child = runqueue("--threads", "30", "--shutdown-timeout", "5", *ONE)
@@ -32,7 +32,7 @@ def test_fifty_running_jobs_are_given_back_in_time(runqueue):
     assert child.wait(LONG) == 0
     assert time.monotonic() - began < 40, log_of(
         child
-    )  # The five seconds that were given, and a full machine.
+    )  # The shutdown timeout of five seconds, and a busy machine.
     assert set(Job.objects.values_list("state", flat=True)) == {"successful", "ready"}
     assert Job.objects.get(pk=plain[0].id).state == "successful"
     assert not Job.objects.exclude(failures=0).exists()
@@ -41,7 +41,7 @@ def test_fifty_running_jobs_are_given_back_in_time(runqueue):
     assert not Process.objects.exists()
 
 
-def test_a_long_task_saves_how_far_it_is_and_goes_on_there(runqueue):
+def test_interrupted_task_resumes_from_saved_metadata(runqueue):
     result = tasks.count_to.enqueue(60)
     child = runqueue("--shutdown-timeout", "3600", *ONE)
     until(lambda: Job.objects.get().metadata.get("done", 0) >= 3)
@@ -57,7 +57,7 @@ def test_a_long_task_saves_how_far_it_is_and_goes_on_there(runqueue):
     assert Run.objects.count() == 60
 
 
-def test_a_task_that_is_interrupted_clears_up(runqueue):
+def test_interrupted_task_cleans_up(runqueue):
     tasks.loop.enqueue()
     tasks.wait.enqueue()
     child = runqueue("--shutdown-timeout", "0.5", *ONE)
@@ -72,7 +72,7 @@ def test_a_task_that_is_interrupted_clears_up(runqueue):
 
 
 @pytest.mark.parametrize("task", [tasks.transfer_slowly, tasks.transfer_in_a_loop])
-def test_what_must_not_run_twice_is_not_given_back_half_done(runqueue, task):
+def test_started_on_lost_fail_job_is_not_released(runqueue, task):
     result = task.enqueue()
     child = runqueue("--shutdown-timeout", "0.5", *ONE)
     until(Run.objects.exists)
@@ -86,7 +86,7 @@ def test_what_must_not_run_twice_is_not_given_back_half_done(runqueue, task):
 
 @pytest.mark.parametrize("how", ["cut", "silence"])
 @pytest.mark.parametrize("embedded", [True, False])
-def test_the_end_is_bounded_though_the_database_is_away(runqueue, proxy, how, embedded):
+def test_shutdown_ends_in_time_during_outage(runqueue, proxy, how, embedded):
     tasks.sleep.enqueue_many([(1.0,), (3600.0,)])
     child = runqueue(
         "--shutdown-timeout", "2", *(["--embedded"] if embedded else []), DATABASE_URL=proxy.url
@@ -98,13 +98,13 @@ def test_the_end_is_bounded_though_the_database_is_away(runqueue, proxy, how, em
     child.send_signal(signal.SIGTERM)
 
     child.wait(LONG)
-    # Options.longest_shutdown, and a full machine.
+    # Options.longest_shutdown, and a busy machine.
     assert time.monotonic() - began < 2 + 10 + 15, log_of(child)
 
 
 @pytest.fixture
 def claimed_ahead(runqueue):
-    """A ``runqueue`` with one thread, and jobs of one second each, of which it has claimed more than it runs."""
+    """A ``runqueue`` with one thread that has claimed more one-second jobs than it runs."""
 
     def claimed_ahead(**env):
         tasks.nothing.enqueue_many([()] * 300)
@@ -120,9 +120,7 @@ def claimed_ahead(runqueue):
 
 @pytest.mark.skipif(connections["default"].vendor == "sqlite", reason="SQLite locks as a whole.")
 @pytest.mark.parametrize("for_long", [False, True])
-def test_what_was_only_claimed_spends_no_attempt_though_somebody_has_its_row_locked(
-    claimed_ahead, for_long
-):
+def test_unstarted_job_with_locked_row_spends_no_attempt(claimed_ahead, for_long):
     child = claimed_ahead()
     last = Job.objects.running().order_by("run_after", "pk").last()
 
@@ -140,9 +138,7 @@ def test_what_was_only_claimed_spends_no_attempt_though_somebody_has_its_row_loc
     assert Job.objects.get(pk=last.pk).state == "ready"
 
 
-def test_a_shutdown_while_the_database_is_away_spends_no_attempt_of_what_was_only_claimed(
-    claimed_ahead, runqueue, proxy
-):
+def test_unstarted_jobs_spend_no_attempt_in_shutdown_during_outage(claimed_ahead, runqueue, proxy):
     child = claimed_ahead(DATABASE_URL=proxy.url)
 
     proxy.cut()
@@ -152,6 +148,6 @@ def test_a_shutdown_while_the_database_is_away_spends_no_attempt_of_what_was_onl
     runqueue("--threads", "10")
 
     until(lambda: not Job.objects.exclude(state="successful").exists())
-    # The one that ran, and one that had begun by the end.
+    # The running job, and one that started before the end.
     assert Execution.objects.filter(outcome="lost").count() <= 2
     assert Job.objects.filter(failures__gt=0).count() <= 2

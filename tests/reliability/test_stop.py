@@ -1,4 +1,4 @@
-"""An operator has a running job stopped."""
+"""An operator stops a running job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stopped(result):
 
 
 @pytest.mark.parametrize("task", [tasks.loop, tasks.wait])
-def test_it_is_interrupted_and_discarded(runqueue, task):
+def test_stopped_job_is_interrupted_and_discarded(runqueue, task):
     result = task.enqueue()
     child = runqueue(*ONE)
     until(lambda: Run.objects.filter(job__startswith="begun"))
@@ -43,7 +43,7 @@ def test_it_is_interrupted_and_discarded(runqueue, task):
 
 
 @only_with_processes
-def test_one_that_cannot_be_interrupted_is_ended_with_its_process(runqueue):
+def test_stopped_job_that_ignores_interrupts_ends_with_its_process(runqueue):
     result = tasks.sleep.enqueue(3600)
     neighbour = tasks.sleep.enqueue(5)
     runqueue(DBQUEUE_OPTIONS=json.dumps({"timeout_grace": 1}))
@@ -58,7 +58,7 @@ def test_one_that_cannot_be_interrupted_is_ended_with_its_process(runqueue):
 
 
 @only_with_processes
-def test_one_whose_process_dies_is_not_tried_again(runqueue):
+def test_stopped_job_of_dead_process_is_not_retried(runqueue):
     result = tasks.sleep.enqueue(3600)
     runqueue()
     until(lambda: Job.objects.running().exists())
@@ -69,10 +69,12 @@ def test_one_whose_process_dies_is_not_tried_again(runqueue):
     until(lambda: stopped(result))
 
 
-def test_what_has_ended_meanwhile_has_ended(runqueue):
+def test_stop_of_ended_job_does_not_affect_its_retry(runqueue):
     result = tasks.add.enqueue(1)
     Job.objects.update(
-        state="successful", finished_at="2026-01-01T00:00:00Z", stop_asked_at="2026-01-01T00:00:00Z"
+        state="successful",
+        finished_at="2026-01-01T00:00:00Z",
+        stop_requested_at="2026-01-01T00:00:00Z",
     )
     Job.objects.update(state="failed")
     Job.objects.all().retry()
@@ -82,7 +84,7 @@ def test_what_has_ended_meanwhile_has_ended(runqueue):
 
 
 @only_with_processes
-def test_a_job_that_hangs_is_shown_with_its_stack(runqueue, admin_client):
+def test_hanging_job_is_shown_with_its_stack_trace(runqueue, admin_client):
     result = tasks.sleep.enqueue(3600)
     child = runqueue(DBQUEUE_OPTIONS=json.dumps({"per_queue": {"default": {"hanged_after": 1}}}))
 

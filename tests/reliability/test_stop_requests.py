@@ -1,4 +1,4 @@
-"""An operator's stop belongs to the job: whatever its attempt does meanwhile, nothing of it runs again."""
+"""An operator's stop belongs to the job: no earlier run continues, however the attempt ends."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ def settle(job, outcome, state, **rest):
         (Outcome.LOST, State.SCHEDULED, 1.0),
     ],
 )
-def test_a_stopped_job_whose_attempt_would_be_followed_by_another_is_discarded(
-    claim, outcome, state, wait
-):
+def test_stopped_job_is_discarded_instead_of_retried(claim, outcome, state, wait):
     tasks.nothing.enqueue()
     (job,) = claim()
     assert Job.objects.stop() == 1
@@ -46,7 +44,7 @@ def test_a_stopped_job_whose_attempt_would_be_followed_by_another_is_discarded(
     assert Execution.objects.get().outcome == outcome
 
 
-def test_a_stopped_job_that_ends_by_itself_has_ended_so(claim):
+def test_stopped_job_that_succeeds_is_successful(claim):
     tasks.nothing.enqueue()
     (job,) = claim()
     Job.objects.stop()
@@ -56,7 +54,7 @@ def test_a_stopped_job_that_ends_by_itself_has_ended_so(claim):
     assert (Job.objects.get().state, Job.objects.get().result) == (State.SUCCESSFUL, 1)
 
 
-def test_a_stopped_job_that_is_given_back_is_discarded(claim):
+def test_stopped_job_is_discarded_by_release(claim):
     tasks.nothing.enqueue_many([()] * 2)
     stopped, other = claim()
     Job.objects.filter(pk=stopped.pk).stop()
@@ -68,7 +66,7 @@ def test_a_stopped_job_that_is_given_back_is_discarded(claim):
     assert (other.state, other.finished_at) == (State.READY, None)
 
 
-def test_a_stopped_pipeline_does_not_enter_its_next_stage(claim):
+def test_stopped_pipeline_does_not_enter_its_next_stage(claim):
     pipeline(tasks.grind, tasks.pour).enqueue("beans")
     (job,) = claim()
     Job.objects.stop()
@@ -81,7 +79,7 @@ def test_a_stopped_pipeline_does_not_enter_its_next_stage(claim):
     assert settled.written[0].new == []
 
 
-def test_a_stopped_job_that_an_operator_retries_runs(claim):
+def test_stopped_job_runs_after_operator_retry(claim):
     tasks.nothing.enqueue()
     (job,) = claim()
     Job.objects.stop()
@@ -94,7 +92,7 @@ def test_a_stopped_job_that_an_operator_retries_runs(claim):
     assert Job.objects.get().state == State.SCHEDULED
 
 
-def test_a_stop_calls_off_the_run_that_was_asked_for_before_it_and_not_the_one_after(claim):
+def test_stop_discards_reruns_enqueued_before_it_only(claim):
     tasks.index_document.using(key="a").enqueue(1)
     (job,) = claim()
     tasks.index_document.using(key="a").enqueue(2)
@@ -114,7 +112,7 @@ def test_a_stop_calls_off_the_run_that_was_asked_for_before_it_and_not_the_one_a
     assert Job.objects.get().state == State.READY
 
 
-def test_a_call_after_a_stop_runs_though_the_attempt_is_given_back(claim):
+def test_call_after_stop_runs_after_release(claim):
     tasks.index_document.using(key="a").enqueue(1)
     (job,) = claim()
     Job.objects.stop()
@@ -123,7 +121,7 @@ def test_a_call_after_a_stop_runs_though_the_attempt_is_given_back(claim):
     assert direct.release([job]) == {job.pk}
 
     found = Job.objects.get()
-    assert (found.state, found.args, found.stop_asked_at, found.finished_at) == (
+    assert (found.state, found.args, found.stop_requested_at, found.finished_at) == (
         State.READY,
         [2],
         None,

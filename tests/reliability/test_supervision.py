@@ -1,4 +1,4 @@
-"""The supervisor goes on, whatever the project's code, its log and its database do; real processes."""
+"""The supervisor survives the project's code, its logging and its database; with real processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ signals.task_finished.connect(hang)
 
 @pytest.fixture
 def start(runqueue, tmp_path):
-    """runqueue with a task module of the given text."""
+    """Start runqueue with a task module of this text."""
 
     def start(*arguments, text="", **options):
         (tmp_path / "more_tasks.py").write_text(text)
@@ -50,7 +50,7 @@ def start(runqueue, tmp_path):
 
 
 @pytest.mark.parametrize("only", [[], ["--only", "workers"]])
-def test_supervisor_replaces_worker_and_stops_while_receiver_of_task_finished_hangs(start, only):
+def test_supervisor_works_while_task_finished_receiver_hangs(start, only):
     child = start(*only, text=RECEIVER_THAT_HANGS)
     (first,) = until(lambda: list(Process.objects.filter(kind="worker")))
     job = Job.objects.create(task="more_tasks.die_once", queue="default", on_lost="fail")
@@ -63,7 +63,7 @@ def test_supervisor_replaces_worker_and_stops_while_receiver_of_task_finished_ha
     assert Execution.objects.get().outcome == "lost"
 
 
-def test_job_is_recovered_at_once_after_supervisor_lost_its_connection(runqueue, proxy):
+def test_job_is_recovered_at_once_after_supervisor_lost_connection(runqueue, proxy):
     child = runqueue(DATABASE_URL=proxy.url)
     result = tasks.begin_and_sleep.enqueue("x", 60)
     until(lambda: Run.objects.exists())
@@ -75,11 +75,11 @@ def test_job_is_recovered_at_once_after_supervisor_lost_its_connection(runqueue,
 
     began = time.monotonic()
     until(lambda: Execution.objects.filter(job=result.id, outcome="lost").exists())
-    assert time.monotonic() - began < 25  # Others would declare it dead after 30.
+    assert time.monotonic() - began < 25  # Other processes would declare it dead after 30 s.
     assert "signal 9" in log_of(child)
 
 
-def test_runqueue_waits_at_its_start_for_a_database_that_is_away(runqueue, proxy):
+def test_runqueue_waits_for_database_at_start(runqueue, proxy):
     proxy.cut()
     result = tasks.add.enqueue(1)
     child = runqueue("--drain", DATABASE_URL=proxy.url)
@@ -92,7 +92,7 @@ def test_runqueue_waits_at_its_start_for_a_database_that_is_away(runqueue, proxy
 
 
 @pytest.mark.parametrize("how", ["cut", "silence"])
-def test_sigterm_ends_the_wait_for_the_database_at_once(runqueue, proxy, how):
+def test_sigterm_ends_wait_for_database_at_once(runqueue, proxy, how):
     getattr(proxy, how)()
     child = runqueue(DATABASE_URL=proxy.url)
     until(lambda: "runqueue: database unavailable, retrying" in log_of(child))
@@ -101,16 +101,16 @@ def test_sigterm_ends_the_wait_for_the_database_at_once(runqueue, proxy, how):
     child.send_signal(signal.SIGTERM)
 
     assert child.wait(LONG) == 0
-    assert time.monotonic() - began < 10  # Less than a connection is waited for.
+    assert time.monotonic() - began < 10  # Less than the connection timeout.
 
 
-def test_runqueue_gives_up_on_a_database_that_does_not_come(runqueue, proxy):
+def test_runqueue_gives_up_on_database_at_start(runqueue, proxy):
     proxy.cut()
 
     child = runqueue(DATABASE_URL=proxy.url, DBQUEUE_OPTIONS=json.dumps({"give_up_after": 1.5}))
 
     assert child.wait(LONG) == 1
-    assert "See that its server runs" in log_of(child)
+    assert "Check that its server runs" in log_of(child)
     assert "Traceback" not in log_of(child)
 
 
@@ -118,7 +118,7 @@ def test_runqueue_gives_up_on_a_database_that_does_not_come(runqueue, proxy):
 @pytest.mark.parametrize(
     "changes", [{"user": "nobody_of_that_name"}, {"path": "/no_such_database"}], ids=str
 )
-def test_runqueue_ends_at_once_if_the_server_refuses_its_user_or_database(runqueue, changes):
+def test_refused_user_or_database_ends_runqueue_at_once(runqueue, changes):
     url = urlsplit(os.environ["DATABASE_URL"])
     user = changes.get("user", url.username)
     password = f":{url.password}" if url.password else ""
@@ -153,7 +153,7 @@ LOGGING = {
 """
 
 
-def test_supervisor_that_hangs_says_where_and_ends(runqueue, tmp_path):
+def test_hanging_supervisor_logs_stack_trace_and_exits(runqueue, tmp_path):
     (tmp_path / "hanging_log.py").write_text(LOG_THAT_HANGS)
     options = json.dumps({"beat_interval": 1, "dead_after": 3, "shutdown_timeout": 1})
     child = runqueue(
@@ -164,11 +164,11 @@ def test_supervisor_that_hangs_says_where_and_ends(runqueue, tmp_path):
     os.kill(worker.pid, signal.SIGKILL)
 
     assert child.wait(LONG) == 75, log_of(child)
-    assert "The supervisor makes no progress" in log_of(child)
+    assert "supervisor: no progress; this process ends" in log_of(child)
     assert "in emit" in log_of(child)
 
 
-def test_crash_loop_is_named_with_its_cause(start):
+def test_crash_loop_is_logged_with_its_cause(start):
     child = start(text="import os\nos._exit(3)\n")
 
     until(lambda: "crash loop: the last 5 processes died" in log_of(child))

@@ -1,4 +1,4 @@
-"""What is known of a process that has died says what becomes of its jobs: time after its last sign of life is not running time."""
+"""Recovery uses the time of death: time after a process's last sign of life is not run time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def recover(**death):
 
 @pytest.fixture
 def started(claim, process):
-    """A running job with a timeout of 5 s. ``ago``: seconds since its claim. ``heartbeat_ago``: since its process was last heard."""
+    """Claim a job with a timeout of 5 s. Arguments: seconds since the claim and the heartbeat."""
 
     def started(ago, heartbeat_ago):
         tasks.nothing.enqueue()
@@ -46,47 +46,45 @@ def started(claim, process):
     return started
 
 
-def test_a_job_of_a_silent_host_has_not_run_longer_than_its_timeout_meanwhile(started):
+def test_silence_of_host_is_not_run_time(started):
     started(ago=30.5, heartbeat_ago=30)
 
     assert recover(silent=True) == ("lost", "scheduled")
 
 
-def test_a_job_of_a_silent_host_that_had_run_longer_than_its_timeout_before_has_timed_out(started):
+def test_timeout_before_silence_of_host_counts(started):
     started(ago=60, heartbeat_ago=30)
 
     assert recover(silent=True) == ("timed_out", "failed")
 
 
-def test_a_job_whose_process_is_gone_without_a_trace_has_not_timed_out(started, process):
+def test_job_of_deleted_process_row_has_not_timed_out(started, process):
     started(ago=3600, heartbeat_ago=0)
     process.delete()
 
     assert recover() == ("lost", "scheduled")
 
 
-def test_a_job_that_was_held_ready_for_a_while_has_not_run_meanwhile(started):
+def test_wait_of_claimed_job_is_not_run_time(started):
     started(ago=6, heartbeat_ago=0)
 
     assert recover() == ("lost", "scheduled")
 
 
-def test_a_job_whose_process_was_ended_for_it_has_timed_out(started):
+def test_job_whose_process_was_ended_for_it_has_timed_out(started):
     started(ago=5.5, heartbeat_ago=0)
 
-    assert recover(blameless=True) == ("timed_out", "failed")
+    assert recover(innocent=True) == ("timed_out", "failed")
 
 
-def test_a_job_that_a_supervisor_recovers_later_has_not_run_longer_than_its_timeout_meanwhile(
-    started, backend, monkeypatch
-):
-    def database_is_away(*args):
+def test_delay_of_recovery_is_not_run_time(started, backend, monkeypatch):
+    def raise_operational_error(*args):
         raise OperationalError("the server is away")
 
     started(ago=0.5, heartbeat_ago=0)
     supervisor = Supervisor(backend, [], {})
     with monkeypatch.context() as patch:
-        patch.setattr(recovery, "recover", database_is_away)
+        patch.setattr(recovery, "recover", raise_operational_error)
         supervisor._recover(Process.objects.all(), recovery.ExitReason(how="was killed"))
 
     class HalfAMinuteLater:
@@ -99,7 +97,7 @@ def test_a_job_that_a_supervisor_recovers_later_has_not_run_longer_than_its_time
     assert (Execution.objects.get().outcome, Job.objects.get().state) == ("lost", "scheduled")
 
 
-def test_a_process_that_died_while_the_databases_clock_was_ahead_is_found_dead(started):
+def test_process_that_died_while_clock_was_ahead_is_detected(started):
     started(ago=0.5, heartbeat_ago=-3600)
     Process.objects.update(expires_at=F("heartbeat_at") + timedelta(seconds=30))
 
@@ -107,14 +105,14 @@ def test_a_process_that_died_while_the_databases_clock_was_ahead_is_found_dead(s
     assert recover(silent=True) == ("lost", "scheduled")
 
 
-def test_a_process_that_beats_by_a_clock_a_little_ahead_is_not_taken_for_dead(started):
+def test_process_with_clock_slightly_ahead_is_not_declared_dead(started):
     started(ago=0.5, heartbeat_ago=-20)
 
     assert not Process.objects.silent().exists()
 
 
-def test_a_claim_that_a_failover_has_lost_does_not_let_two_settle_one_attempt(claim):
-    """An asynchronous standby that is promoted knows nothing of the last claim, nor of the process that made it."""
+def test_claim_lost_in_failover_lets_one_process_settle(claim):
+    """The promoted asynchronous standby has neither the last claim nor its process."""
     tasks.add.enqueue(1)
     (first,) = claim()
     Job.objects.update(state="ready", process=None, attempt=0, started_at=None)
@@ -156,8 +154,8 @@ def test_a_claim_that_a_failover_has_lost_does_not_let_two_settle_one_attempt(cl
     assert Execution.objects.get().process == "another"
 
 
-def test_an_attempt_whose_claim_a_failover_has_lost_leaves_its_number_to_the_next_claim(claim):
-    """Nobody has claimed the job again yet when the lost claim's outcome comes."""
+def test_claim_lost_in_failover_frees_its_attempt_number(claim):
+    """The lost claim's result arrives before the job is claimed again."""
     tasks.add.enqueue(1)
     (first,) = claim()
     Job.objects.update(state="ready", process=None, attempt=0, started_at=None)

@@ -1,4 +1,4 @@
-"""Jobs that run too long are stopped, whatever they do, and their neighbours do not notice."""
+"""Jobs that exceed their timeout are stopped, and their neighbours are not affected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def outcomes(result):
     )
 
 
-def test_a_loop_is_interrupted_and_clears_up(runqueue):
+def test_loop_is_interrupted_and_cleans_up(runqueue):
     result = tasks.loop_too_long.enqueue()
     child = runqueue("--embedded")
 
@@ -40,7 +40,7 @@ def test_a_loop_is_interrupted_and_clears_up(runqueue):
     assert tasks.add.enqueue(1).wait(LONG).return_value == 1
 
 
-def test_a_coroutine_is_cancelled_and_clears_up(runqueue):
+def test_coroutine_is_cancelled_and_cleans_up(runqueue):
     result = tasks.wait_too_long.enqueue()
     neighbour = tasks.echo.enqueue("x", wait=4)
     runqueue("--embedded")
@@ -56,8 +56,8 @@ def test_a_coroutine_is_cancelled_and_clears_up(runqueue):
     connections["default"].vendor == "sqlite",
     reason="SQLite has no line on which an answer can be under way.",
 )
-def test_connection_of_a_task_that_was_interrupted_in_a_query_is_not_used_again(worker):
-    """Of twelve that are interrupted so, half are on MariaDB between the query and its answer."""
+def test_connection_interrupted_in_a_query_is_not_reused(worker):
+    """On MariaDB, half of twelve interruptions come between the query and its reply."""
     interrupted = [tasks.query_too_long.enqueue(0.02) for _ in range(12)]
     neighbours = [tasks.row.enqueue(str(number)) for number in range(24)]
 
@@ -78,9 +78,7 @@ def test_connection_of_a_task_that_was_interrupted_in_a_query_is_not_used_again(
     ],
     ids=["sleeps in C", "blocks the event loop", "does not let go of the interpreter"],
 )
-def test_what_cannot_be_interrupted_is_ended_with_its_process_and_its_neighbours_finish(
-    runqueue, stuck, place
-):
+def test_stuck_job_ends_with_its_process_after_neighbours_finish(runqueue, stuck, place):
     neighbours = tasks.sleep.enqueue_many([(4,)] * 7)
     result = stuck()
     child = runqueue(DBQUEUE_OPTIONS='{"timeout_grace": 1}')
@@ -99,10 +97,10 @@ def test_what_cannot_be_interrupted_is_ended_with_its_process_and_its_neighbours
     assert tasks.add.enqueue(1).wait(LONG).return_value == 1
 
 
-def test_time_in_which_a_neighbour_holds_the_interpreter_does_not_count_but_no_more_than_the_timeout(
+def test_time_neighbour_holds_gil_counts_beyond_the_timeout_only(
     worker,
 ):
-    """Three seconds are more than the timeout of two. It is not the neighbours' fault, as far as anybody can tell."""
+    """Three seconds exceed the timeout of two; the neighbours cannot be blamed for it."""
     neighbours = [tasks.loop_for.enqueue(0.5), tasks.loop_for.enqueue(60)]
     worker(threads=3)
     until(lambda: Job.objects.running().count() == 2)
@@ -118,7 +116,7 @@ def test_time_in_which_a_neighbour_holds_the_interpreter_does_not_count_but_no_m
 
 
 @only_with_processes
-def test_while_a_worker_with_a_stuck_job_ends_another_one_works(runqueue, tmp_path):
+def test_replacement_works_while_worker_with_stuck_job_ends(runqueue, tmp_path):
     stuck = tasks.sleep_too_long.enqueue(3600)
     neighbour = tasks.leave_line.enqueue(str(tmp_path / "begun"), str(tmp_path / "go"))
     runqueue(DBQUEUE_OPTIONS='{"timeout_grace": 1, "shutdown_timeout": 600}')
@@ -136,7 +134,7 @@ def test_while_a_worker_with_a_stuck_job_ends_another_one_works(runqueue, tmp_pa
     until(lambda: outcomes(neighbour) == ["successful"] and outcomes(stuck) == ["timed_out"])
 
 
-def test_an_embedded_worker_with_a_stuck_job_ends_its_process(runqueue):
+def test_stuck_job_ends_embedded_process(runqueue):
     result = tasks.sleep_too_long.enqueue(3600)
     child = runqueue("--embedded", DBQUEUE_OPTIONS='{"timeout_grace": 1}')
 

@@ -1,7 +1,7 @@
-"""A rolling deploy: the code of the last release and this code work on one database, and nobody notices.
+"""A rolling deploy: the last release and this code work on one database.
 
-The old code is that of the last tag ``v*``; or of the commit that ``UPGRADE_FROM`` names; or, as long as there is neither, of
-HEAD, so that what is seen then is that two copies of one code get along. The name of the test says which.
+The old code is the commit in ``UPGRADE_FROM``, else the last tag ``v*``, else HEAD: then the test
+only shows that two copies of the same code work together. The test's id names the version.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ..conftest import log_of, most_at_a_time, until
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
 
 ALIAS = "upgraded"
-# Of jobs that last, by the code that runs them first; and those that have room to begin then.
+# Long jobs, by the code that runs them first; and those that start at once.
 BY_OLD, BY_NEW = "by the old one", "by the new one"
-AT_FIRST = ("plain", "once", "keyed", "limited", "stage", "member", "another")
+STARTED_AT_ONCE = ("plain", "once", "keyed", "limited", "stage", "member", "another")
 
 
 def git(*arguments):
-    # A checkout may belong to somebody else than who runs the tests.
+    # The checkout may belong to another user.
     return subprocess.run(
         ["git", "-c", "safe.directory=*", *arguments], cwd=settings.BASE_DIR, capture_output=True
     )
@@ -70,7 +70,7 @@ def old_root(tmp_path_factory):
 
 
 class Code:
-    """One version of the queue, in processes of its own. Both have the same project, database and folder."""
+    """One version of the package in its own processes; both share project, database and folder."""
 
     def __init__(self, name, root, folder, config):
         self.name, self._folder = name, folder
@@ -88,7 +88,7 @@ class Code:
         self._shell = subprocess.Popen(command, env={**os.environ, **self.env}, cwd=folder, **pipes)
 
     def call(self, source):
-        """In one process for all calls."""
+        """Run the source in one process for all calls."""
         self._shell.stdin.write(f"{json.dumps(source)}\n")
         self._shell.stdin.flush()
         error = json.loads(self._shell.stdout.readline())
@@ -109,7 +109,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def new_database(folder, django_db_setup, django_db_blocker):
-    """Without tables, beside that of the tests. Its rows can be read in a test with ``using(ALIAS)``."""
+    """A second, empty database; tests read its rows with ``using(ALIAS)``."""
     mine = connection.settings_dict
     name = (
         str(folder / "queue.sqlite3")
@@ -147,7 +147,7 @@ def versions(old_root, folder, new_database):
 
 @pytest.fixture
 def start(runqueue, tmp_path):
-    """Have a version run ``runqueue``."""
+    """Start ``runqueue`` with this version."""
 
     def start(code, *arguments, **options):
         env = {**code.env, "UPGRADE_FOLDER": str(tmp_path), "UPGRADE_OPTIONS": json.dumps(options)}
@@ -177,17 +177,17 @@ def jobs():
     return Job.objects.using(ALIAS)
 
 
-def are_left(*states):
+def jobs_left(*states):
     return jobs().exclude(task="upgrade.tasks.tick").filter(state__in=states or UNFINISHED).exists()
 
 
-def is_over():
-    # In this order: with its end a batch enqueues what follows it.
-    return not Batch.objects.using(ALIAS).filter(finished_at=None).exists() and not are_left()
+def is_finished():
+    # In this order: a batch's end enqueues its callback.
+    return not Batch.objects.using(ALIAS).filter(finished_at=None).exists() and not jobs_left()
 
 
 @pytest.mark.parametrize("release", [pytest.param(OLD, id=f"from {OLD}")])
-def test_two_versions_of_the_code_work_off_one_queue_during_a_rolling_deploy(
+def test_two_versions_share_a_queue_during_rolling_deploy(
     versions, start, marks, tmp_path, release
 ):
     old, new = versions
@@ -198,7 +198,7 @@ def test_two_versions_of_the_code_work_off_one_queue_during_a_rolling_deploy(
     until(lambda: marks("holds") and marks("second") and marks("tick"))
 
     if at_once:
-        # The old runqueue runs, with a job that has begun under the schema from before.
+        # The old runqueue works, and a job is running, when the schema is migrated.
         new.migrate()
         old.call("fill('after the migration', 40)")
         new.call("fill('new, as the old one still runs', 40)")
@@ -210,8 +210,8 @@ def test_two_versions_of_the_code_work_off_one_queue_during_a_rolling_deploy(
             120,
         )
         (tmp_path / "go").touch()
-        ran = beside_each_other(old, new, marks)
-        # What the old one has claimed and not begun, it gives back.
+        ran = run_side_by_side(old, new, marks)
+        # The old runqueue releases claimed jobs that have not started.
         new.call("fill('last', 200)")
         old_one.terminate()
         assert old_one.wait(60) == 0
@@ -226,14 +226,14 @@ def test_two_versions_of_the_code_work_off_one_queue_during_a_rolling_deploy(
         ran = None
         new_one = start(new, "--embedded")
 
-    until(is_over, 120)
+    until(is_finished, 120)
     ticks = len(marks("tick"))
     until(lambda: len(marks("tick")) > ticks)
     new_one.terminate()
     assert new_one.wait(60) == 0
 
     assert ran is None or ran == {("old", "old"), ("old", "new"), ("new", "old"), ("new", "new")}
-    everything_ended_once(marks)
+    check_each_job_ended_once(marks)
     for child in (old_one, new_one):
         lines = log_of(child).splitlines()
         assert [
@@ -243,8 +243,8 @@ def test_two_versions_of_the_code_work_off_one_queue_during_a_rolling_deploy(
         ] == []
 
 
-def beside_each_other(old, new, marks):
-    """More work of both, until each has run jobs of each. Returns who has run whose."""
+def run_side_by_side(old, new, marks):
+    """Enqueue from both until each version has run jobs of each. Return (runner, caller) pairs."""
 
     def ran():
         return {
@@ -256,13 +256,13 @@ def beside_each_other(old, new, marks):
     for number in range(20):
         for code in (old, new):
             code.call(f"fill('{code.name} and {number}', 40)")
-        until(lambda: len(ran()) == 4 or not are_left("ready", "running"), 120)
+        until(lambda: len(ran()) == 4 or not jobs_left("ready", "running"), 120)
         if len(ran()) == 4:
             break
     return ran()
 
 
-def everything_ended_once(marks):
+def check_each_job_ended_once(marks):
     ended = Counter((job.task.rpartition(".")[2], job.state) for job in jobs().all())
     assert {(task, state) for task, state in ended if task != "tick"} == {
         *(
@@ -305,9 +305,7 @@ def everything_ended_once(marks):
 
 
 @pytest.mark.parametrize("release", [pytest.param(OLD, id=f"from {OLD}")])
-def test_what_one_version_ran_when_it_was_killed_the_other_recovers(
-    versions, start, marks, tmp_path, release
-):
+def test_each_version_recovers_jobs_of_the_other(versions, start, marks, tmp_path, release):
     old, new = versions
     new.migrate()
     at_once = connection.vendor != "sqlite"
@@ -316,7 +314,7 @@ def test_what_one_version_ran_when_it_was_killed_the_other_recovers(
 
     old.call(f"fill_with_lasting('{BY_OLD}')")
     old_one = start(old, *(["--processes", "2"] if at_once else arguments))
-    until(lambda: len(began(marks, BY_OLD)) == len(AT_FIRST))
+    until(lambda: len(began(marks, BY_OLD)) == len(STARTED_AT_ONCE))
     if at_once:
         new_one = start(new, *arguments)
         until(
@@ -327,39 +325,41 @@ def test_what_one_version_ran_when_it_was_killed_the_other_recovers(
         )
         running = lasting().filter(state="running")
         worker, other = Process.objects.using(ALIAS).filter(pk__in=running.values("process"))
-        os.kill(other.pid, signal.SIGSTOP)  # It begins nothing of what is recovered of the first.
+        os.kill(
+            other.pid, signal.SIGSTOP
+        )  # It does not start jobs that are recovered from the first worker.
         os.kill(worker.pid, signal.SIGKILL)
-        # By its supervisor; what the other worker runs, by the dispatcher of the new code.
+        # Its supervisor recovers it; the new dispatcher recovers the other worker's jobs.
         until(lambda: not running.filter(process=worker.pk).exists())
         assert running.exists()
         kill(old_one)
     else:
         kill(old_one)
         new_one = start(new, *arguments)
-    run_again(tmp_path, BY_OLD)
+    let_group_end(tmp_path, BY_OLD)
 
     new.call(f"fill_with_lasting('{BY_NEW}')")
-    until(lambda: len(began(marks, BY_NEW)) == len(AT_FIRST))
+    until(lambda: len(began(marks, BY_NEW)) == len(STARTED_AT_ONCE))
     kill(new_one)
-    # By its supervisor, as it starts.
+    # The supervisor recovers them at its start.
     old_one = start(old, *arguments)
-    run_again(tmp_path, BY_NEW)
+    let_group_end(tmp_path, BY_NEW)
     old_one.terminate()
     assert old_one.wait(60) == 0
 
     for group, killed, other in ((BY_OLD, "old", "new"), (BY_NEW, "new", "old")):
         runs = began(marks, group)
-        assert {code for _name, code in runs[: len(AT_FIRST)]} == {killed}
-        assert {code for _name, code in runs[len(AT_FIRST) :]} == {other}
+        assert {code for _name, code in runs[: len(STARTED_AT_ONCE)]} == {killed}
+        assert {code for _name, code in runs[len(STARTED_AT_ONCE) :]} == {other}
         assert Counter(name for name, _code in runs) == {
-            **dict.fromkeys(AT_FIRST, 2),
+            **dict.fromkeys(STARTED_AT_ONCE, 2),
             "once": 1,
             "waiting": 1,
         }
         assert {
             job.args[0]: outcomes_of(job) for job in lasting() if job.args[0].startswith(group)
         } == {
-            **{f"{group}.{name}": ["lost", "successful"] for name in AT_FIRST},
+            **{f"{group}.{name}": ["lost", "successful"] for name in STARTED_AT_ONCE},
             f"{group}.stage": ["successful", "lost", "successful"],
             f"{group}.once": ["lost"],
             f"{group}.waiting": ["successful"],
@@ -387,7 +387,7 @@ def outcomes_of(job):
 
 
 def began(marks, group):
-    """The name of each run without its group, and which code has run it."""
+    """Return the name of each run, without its group, and the version that ran it."""
     names = [(mark["name"].split("."), mark["code"]) for mark in marks("began")]
     return [(name, code) for (of, name), code in names if of == group]
 
@@ -397,12 +397,12 @@ def kill(child):
     child.wait()
 
 
-def run_again(tmp_path, group):
-    """Until all has ended. Jobs that were lost wait for some seconds, which are left out here."""
+def let_group_end(tmp_path, group):
+    """Let the group's jobs end. Lost jobs wait for some seconds, which are skipped here."""
     (tmp_path / group).touch()
 
-    def is_over_soon():
+    def is_finished_soon():
         lasting().filter(state="scheduled").update(run_after=Now())
-        return is_over()
+        return is_finished()
 
-    until(is_over_soon)
+    until(is_finished_soon)

@@ -1,4 +1,4 @@
-"""The database's clock was ahead for a while, and was set back, as by a failover to a host and back."""
+"""A database clock that ran ahead and is set back, as by a failover to another host and back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MINUTE = timedelta(minutes=1)
 
 @pytest.fixture
 def dispatcher(backend):
-    """One that runs, and has seen the database's time."""
+    """A registered dispatcher that has read the database's time."""
     dispatcher = Dispatcher(backend, backend.config, SharedStatus.private())
     dispatcher._heartbeat._sign_on()
     dispatcher._work()
@@ -32,12 +32,12 @@ def dispatcher(backend):
 
 
 def set_back(dispatcher, by=HOUR):
-    """What the dispatcher has seen before was ahead."""
-    dispatcher._witness._seen += by
+    """Set the database's clock back, as seen by the dispatcher."""
+    dispatcher._failure_detector._seen += by
 
 
-def wait_of(row):
-    """Seconds until its next time, by the database's clock."""
+def seconds_to_next_run(row):
+    """Return the seconds until the row's next run, by the database's clock."""
     found = RecurringTask.objects.annotate(seen_at=Now()).get(pk=row.pk)
     return (found.next_run_at - found.seen_at).total_seconds()
 
@@ -62,28 +62,26 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=list(SCHEDULES))
-def test_time_that_was_planned_ahead_is_planned_again_once_the_clock_is_set_back(
-    dispatcher, schedule
-):
+def test_next_run_is_recomputed_after_clock_is_set_back(dispatcher, schedule):
     row = recurring(**schedule)
     phase = row.next_run_at.timestamp() % 300
     set_back(dispatcher)
 
     dispatcher._work()
 
-    assert 0 <= wait_of(row) <= 300
+    assert 0 <= seconds_to_next_run(row) <= 300
     row.refresh_from_db()
     assert row.drift or row.next_run_at.timestamp() % 300 == phase
 
 
-def test_dispatcher_that_starts_after_the_clock_was_set_back_plans_again(backend):
+def test_dispatcher_started_after_setback_recomputes_next_run(backend):
     row = recurring(cron="*/5 * * * *")
     dispatcher = Dispatcher(backend, backend.config, SharedStatus.private())
     dispatcher._heartbeat._sign_on()
 
     dispatcher._work()
 
-    assert wait_of(row) <= 300
+    assert seconds_to_next_run(row) <= 300
 
 
 @pytest.mark.parametrize(
@@ -99,7 +97,7 @@ def test_dispatcher_that_starts_after_the_clock_was_set_back_plans_again(backend
     ],
     ids=str,
 )
-def test_time_that_is_as_late_as_it_can_be_is_left(dispatcher, schedule):
+def test_plausible_next_run_is_kept_after_setback(dispatcher, schedule):
     row = recurring(ahead=timedelta(), **schedule)
     set_back(dispatcher)
 
@@ -110,7 +108,7 @@ def test_time_that_is_as_late_as_it_can_be_is_left(dispatcher, schedule):
     assert row.next_run_at == planned
 
 
-def test_last_time_of_a_task_that_was_passed_only_by_the_clock_ahead_comes(dispatcher):
+def test_recurring_task_ended_by_clock_ahead_resumes_after_setback(dispatcher):
     row = recurring(every=5 * MINUTE)
     RecurringTask.objects.update(ends_at=after(HOUR / 2), is_over=True, next_run_at=None)
     set_back(dispatcher)
@@ -119,13 +117,11 @@ def test_last_time_of_a_task_that_was_passed_only_by_the_clock_ahead_comes(dispa
     dispatcher._scheduler._look_at = 0.0
     dispatcher._work()
 
-    assert wait_of(row) <= 300
+    assert seconds_to_next_run(row) <= 300
 
 
 @pytest.mark.parametrize("columns", [("earliest", "booked"), ("booked",)], ids=str)
-def test_rate_whose_times_were_booked_ahead_goes_on_once_the_clock_is_set_back(
-    dispatcher, claim, columns
-):
+def test_rate_limit_recovers_from_times_reserved_ahead(dispatcher, claim, columns):
     frequent = task(rate=Rate(1, per=1, group="frequent"))(add.func)
     frequent.enqueue(0)
     assert len(claim()) == 1
@@ -142,7 +138,7 @@ def test_rate_whose_times_were_booked_ahead_goes_on_once_the_clock_is_set_back(
     assert (waiting.run_after - waiting.db_now).total_seconds() <= 6
 
 
-def test_rate_whose_times_are_as_late_as_they_can_be_is_left(dispatcher, claim):
+def test_plausible_reserved_times_are_kept_after_setback(dispatcher, claim):
     slow = task(rate=Rate(3, per=3600, burst=3, group="slow"))(add.func)
     slow.enqueue_many([(number,) for number in range(9)])
     assert len(claim()) == 3

@@ -1,4 +1,4 @@
-"""A dispatcher judges others only if it has watched without a gap."""
+"""A dispatcher declares processes dead only after it has observed the database without a gap."""
 
 from __future__ import annotations
 
@@ -30,55 +30,55 @@ def clock(monkeypatch):
     return clock
 
 
-def watch(witness, clock, seconds):
+def observe(failure_detector, clock, seconds):
     for _ in range(seconds):
         clock.pass_(1)
-        witness.look(clock.database)
+        failure_detector.look(clock.database)
 
 
-def test_who_has_watched_long_enough_may_judge(clock):
-    witness = FailureDetector(20, 10)
-    assert not witness.can_declare_dead
-    watch(witness, clock, 19)
-    assert not witness.can_declare_dead
-    watch(witness, clock, 2)
-    assert witness.can_declare_dead
+def test_detector_can_declare_dead_after_full_observation(clock):
+    failure_detector = FailureDetector(20, 10)
+    assert not failure_detector.can_declare_dead
+    observe(failure_detector, clock, 19)
+    assert not failure_detector.can_declare_dead
+    observe(failure_detector, clock, 2)
+    assert failure_detector.can_declare_dead
 
 
-def test_after_an_outage_it_watches_anew(clock):
-    witness = FailureDetector(20, 10)
-    watch(witness, clock, 30)
+def test_outage_restarts_observation(clock):
+    failure_detector = FailureDetector(20, 10)
+    observe(failure_detector, clock, 30)
     clock.pass_(11)
-    witness.look(clock.database)
-    assert not witness.can_declare_dead
-    watch(witness, clock, 21)
-    assert witness.can_declare_dead
+    failure_detector.look(clock.database)
+    assert not failure_detector.can_declare_dead
+    observe(failure_detector, clock, 21)
+    assert failure_detector.can_declare_dead
 
 
 @pytest.mark.parametrize("step", [-3600, 3600, 12])
-def test_after_a_step_of_the_databases_clock_it_watches_anew(clock, step):
-    witness = FailureDetector(20, 10)
-    watch(witness, clock, 30)
+def test_step_of_database_clock_restarts_observation(clock, step):
+    failure_detector = FailureDetector(20, 10)
+    observe(failure_detector, clock, 30)
     clock.database += timedelta(seconds=step)
-    watch(witness, clock, 1)
-    assert not witness.can_declare_dead
-    watch(witness, clock, 21)
-    assert witness.can_declare_dead
+    observe(failure_detector, clock, 1)
+    assert not failure_detector.can_declare_dead
+    observe(failure_detector, clock, 21)
+    assert failure_detector.can_declare_dead
 
 
-def test_who_was_suspended_itself_watches_anew(clock):
-    """Its monotonic clock may have stood still meanwhile."""
-    witness = FailureDetector(20, 10)
-    watch(witness, clock, 30)
+def test_suspended_detector_restarts_observation(clock):
+    """The monotonic clock may stand still during a suspension."""
+    failure_detector = FailureDetector(20, 10)
+    observe(failure_detector, clock, 30)
     clock.database += timedelta(seconds=300)
-    witness.look(clock.database)
-    assert not witness.can_declare_dead
+    failure_detector.look(clock.database)
+    assert not failure_detector.can_declare_dead
 
 
-def test_a_moment_without_the_database_does_not_matter(clock):
-    """No process that lives is silent for so short a time."""
-    witness = FailureDetector(20, 10)
-    watch(witness, clock, 30)
+def test_short_outage_does_not_restart_observation(clock):
+    """The gap is shorter than the tolerance of 10 seconds."""
+    failure_detector = FailureDetector(20, 10)
+    observe(failure_detector, clock, 30)
     clock.pass_(8)
-    witness.look(clock.database)
-    assert witness.can_declare_dead
+    failure_detector.look(clock.database)
+    assert failure_detector.can_declare_dead

@@ -1,4 +1,4 @@
-"""Lines that nobody hears are not made; those that somebody hears are."""
+"""Log levels and fields: a worker creates no record that every handler drops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..management.test_runqueue import MANY
 
 @pytest.fixture
 def logger():
-    """One whose lines go nowhere else."""
+    """A logger that does not propagate."""
     logger = logging.Logger("one")
     logger.propagate = False
     return logger
@@ -31,54 +31,54 @@ def handler(level: int = logging.NOTSET, *filters: logging.Filter) -> logging.Ha
     return made
 
 
-def makes_info(logger: logging.Logger) -> bool:
+def info_is_enabled(logger: logging.Logger) -> bool:
     skip_unheard_lines(logger)
     assert logger.isEnabledFor(logging.WARNING)
     return logger.isEnabledFor(logging.INFO)
 
 
-def test_lines_that_no_handler_takes_are_not_made(logger):
-    assert not makes_info(logger)
+def test_info_is_disabled_without_handlers(logger):
+    assert not info_is_enabled(logger)
 
 
 @override_settings(DEBUG=False)
-def test_djangos_own_settings_take_none_without_debug(logger):
+def test_info_is_disabled_by_default_settings_without_debug(logger):
     logger.addHandler(handler(logging.INFO, RequireDebugTrue()))
     logger.addHandler(handler(logging.ERROR))
 
-    assert not makes_info(logger)
+    assert not info_is_enabled(logger)
 
 
 @override_settings(DEBUG=True)
-def test_and_take_all_with_it(logger):
+def test_info_is_enabled_by_default_settings_with_debug(logger):
     logger.addHandler(handler(logging.INFO, RequireDebugTrue()))
 
-    assert makes_info(logger)
+    assert info_is_enabled(logger)
 
 
-def test_a_handler_further_up_hears_too(logger):
+def test_info_is_enabled_for_handler_of_parent_logger(logger):
     logger.propagate, logger.parent = True, logging.Logger("parent")
     logger.parent.propagate = False
     logger.parent.addHandler(handler(logging.INFO))
 
-    assert makes_info(logger)
+    assert info_is_enabled(logger)
 
 
-def test_a_filter_that_may_change_its_mind_counts_as_one_that_hears(logger):
+def test_info_is_enabled_for_handler_with_unknown_filter(logger):
     logger.addHandler(handler(logging.INFO, logging.Filter("another")))
 
-    assert makes_info(logger)
+    assert info_is_enabled(logger)
 
 
-def test_a_level_that_was_given_stands(logger):
+def test_configured_level_is_kept(logger):
     logger.setLevel(logging.INFO)
 
-    assert makes_info(logger)
+    assert info_is_enabled(logger)
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("task", ["talk", "talk_async"])
-def test_line_that_a_task_logs_has_the_fields_of_its_job(task, caplog, worker):
+def test_log_record_of_task_has_job_fields(task, caplog, worker):
     caplog.handler.addFilter(JobFields())
     try:
         result = getattr(timely, task).enqueue("ada", 2)
@@ -96,7 +96,7 @@ def test_line_that_a_task_logs_has_the_fields_of_its_job(task, caplog, worker):
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("verbosity", ["0", "1", "2"])
-def test_verbosity_says_which_lines_runqueue_shows(runqueue, verbosity):
+def test_verbosity_selects_log_lines_of_runqueue(runqueue, verbosity):
     tasks.add.enqueue(1)
 
     child = runqueue("--drain", "-v", verbosity, *MANY)

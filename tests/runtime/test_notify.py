@@ -1,4 +1,4 @@
-"""An idle worker looks seldom: whatever makes a job ready tells of it, and who hears no more looks again."""
+"""LISTEN and NOTIFY: a ready job notifies idle workers, and a lost listener falls back to polling."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from django_dbqueue.runtime.dispatcher import Dispatcher
 from django_dbqueue.runtime.shared_status import SharedStatus
 from django_dbqueue.runtime.worker import settler as settler_module
 from django_dbqueue.runtime.worker.notify_listener import NotifyListener
+from django_dbqueue.runtime.worker.services import WorkerServices
 from django_dbqueue.runtime.worker.settler import Settler
 
 from .. import direct, tasks
@@ -27,22 +28,20 @@ from ..conftest import LONG, until
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.skipif(
-        connection.vendor != "postgresql", reason="Nobody is told of jobs elsewhere"
-    ),
+    pytest.mark.skipif(connection.vendor != "postgresql", reason="Only PostgreSQL has NOTIFY."),
 ]
 
 
 @pytest.fixture
-def told(monkeypatch):
-    """The queues that are told of."""
-    told = []
-    monkeypatch.setattr(notify, "wake", lambda database, queue: told.append(queue))
-    return told
+def notified(monkeypatch):
+    """The queues that were notified."""
+    notified = []
+    monkeypatch.setattr(notify, "wake", lambda database, queue: notified.append(queue))
+    return notified
 
 
-def test_what_comes_right_after_a_job_that_it_was_told_of_does_not_wait(worker):
-    """Nobody is told of it: that is done a few times a second at most."""
+def test_job_within_notify_throttle_does_not_wait_for_next_poll(worker):
+    """NOTIFY is throttled, so such a job sends none."""
     worker(poll_interval=60)
     tasks.nothing.enqueue().wait(timeout=LONG)
 
@@ -51,7 +50,7 @@ def test_what_comes_right_after_a_job_that_it_was_told_of_does_not_wait(worker):
         tasks.nothing.enqueue().wait(timeout=30)
 
 
-def test_what_is_ready_again_does_not_wait_until_it_looks_again(worker):
+def test_retried_and_rerun_jobs_do_not_wait_for_next_poll(worker):
     worker(poll_interval=60)
 
     again = tasks.succeed_at_third.enqueue()
@@ -65,7 +64,7 @@ def test_what_is_ready_again_does_not_wait_until_it_looks_again(worker):
     until(lambda: Job.objects.get(pk=first.id).state == "successful", seconds=30)
 
 
-def test_what_another_worker_gives_back_is_claimed_at_once(worker, process):
+def test_job_released_by_another_worker_is_claimed_at_once(worker, process):
     jobs = tasks.nothing.enqueue_many([()] * 3)
     claimed = direct.claim(Lane("default", 0), process, 3)
     worker(poll_interval=60)
@@ -77,7 +76,7 @@ def test_what_another_worker_gives_back_is_claimed_at_once(worker, process):
         each.wait(timeout=30)
 
 
-def test_a_key_that_is_asked_for_in_another_queue_while_it_runs_is_told_of_there(claim):
+def test_key_reenqueued_while_running_notifies_its_new_queue(claim):
     tasks.wait_with_key.enqueue("a key", 0)
     (job,) = claim()
     tasks.wait_with_key.using(queue_name="mail").enqueue("a key", 0)
@@ -90,7 +89,7 @@ def test_a_key_that_is_asked_for_in_another_queue_while_it_runs_is_told_of_there
     assert (Job.objects.get().queue, Job.objects.get().state) == ("mail", "ready")
 
 
-def test_a_notify_that_did_not_go_out_keeps_nobody_quiet(monkeypatch):
+def test_notify_in_open_transaction_does_not_start_throttle(monkeypatch):
     monkeypatch.setattr(notify, "_last", {})
     connection.set_autocommit(False)
     try:
@@ -103,20 +102,20 @@ def test_a_notify_that_did_not_go_out_keeps_nobody_quiet(monkeypatch):
     assert list(notify._last) == [("default", "mail")]
 
 
-class Hearing:
-    """A worker that only waits: what it is told, and how often it began to hear, or heard no more."""
+class ListenerProbe:
+    """A listener that records its payloads, and how often LISTEN started or was lost."""
 
     def __init__(self):
-        self.told, self.begun = [], 0
-        self.listener = NotifyListener("default", self._hear, self._begin)
+        self.notified, self.changes = [], 0
+        self.listener = NotifyListener("default", self._on_notify, self._on_change)
         self.listener.start()
 
-    def _hear(self, payload):
-        self.told.append(payload)
+    def _on_notify(self, payload):
+        self.notified.append(payload)
         return "mail" in payload
 
-    def _begin(self):
-        self.begun += 1
+    def _on_change(self):
+        self.changes += 1
 
     def wait_until(self, condition):
         end = time.monotonic() + LONG
@@ -126,83 +125,79 @@ class Hearing:
 
 
 @pytest.fixture
-def hearing():
-    hearing = Hearing()
-    yield hearing
-    hearing.listener.close()
+def probe():
+    probe = ListenerProbe()
+    yield probe
+    probe.listener.close()
     until(lambda: "listener" not in {thread.name for thread in threading.enumerate()})
-    hearing.listener.wake()  # A thread that ends a job may come late.
+    probe.listener.wake()  # A thread that finishes a job may wake a closed listener.
 
 
-def test_a_listener_behind_a_pool_by_transactions_does_not_think_that_it_hears(
-    monkeypatch, request
-):
+def test_listener_behind_transaction_pooler_keeps_polling(monkeypatch, request):
     psycopg = pytest.importorskip("psycopg")
     monkeypatch.setattr(psycopg.ConnectionInfo, "backend_pid", property(lambda info: -1))
-    hearing = request.getfixturevalue("hearing")
-    hearing.wait_until(lambda: hearing.begun)
-    assert hearing.listener.patience == 1
+    probe = request.getfixturevalue("probe")
+    probe.wait_until(lambda: probe.changes)
+    assert probe.listener.patience == 1
 
 
-def test_a_listener_that_lost_its_connection_looks_again_when_it_hears_again(hearing):
-    hearing.wait_until(lambda: hearing.begun == 1)
-    assert hearing.listener.patience > 1
+def test_listener_polls_after_reconnect(probe):
+    probe.wait_until(lambda: probe.changes == 1)
+    assert probe.listener.patience > 1
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
         )
-    hearing.wait_until(lambda: hearing.begun == 3)  # It heard no more, and hears again.
-    assert hearing.listener.patience > 1
+    probe.wait_until(lambda: probe.changes == 3)  # Once for the loss, once for the new LISTEN.
+    assert probe.listener.patience > 1
     wake("default", "mail", 3)
-    hearing.wait_until(lambda: hearing.told == ["mail,3"])
+    probe.wait_until(lambda: probe.notified == ["mail,3"])
 
 
-def test_a_connection_that_was_closed_under_it_is_lost_and_does_not_keep_it_busy(hearing):
-    """As the driver does by itself when what it reads makes no sense."""
-    hearing.wait_until(lambda: hearing.begun == 1)
-    hearing.listener._line.finish()
-    hearing.wait_until(lambda: hearing.begun == 2)
-    assert hearing.listener.patience == 1
+def test_listener_with_closed_connection_does_not_spin(probe):
+    """The driver closes its connection itself after a protocol error."""
+    probe.wait_until(lambda: probe.changes == 1)
+    probe.listener._line.finish()
+    probe.wait_until(lambda: probe.changes == 2)
+    assert probe.listener.patience == 1
     began = time.thread_time()
-    hearing.listener.wait(0.5)
+    probe.listener.wait(0.5)
     assert time.thread_time() - began < 0.1
-    hearing.wait_until(lambda: hearing.begun == 3)
+    probe.wait_until(lambda: probe.changes == 3)
 
 
-def test_what_is_told_of_to_others_is_no_reason_to_look(hearing):
-    hearing.wait_until(lambda: hearing.begun)
+def test_notify_for_unserved_queue_does_not_wake_listener(probe):
+    probe.wait_until(lambda: probe.changes)
     began = time.monotonic()
     wake("default", "invoices")
-    hearing.listener.wait(0.5)
-    assert hearing.told == ["invoices"]
+    probe.listener.wait(0.5)
+    assert probe.notified == ["invoices"]
     assert time.monotonic() - began >= 0.5
 
 
-def test_whoever_is_woken_while_it_works_does_not_wait(hearing):
-    hearing.wait_until(lambda: hearing.begun)
+def test_wake_before_wait_skips_one_wait(probe):
+    probe.wait_until(lambda: probe.changes)
     for _ in range(3):
-        hearing.listener.wake()
-        hearing.listener.wake()
+        probe.listener.wake()
+        probe.listener.wake()
         began = time.monotonic()
-        hearing.listener.wait(LONG)
+        probe.listener.wait(LONG)
         assert time.monotonic() - began < LONG / 2
     began = time.monotonic()
-    hearing.listener.wait(0.3)
+    probe.listener.wait(0.3)
     assert time.monotonic() - began >= 0.3
 
 
-def test_a_retry_by_code_tells_of_each_queue(told):
+def test_retry_notifies_each_queue_once(notified):
     for queue in ("mail", "mail", "default"):
         tasks.fail.using(queue_name=queue).enqueue()
     Job.objects.update(state="failed", finished_at=timezone.now())
 
     assert Job.objects.all().retry() == 3
-    assert sorted(told) == ["default", "mail"]
+    assert sorted(notified) == ["default", "mail"]
 
 
-def test_what_was_due_is_told_of_even_if_the_sweep_after_it_fails(
-    backend, told, process, monkeypatch
-):
+def test_due_jobs_are_notified_although_sweep_fails(backend, notified, process, monkeypatch):
     tasks.add.enqueue(1)
     Job.objects.update(state="scheduled")
     tasks.one_at_a_time.enqueue_many([(), ()])
@@ -214,11 +209,11 @@ def test_what_was_due_is_told_of_even_if_the_sweep_after_it_fails(
     monkeypatch.setattr(dispatcher_module, "sweep", fail)
     Dispatcher(backend, backend.config, SharedStatus.private(10))._work()
 
-    assert told == ["default"]
+    assert notified == ["default"]
 
 
-def test_an_outcome_that_is_written_at_the_second_try_is_told_of(claim, monkeypatch):
-    settle, calls, told = settler_module.settle, [], []
+def test_outcome_written_at_second_try_is_reported(claim, monkeypatch):
+    settle, calls, notified = settler_module.settle, [], []
 
     def refuse_once(database, outcomes):
         calls.append(outcomes)
@@ -229,14 +224,14 @@ def test_an_outcome_that_is_written_at_the_second_try_is_told_of(claim, monkeypa
     monkeypatch.setattr(settler_module, "settle", refuse_once)
     tasks.one_at_a_time.enqueue()
     (job,) = claim()
-    settler = Settler("default", Options(), lambda: True, told.append)
+    settler = Settler("default", Options(), WorkerServices(settled=notified.append))
 
     assert (
         settler._write([AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
         == []
     )
 
-    assert [settled.written[0].job for settled in told] == [job]
+    assert [settled.written[0].job for settled in notified] == [job]
 
 
 @pytest.mark.parametrize(

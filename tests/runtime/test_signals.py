@@ -1,4 +1,4 @@
-"""Signals that come in the middle of each other, as from a service manager and a supervisor at the same time."""
+"""Signals that interrupt each other, as from a service manager and a supervisor at the same time."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ stop = Shutdown()
 getattr(signals, sys.argv[1])(stop)
 print("ready", flush=True)
 signals.run_beside_signals(lambda: time.sleep(2))
-sys.exit(0 if stop.asked else 1)
+sys.exit(0 if stop.requested else 1)
 """
 
 
 @pytest.mark.parametrize("obey", ["obey_signals", "obey_supervisor"])
-def test_a_storm_of_signals_is_one_wish_to_stop(obey):
+def test_repeated_signals_make_one_shutdown_request(obey):
     child = subprocess.Popen([sys.executable, "-c", VICTIM, obey], stdout=subprocess.PIPE)
     child.stdout.readline()
     end = time.monotonic() + 1.5

@@ -1,4 +1,4 @@
-"""What the database itself forbids, and what is guarded by one statement: each is attacked."""
+"""Attacks on the database's constraints and on the guards of single statements."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def settle(*settlements: AttemptResult):
         {"priority": 101},
         {"priority": -101},
         {"failures": 1},
-        {"asked_again": True},
+        {"rerun_requested": True},
     ],
 )
-def test_the_database_refuses_a_job_that_cannot_be(values):
+def test_inconsistent_job_is_refused(values):
     job = Job.objects.create(task="t", queue="q")
 
     with pytest.raises(IntegrityError):
@@ -70,8 +70,8 @@ def test_an_attempt_is_recorded_once(claim):
         settling._record(direct.DATABASE, [succeed(job)])
 
 
-def test_a_process_that_was_declared_dead_claims_nothing_though_it_does_not_know_it(claim, process):
-    """As one whose host was suspended, and whose clock stood still meanwhile."""
+def test_process_declared_dead_claims_nothing(claim, process):
+    """A process on a suspended host, whose clock stood still, does not know that it was declared dead."""
     tasks.add.enqueue(1)
     Process.objects.all().erase()
 
@@ -79,7 +79,7 @@ def test_a_process_that_was_declared_dead_claims_nothing_though_it_does_not_know
     assert Job.objects.get().state == "ready"
 
 
-def test_a_late_finisher_cannot_overwrite_the_new_owner(claim):
+def test_late_outcome_does_not_overwrite_new_owner(claim):
     tasks.add.enqueue(1)
     (late,) = claim()
     direct.release([late])
@@ -97,10 +97,10 @@ def test_a_late_finisher_cannot_overwrite_the_new_owner(claim):
     )
     lost = Execution.objects.get()
     assert (lost.attempt, lost.outcome, lost.process) == (1, "lost", late.process.name)
-    assert lost.message.startswith("It ended (successful) when its job belonged to somebody else")
+    assert lost.message.startswith("It ended (successful) when its job belonged to another process")
 
 
-def test_a_late_finisher_cannot_overwrite_the_new_owners_result(claim):
+def test_late_outcome_does_not_overwrite_result_of_new_owner(claim):
     tasks.add.enqueue(1)
     (late,) = claim()
     direct.release([late])
@@ -111,7 +111,7 @@ def test_a_late_finisher_cannot_overwrite_the_new_owners_result(claim):
     assert Job.objects.get().result == "right"
 
 
-def test_two_outcomes_of_one_attempt_write_one(claim):
+def test_second_outcome_of_attempt_is_lost(claim):
     tasks.add.enqueue(1)
     (job,) = claim()
     settle(AttemptResult.of(job, Execution.Outcome.INTERRUPTED, Job.State.READY))
@@ -130,7 +130,7 @@ def test_a_stale_release_changes_nothing(claim):
     assert Job.objects.get().state == Job.State.RUNNING
 
 
-def test_a_released_job_keeps_its_number_of_attempts_and_records_none(claim):
+def test_release_keeps_attempt_and_records_no_execution(claim):
     tasks.add.enqueue(1)
     direct.release(claim())
     (job,) = claim()
@@ -139,7 +139,7 @@ def test_a_released_job_keeps_its_number_of_attempts_and_records_none(claim):
     assert not Execution.objects.exists()
 
 
-def test_a_discarded_job_is_not_resurrected_by_its_retry(claim):
+def test_discarded_job_is_claimed_only_after_retry(claim):
     tasks.add.enqueue(1)
     assert Job.objects.all().discard() == 1
     assert claim() == []
@@ -147,23 +147,23 @@ def test_a_discarded_job_is_not_resurrected_by_its_retry(claim):
     assert len(claim()) == 1
 
 
-def test_what_runs_is_neither_discarded_nor_retried(claim):
+def test_running_job_is_neither_discarded_nor_retried(claim):
     tasks.add.enqueue(1)
     claim()
 
     assert Job.objects.all().discard() == Job.objects.all().retry() == 0
 
 
-def test_what_succeeded_is_neither_discarded_nor_retried(claim):
+def test_successful_job_is_neither_discarded_nor_retried(claim):
     tasks.add.enqueue(1)
     settle(succeed(*claim()))
 
     assert Job.objects.all().discard() == Job.objects.all().retry() == 0
 
 
-def test_a_row_that_somebody_holds_does_not_hold_up_its_batch(claim):
+def test_locked_row_does_not_delay_its_settlement(claim):
     if not connections["default"].features.has_select_for_update_skip_locked:
-        pytest.skip("SQLite locks as a whole: nobody can hold a row.")
+        pytest.skip("SQLite locks the whole database.")
     tasks.add.enqueue_many([(1,), (2,)])
     held, free = claim()
     holding, done = threading.Event(), threading.Event()
@@ -189,7 +189,7 @@ def test_a_row_that_somebody_holds_does_not_hold_up_its_batch(claim):
     assert settle(*settled.held).written
 
 
-def test_two_claimers_never_get_the_same_job():
+def test_concurrent_claims_never_share_a_job():
     tasks.add.enqueue_many([(n,) for n in range(400)])
     claimed: list[list] = [[], [], [], []]
     start = threading.Barrier(4)
@@ -215,7 +215,7 @@ def test_two_claimers_never_get_the_same_job():
     assert set(Job.objects.values_list("attempt", flat=True)) == {1}
 
 
-def test_jobs_of_a_silent_process_are_recovered_and_it_is_signed_off(claim, process):
+def test_silent_process_is_deleted_and_its_jobs_recovered(claim, process):
     tasks.add.enqueue(1)
     (job,) = claim()
     Process.objects.filter(pk=process.pk).update(expires_at=timezone.now() - timedelta(minutes=5))
@@ -229,7 +229,7 @@ def test_jobs_of_a_silent_process_are_recovered_and_it_is_signed_off(claim, proc
     assert settle(succeed(job)).lost
 
 
-def test_a_process_is_taken_for_dead_by_its_own_measure():
+def test_process_is_silent_by_its_own_deadline():
     quick, slow = a_process("quick"), a_process("slow")
     Process.objects.filter(pk=quick.pk).beat(5)
     Process.objects.filter(pk=slow.pk).beat(60)
@@ -240,7 +240,7 @@ def test_a_process_is_taken_for_dead_by_its_own_measure():
     assert Process.objects.alive().get() == slow
 
 
-def test_jobs_of_a_live_process_are_left_alone(claim):
+def test_jobs_of_live_process_are_not_recovered(claim):
     tasks.add.enqueue(1)
     claim()
 
@@ -248,7 +248,7 @@ def test_jobs_of_a_live_process_are_left_alone(claim):
     assert Job.objects.get().state == Job.State.RUNNING
 
 
-def test_a_job_that_its_processes_die_of_ends_as_failed():
+def test_job_that_kills_its_processes_fails():
     tasks.add.enqueue(1)
     for number in range(3):
         process = a_process(f"victim {number}")
@@ -265,14 +265,14 @@ def test_a_job_that_its_processes_die_of_ends_as_failed():
 
 
 def lose(how: str) -> None:
-    """A job of a new process is lost."""
+    """Lose a job of a new process."""
     process = a_process(f"worker@web1:{Job.objects.count()}:{how[-1]}f3a")
     tasks.add.enqueue(Job.objects.count())
     assert direct.claim(Lane("default", 0), process, 1)
     recover(Process.objects.filter(pk=process.pk), how)
 
 
-def test_jobs_of_different_processes_lost_alike_are_one_group():
+def test_losses_with_same_cause_share_a_failure():
     for how in ("was killed by signal 9", "was killed by signal 9", "was killed by signal 11"):
         lose(how)
 
@@ -282,7 +282,7 @@ def test_jobs_of_different_processes_lost_alike_are_one_group():
     assert groups == {"9.": 2, "11.": 1}
 
 
-def test_the_message_of_a_group_is_that_of_the_first_in_one_settlement(claim):
+def test_failure_keeps_first_message_of_settlement(claim):
     tasks.add.enqueue(1)
     tasks.add.enqueue(2)
     reports = [
@@ -302,9 +302,7 @@ def test_the_message_of_a_group_is_that_of_the_first_in_one_settlement(claim):
 
 
 @pytest.mark.parametrize("together", [1, 30])
-def test_messages_of_one_place_whose_words_are_free_are_one_group_from_the_twenty_first_on(
-    claim, together
-):
+def test_failures_of_one_location_merge_from_twenty_first_on(claim, together):
     def failure(word, location="x"):
         return ErrorReport(
             type="ValueError", message=word, traceback="", location=location, pattern=word
@@ -328,8 +326,8 @@ def test_messages_of_one_place_whose_words_are_free_are_one_group_from_the_twent
 
 
 @pytest.mark.parametrize(("failures", "state"), [(1, "scheduled"), (4, "failed")])
-def test_a_lost_job_has_all_its_attempts(claim, process, failures, state):
-    """Without importing its task, which may be what its processes died of."""
+def test_lost_job_is_retried_until_max_attempts(claim, process, failures, state):
+    """Recovery does not import the task, because the import may kill the process."""
     result = tasks.succeed_at_third.enqueue()
     Job.objects.filter(pk=result.id).update(
         task="tests.explosive.task", attempt=failures, failures=failures
@@ -341,7 +339,7 @@ def test_a_lost_job_has_all_its_attempts(claim, process, failures, state):
     assert Job.objects.get().state == state
 
 
-def test_due_jobs_become_ready_and_others_do_not():
+def test_dispatch_makes_only_due_jobs_ready():
     tasks.add.using(run_after=timedelta(milliseconds=-1)).enqueue(1)
     tasks.add.using(run_after=timedelta(hours=1)).enqueue(2)
 
@@ -349,7 +347,7 @@ def test_due_jobs_become_ready_and_others_do_not():
     assert Job.objects.ready().get().args == [1]
 
 
-def test_lanes_are_what_is_ready():
+def test_lanes_include_only_ready_jobs():
     for queue, priority in [("b", 0), ("a", 5), ("a", -5), ("a", 5)]:
         tasks.add.using(queue_name=queue, priority=priority).enqueue(1)
     tasks.add.using(queue_name="later", run_after=timedelta(hours=1)).enqueue(1)
@@ -358,9 +356,9 @@ def test_lanes_are_what_is_ready():
     assert Job.objects.lanes(["b", "nowhere"]) == [("b", 0)]
 
 
-def test_queues_are_paused_and_resumed_once():
-    Queue.objects.know(["a", "b"])
-    Queue.objects.know(["b", "c"])
+def test_pause_and_resume_count_changed_queues():
+    Queue.objects.ensure_rows(["a", "b"])
+    Queue.objects.ensure_rows(["b", "c"])
 
     assert Queue.objects.filter(name="a").pause() == 1
     assert Queue.objects.all().pause() == 2

@@ -1,4 +1,4 @@
-"""Text that identifies is the same only if Python takes it for the same, whatever the database thinks of text."""
+"""Identifiers are equal only if Python compares them as equal, with any collation of the database."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from ..conftest import all_claimed
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-# By case, accents, a trailing space, normal form (composed and decomposed), width, ß, and characters beyond the BMP.
+# They differ by case, accents, a trailing space, normal form (composed and decomposed), width, ß, and characters beyond the BMP.
 ALIKE = [
     *("mail", "Mail", "MAIL", "mäil", "mail ", "ma\u0308il", "ｍail", "maıl"),
     *("strasse", "straße", "mail😀", "mail😁", "mail𝒜", "mail\u200b"),
 ]
 
 
-def test_keys_that_look_alike_are_keys_of_their_own():
+def test_similar_keys_are_distinct():
     task = tasks.index_document
     for text in ALIKE:
         task.using(key=text).enqueue(1)
@@ -53,7 +53,7 @@ def test_keys_that_look_alike_are_keys_of_their_own():
     )
 
 
-def test_limit_keys_that_look_alike_limit_nothing_of_each_other():
+def test_similar_limit_keys_do_not_limit_each_other():
     tasks.charge.enqueue_many([(text,) for text in ALIKE])
 
     assert drain() == len(ALIKE)
@@ -62,7 +62,7 @@ def test_limit_keys_that_look_alike_limit_nothing_of_each_other():
     assert Job.objects.filter(state="successful").count() == len(ALIKE)
 
 
-def test_a_queue_beside_a_paused_one_that_looks_alike_is_worked_off_and_no_other(process):
+def test_pause_does_not_affect_similar_queues(process):
     for text in ALIKE:
         tasks.nothing.using(queue_name=text).enqueue()
     Queue.objects.named("mail").pause()
@@ -72,7 +72,7 @@ def test_a_queue_beside_a_paused_one_that_looks_alike_is_worked_off_and_no_other
     assert sorted(Queue.objects.values_list("name", flat=True)) == sorted(ALIKE)
 
 
-def test_a_worker_serves_the_queue_of_its_name_and_none_that_looks_alike(process):
+def test_worker_does_not_serve_similar_queues(process):
     for text in ALIKE:
         tasks.nothing.using(queue_name=text).enqueue()
 
@@ -81,7 +81,7 @@ def test_a_worker_serves_the_queue_of_its_name_and_none_that_looks_alike(process
     assert [job.queue for job in jobs] == ["mail"]
 
 
-def test_recurring_tasks_with_names_that_look_alike_each_have_a_row():
+def test_similar_recurring_tasks_have_separate_rows():
     for text in ALIKE:
         recurring(every=timedelta(hours=1), name=text)(tasks.nothing)
 
@@ -90,7 +90,7 @@ def test_recurring_tasks_with_names_that_look_alike_each_have_a_row():
     assert sorted(RecurringTask.objects.values_list("name", flat=True)) == sorted(ALIKE)
 
 
-def test_a_paused_task_pauses_none_that_looks_alike():
+def test_pause_does_not_affect_similar_tasks():
     TaskState.objects.named("shop.tasks.mail").pause()
 
     assert not TaskState.objects.filter(name="shop.tasks.Mail").exists()
@@ -119,7 +119,7 @@ def test_a_paused_task_pauses_none_that_looks_alike():
         ),
     ],
 )
-def test_rows_with_identifiers_that_look_alike_are_found_apart(model, field, values):
+def test_lookup_distinguishes_similar_identifiers(model, field, values):
     job = Job.objects.create(task="t", queue="q")
     for number, text in enumerate(ALIKE):
         more = {"job": job, "attempt": number} if model is Execution else {}
@@ -128,7 +128,7 @@ def test_rows_with_identifiers_that_look_alike_are_found_apart(model, field, val
     assert [model.objects.filter(**{field: text}).count() for text in ALIKE] == [1] * len(ALIKE)
 
 
-def test_system_checks_say_nothing_of_long_unique_text(capsys):
+def test_system_checks_accept_long_unique_text(capsys):
     call_command("check", databases=[connection.alias])
 
     assert "W003" not in "".join(capsys.readouterr())

@@ -1,4 +1,4 @@
-"""Rows that others hold are stepped over, or waited for by one who holds none."""
+"""Locked rows are skipped, or awaited by a transaction without other row locks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..reliability.conftest import Elsewhere, held_open
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite locks as a whole."),
+    pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite locks the whole database."),
 ]
 
 
@@ -25,7 +25,7 @@ def locked(*jobs):
     )
 
 
-def test_a_claim_goes_past_any_number_of_jobs_that_others_hold(claim):
+def test_claim_skips_any_number_of_locked_jobs(claim):
     tasks.nothing.enqueue_many([()] * 250)
     jobs = list(Job.objects.order_by("run_after", "id"))
 
@@ -33,7 +33,7 @@ def test_a_claim_goes_past_any_number_of_jobs_that_others_hold(claim):
         assert [job.pk for job in claim(limit=5)] == [job.pk for job in jobs[240:245]]
 
 
-def test_a_claim_leaves_out_what_another_is_claiming(claim):
+def test_claim_skips_jobs_of_concurrent_claim(claim):
     tasks.nothing.enqueue_many([()] * 4)
     others = list(Job.objects.order_by("run_after", "id"))[2:]
 
@@ -43,21 +43,21 @@ def test_a_claim_leaves_out_what_another_is_claiming(claim):
     assert [job.pk for job in found] == [job.pk for job in others]
 
 
-def test_a_verb_that_waits_for_a_row_holds_no_other():
+def test_discard_waiting_for_row_holds_no_other_lock():
     tasks.nothing.enqueue_many([()] * 3)
     first, second, third = Job.objects.order_by("pk")
 
     with locked(second):
-        verb = Elsewhere(Job.objects.all().discard)
+        discarding = Elsewhere(Job.objects.all().discard)
         until_somebody_waits_for_a_lock()
         with transaction.atomic():
             free = Job.objects.select_for_update(nowait=True).filter(pk__in=[first.pk, third.pk])
             assert {job.state for job in free} == {"discarded"}
 
-    assert verb.result() == 3
+    assert discarding.result() == 3
 
 
-def test_a_retry_ends_though_what_it_retries_fails_again_at_once(monkeypatch):
+def test_retry_ends_although_retried_jobs_fail_at_once(monkeypatch):
     tasks.nothing.enqueue_many([()] * 5)
     Job.objects.update(state="failed", finished_at=F("enqueued_at"))
     monkeypatch.setattr("django_dbqueue.models.primary.PART", 2)

@@ -1,4 +1,7 @@
-"""What is paused is not claimed, until it is resumed or its time is over; and nothing has to run for that."""
+"""Paused queues and tasks are not claimed until they are resumed or the pause expires.
+
+No process is needed for the expiry.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def claimer(process):
 
 
 def expire(rows):
-    """As if its time were over."""
+    """Let the pauses of these rows expire."""
     rows.update(paused_at=after(-60), resume_at=after(-1))
 
 
@@ -45,7 +48,7 @@ def test_a_paused_queue_is_not_claimed_from(claimer, until):
     assert [job.args for job in all_claimed(claimer(), 10)] == [[2]]
 
 
-def test_a_pause_ends_by_itself(claimer):
+def test_pause_expires(claimer):
     tasks.add.using(queue_name="mail").enqueue(1)
     Queue.objects.named("mail").pause(until=timedelta(hours=1))
 
@@ -55,7 +58,7 @@ def test_a_pause_ends_by_itself(claimer):
     assert len(all_claimed(claimer(), 10)) == 1
 
 
-def test_a_pause_ends_at_the_databases_time():
+def test_pause_ends_in_database_time():
     Queue.objects.named("mail").pause(until=timedelta(hours=1))
 
     queue = Queue.objects.seen().get()
@@ -65,7 +68,7 @@ def test_a_pause_ends_at_the_databases_time():
     assert not queue.is_paused(queue.seen_at + timedelta(hours=2))
 
 
-def test_the_last_word_on_the_end_counts_and_the_beginning_stays():
+def test_second_pause_changes_end_and_keeps_start():
     mail = Queue.objects.named("mail")
     mail.pause()
     began = mail.get().paused_at
@@ -78,7 +81,7 @@ def test_the_last_word_on_the_end_counts_and_the_beginning_stays():
     assert (mail.get().paused_at, mail.get().resume_at) == (began, None)
 
 
-def test_a_pause_after_one_that_is_over_begins_anew():
+def test_pause_after_expired_pause_has_new_start():
     mail = Queue.objects.named("mail")
     mail.pause(until=timedelta(minutes=5))
     expire(mail)
@@ -89,12 +92,12 @@ def test_a_pause_after_one_that_is_over_begins_anew():
     assert queue.seen_at - queue.paused_at < timedelta(seconds=30)
 
 
-def test_a_pause_until_a_time_that_is_over_is_none():
+def test_pause_until_past_time_has_no_effect():
     assert Queue.objects.named("mail").pause(until=now() - timedelta(seconds=60)) == 0
     assert not Queue.objects.paused().exists()
 
 
-def test_a_pause_that_is_over_cannot_be_resumed():
+def test_resume_ignores_expired_pause():
     mail = Queue.objects.named("mail")
     mail.pause(until=timedelta(minutes=5))
     expire(mail)
@@ -106,24 +109,24 @@ def test_a_pause_that_is_over_cannot_be_resumed():
     "until",
     [timedelta(), timedelta(hours=-1), timedelta(days=999_999), datetime(2030, 1, 1), 60, "1h"],
 )
-def test_a_time_that_is_none_is_refused(until):
+def test_invalid_end_of_pause_is_refused(until):
     with pytest.raises(ValueError, match="give an aware datetime, or a timedelta from now"):
         Queue.objects.named("mail").pause(until=until)
 
 
 @pytest.mark.parametrize("name", ["", "a,b", "*", "-mail", "x" * 101, None])
-def test_what_is_no_name_of_a_queue_is_refused(name):
+def test_invalid_queue_name_is_refused(name):
     with pytest.raises(ValueError, match="is not a queue"):
         Queue.objects.named(name)
 
 
 @pytest.mark.parametrize("name", ["", "confirm", "x." + "x" * 255, None, tasks.add])
-def test_what_is_no_task_is_refused(name):
+def test_invalid_task_path_is_refused(name):
     with pytest.raises(ValueError, match="is not a task"):
         TaskState.objects.named(name)
 
 
-def test_jobs_of_a_paused_task_are_left_out_of_claims(claimer):
+def test_claim_skips_paused_task(claimer):
     tasks.add.enqueue(1)
     tasks.nothing.enqueue()
     paused = TaskState.objects.named(tasks.add.module_path)
@@ -135,7 +138,7 @@ def test_jobs_of_a_paused_task_are_left_out_of_claims(claimer):
     assert [job.task for job in all_claimed(claimer(), 10)] == ["tests.tasks.add"]
 
 
-def test_a_worker_sees_within_a_second_that_a_task_is_paused(claimer, monkeypatch):
+def test_worker_sees_paused_task_within_a_second(claimer, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("django_dbqueue.runtime.worker.claimer.time.monotonic", lambda: clock[0])
     claims = claimer()
@@ -151,7 +154,7 @@ def test_a_worker_sees_within_a_second_that_a_task_is_paused(claimer, monkeypatc
     assert all_claimed(claims, 1) == []
 
 
-def test_paused_tasks_cost_one_look_a_second_and_none_for_each_claim(claimer):
+def test_paused_tasks_are_read_once_a_second(claimer):
     claims = claimer()
     for number in range(10):
         tasks.add.enqueue(number)
@@ -162,14 +165,14 @@ def test_paused_tasks_cost_one_look_a_second_and_none_for_each_claim(claimer):
         for _ in range(3):
             all_claimed(claims, 1)
 
-    looks = [
+    counts = [
         sum("dbqueue_taskstate" in query["sql"] for query in queries) for queries in (first, seen)
     ]
-    assert looks == [1, 0]
+    assert counts == [1, 0]
 
 
 @pytest.mark.parametrize("state", [Job.State.READY, Job.State.SCHEDULED])
-def test_a_drain_does_not_wait_for_jobs_of_paused_tasks(state):
+def test_drain_ignores_jobs_of_paused_tasks(state):
     supervisor = a_process("supervisor", kind="supervisor")
     drain = Drain("default", QueueSelector(("*",)), Options(), supervisor)
     Job.objects.create(task="tests.tasks.add", queue="default", state=state, run_after=after(-5))
@@ -180,7 +183,7 @@ def test_a_drain_does_not_wait_for_jobs_of_paused_tasks(state):
     assert not drain._any_left(Job.objects.all())
 
 
-def test_the_end_of_a_pause_may_be_in_any_time_zone():
+def test_end_of_pause_accepts_any_time_zone():
     ends = datetime(2100, 1, 1, 12, tzinfo=timezone(timedelta(hours=5, minutes=45)))
 
     Queue.objects.named("mail").pause(until=ends)

@@ -1,4 +1,4 @@
-"""The hot statements stay cheap behind many rows: each uses the index that was made for it."""
+"""Frequent statements stay cheap with many rows: each uses its own index."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(scope="module")
 def many_rows(django_db_setup, django_db_blocker):
-    """Ready jobs in a queue that is served and one that is not, scheduled ones, and a long history. They stay as they are.
+    """Ready jobs in a served and an unserved queue, scheduled jobs and a long history; tests do not change them.
 
-    Returns the sizes of their indexes, in bytes.
+    Return the sizes of the job table's indexes, in bytes.
     """
     with django_db_blocker.unblock():
         fill()
@@ -55,7 +55,7 @@ def sizes_of_indexes() -> dict[str, int]:
 
 def fill() -> None:
     now = timezone.now()
-    # In the order of their lanes, as enqueued jobs are. That of the others does not matter.
+    # In the order of their lanes, as enqueued jobs are; the order of the others does not matter.
     Job.objects.bulk_create(
         [Job(task="t", queue="served", priority=n % 3) for n in range(3000)], batch_size=1000
     )
@@ -75,7 +75,7 @@ def fill() -> None:
 
 
 def analyze() -> None:
-    """MariaDB commits what came before it in the same transaction."""
+    """Update the job table's statistics; on MariaDB this commits the open transaction."""
     with connection.cursor() as cursor:
         cursor.execute(
             f"ANALYZE {'TABLE dbqueue_job' if connection.vendor == 'mysql' else 'dbqueue_job'}"
@@ -83,7 +83,7 @@ def analyze() -> None:
 
 
 def double(rows, times: int) -> None:
-    """Write as many more such jobs as there are, so many times."""
+    """Double the number of these jobs ``times`` times."""
     new = {
         "postgresql": "gen_random_uuid()",
         "mysql": "UUID()",
@@ -121,11 +121,11 @@ def explained(sql: str) -> str:
 
 
 def buffers(text: str) -> int:
-    """Of the whole execution, which PostgreSQL names first; planning comes last."""
+    """Return the buffers of the whole execution, which PostgreSQL prints first, before those of planning."""
     return int(re.search(r"shared hit=(\d+)", text)[1])
 
 
-def test_a_claim_reads_its_lane_and_nothing_else(many_rows):
+def test_claim_reads_only_its_lane(many_rows):
     text = plan(
         lock(Job.objects.ready().filter(queue="served", priority=1).order_by("run_after", "id"))[
             :10
@@ -138,10 +138,12 @@ def test_a_claim_reads_its_lane_and_nothing_else(many_rows):
         assert buffers(text) <= 60, text
 
 
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="Elsewhere no claim is one statement")
+@pytest.mark.skipif(
+    connection.vendor != "postgresql", reason="Only PostgreSQL claims in one statement."
+)
 @pytest.mark.parametrize("plan_is", ["custom", "generic"])
-def test_a_claim_in_one_statement_reads_its_lane_and_nothing_else(many_rows, process, plan_is):
-    """PostgreSQL may plan it once for all limits."""
+def test_single_statement_claim_reads_only_its_lane(many_rows, process, plan_is):
+    """PostgreSQL may use one generic plan for all limits."""
     claim = Claimer("default", process, QueueSelector(("*",)))._at_once(Lane("served", 1))
     with connection.cursor() as cursor:
         cursor.execute(f"SET LOCAL plan_cache_mode = force_{plan_is}_plan")
@@ -155,7 +157,7 @@ def test_a_claim_in_one_statement_reads_its_lane_and_nothing_else(many_rows, pro
     assert buffers(text) <= 300, text
 
 
-def test_looking_for_lanes_reads_the_lane_index(many_rows, django_assert_max_num_queries):
+def test_lane_scan_reads_the_lane_index(many_rows, django_assert_max_num_queries):
     with django_assert_max_num_queries(12):
         assert len(Job.objects.lanes()) == 6
     text = plan(
@@ -165,16 +167,16 @@ def test_looking_for_lanes_reads_the_lane_index(many_rows, django_assert_max_num
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_idle_look_is_one_query(django_assert_num_queries):
+def test_idle_lane_scan_is_one_query(django_assert_num_queries):
     with django_assert_num_queries(1):
         assert Job.objects.lanes() == []
 
 
-def test_due_jobs_are_found_by_their_time(many_rows):
+def test_due_jobs_use_the_due_index(many_rows):
     assert "dbqueue_job_due" in plan(lock(Job.objects.due().order_by("run_after"))[:100])
 
 
-def test_what_a_queue_holds_costs_the_same_however_much_that_is(many_rows, monkeypatch):
+def test_queue_load_cost_is_bounded(many_rows, monkeypatch):
     for module in ("bounded_count", "queue"):
         monkeypatch.setattr(f"django_dbqueue.models.{module}.LIMIT", 100)
 
@@ -182,7 +184,7 @@ def test_what_a_queue_holds_costs_the_same_however_much_that_is(many_rows, monke
         load = Queue.objects.load("served")
 
     assert (str(load.ready), str(load.scheduled), load.running) == ("100+", "101+", 0)
-    # Four looks for the lanes, two for each of the three, and three for what is scheduled, blocked and running.
+    # Four queries for the lanes, two for each of the three, and three for scheduled, blocked and running.
     assert len(seen) <= 13
     for query in seen:
         text = explained(query["sql"])
@@ -193,7 +195,7 @@ def test_what_a_queue_holds_costs_the_same_however_much_that_is(many_rows, monke
 
 
 @pytest.mark.parametrize("state", ["ready", "scheduled"])
-def test_a_queue_is_cleared_along_its_indexes(many_rows, state):
+def test_clear_uses_indexes(many_rows, state):
     rows = Queue.objects.named("served").waiting()
     rows = (
         rows.ready().filter(queue="served", priority=1)
@@ -207,7 +209,7 @@ def test_a_queue_is_cleared_along_its_indexes(many_rows, state):
         assert buffers(text) <= 150, text
 
 
-def test_whether_a_batch_has_ended_is_one_look_however_many_of_its_jobs_have(many_rows):
+def test_batch_completion_check_cost_is_bounded(many_rows):
     batch = Batch.objects.create(sealed_at=timezone.now())
     ended = {"batch": batch, "state": Job.State.SUCCESSFUL, "finished_at": timezone.now()}
     Job.objects.bulk_create([Job(task="t", queue="served", **ended) for _ in range(3000)])
@@ -223,7 +225,7 @@ def test_whether_a_batch_has_ended_is_one_look_however_many_of_its_jobs_have(man
         assert "batch_id=? AND state=?" in text, text
 
 
-def test_settling_finds_its_jobs_by_key(many_rows):
+def test_settlement_finds_jobs_by_primary_key(many_rows):
     keys = list(Job.objects.ready().values_list("pk", flat=True)[:50])
     text = plan(lock(Job.objects.filter(Among(keys)).order_by("pk")))
 
@@ -231,7 +233,7 @@ def test_settling_finds_its_jobs_by_key(many_rows):
     assert re.search(r"dbqueue_job_pkey|PRIMARY|autoindex_dbqueue_job", text)
 
 
-def test_an_idle_dispatcher_asks_one_question(many_rows, process):
+def test_idle_dispatcher_runs_one_query(many_rows, process):
     dispatcher = Dispatcher(task_backends["default"], Options(), SharedStatus.private())
     dispatcher._work()
 
@@ -245,14 +247,14 @@ def test_an_idle_dispatcher_asks_one_question(many_rows, process):
         assert buffers(text) <= 60, text
 
 
-def test_orphans_are_sought_among_running_jobs_alone(many_rows):
+def test_orphans_use_the_running_index(many_rows):
     a_process("p")
 
     assert "dbqueue_job_running" in plan(Job.objects.orphaned()[:10])
 
 
 @pytest.mark.django_db(transaction=True)
-def test_claim_and_settle_are_a_few_statements_for_a_whole_batch(
+def test_claim_and_settle_use_few_statements(
     process, django_assert_num_queries, django_assert_max_num_queries
 ):
     Job.objects.bulk_create([Job(task="t", queue="q") for _ in range(100)])
@@ -272,14 +274,14 @@ def test_claim_and_settle_are_a_few_statements_for_a_whole_batch(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.skipif(
-    connection.vendor != "postgresql", reason="Elsewhere nobody counts it for one connection"
+    connection.vendor != "postgresql", reason="Only PostgreSQL counts WAL per connection."
 )
-def test_a_job_writes_at_most_2700_bytes_of_log(process, claim):
-    """Enqueued, claimed and settled in groups, with arguments of 512 bytes, once the tables have their first pages."""
+def test_job_writes_at_most_2700_bytes_of_wal(process, claim):
+    """Jobs with arguments of 512 bytes are enqueued, claimed and settled in groups, in tables that have pages."""
     if connection.pg_version < 180000:
-        pytest.skip("PostgreSQL counts it for one connection from 18 on")
+        pytest.skip("PostgreSQL counts WAL per connection from version 18.")
 
-    def through(number: int) -> None:
+    def run_jobs(number: int) -> None:
         add.enqueue_many([("x" * 500,)] * number)
         direct.settle(
             [
@@ -288,27 +290,27 @@ def test_a_job_writes_at_most_2700_bytes_of_log(process, claim):
             ]
         )
 
-    def written() -> int:
+    def wal_written() -> int:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_stat_force_next_flush()")
             cursor.execute("SELECT wal_bytes FROM pg_stat_get_backend_wal(pg_backend_pid())")
             return int(cursor.fetchone()[0])
 
-    def of_a_job(number: int) -> float:
-        before = written()
-        through(number)
-        return (written() - before) / number
+    def bytes_per_job(number: int) -> float:
+        before = wal_written()
+        run_jobs(number)
+        return (wal_written() - before) / number
 
-    through(200)
+    run_jobs(200)
 
-    # The server adds to some of them: a checkpoint has each page written whole once (3,800 bytes), and while another session
-    # has a snapshot, as autovacuum may, no version of a row is replaced on its page (2,630 bytes and more, instead of 2,310).
-    assert min(of_a_job(1000) for _ in range(4)) <= 2700
+    # Some rounds write more: after a checkpoint each page is wal_written whole once (3,800 bytes), and a snapshot of another
+    # session, such as autovacuum, keeps old row versions on their pages (2,630 bytes and more, instead of 2,310).
+    assert min(bytes_per_job(1000) for _ in range(4)) <= 2700
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_hundred_thousand_that_wait_for_one_slot_cost_others_nothing():
-    """Of three priorities, behind a few other keys' jobs."""
+def test_hundred_thousand_waiters_do_not_slow_other_statements():
+    """The waiters have three priorities; a few jobs wait for other keys."""
     fill()
     blocked = {"task": "t", "queue": "served", "state": Job.State.BLOCKED}
     Job.objects.bulk_create(
@@ -325,21 +327,21 @@ def test_a_hundred_thousand_that_wait_for_one_slot_cost_others_nothing():
             :10
         ]
     )
-    next_in_line = plan(lock(Job.objects.waiting_for("saturated"))[:2])
-    somebody_waits = plan(Semaphore.objects.filter(pk="saturated").waiting())
+    waiters = plan(lock(Job.objects.waiting_for("saturated"))[:2])
+    has_waiters = plan(Semaphore.objects.filter(pk="saturated").waiting())
     sweep = plan(Semaphore.objects.all().waiting())
 
     assert "dbqueue_job_lane" in claim
-    for text in (next_in_line, somebody_waits, sweep):
+    for text in (waiters, has_waiters, sweep):
         assert "dbqueue_job_blocked" in text, text
     if connection.vendor == "postgresql":
-        assert "Sort" not in next_in_line
+        assert "Sort" not in waiters
         assert buffers(claim) <= 60, claim
-        for text in (next_in_line, somebody_waits, sweep):
+        for text in (waiters, has_waiters, sweep):
             assert buffers(text) <= 20, text
 
 
-def test_a_key_finds_its_job_by_its_index(many_rows):
+def test_key_lookup_uses_the_key_index(many_rows):
     Job.objects.create(task="t", queue="served", key="t a")
     text = plan(Job.objects.filter(key__in=["t a", "t b"]).order_by("key"))
 
@@ -347,7 +349,8 @@ def test_a_key_finds_its_job_by_its_index(many_rows):
 
 
 @pytest.mark.skipif(
-    connection.vendor != "postgresql", reason="It has partial indexes, and says their sizes."
+    connection.vendor != "postgresql",
+    reason="Only PostgreSQL has partial indexes and reports their sizes.",
 )
-def test_jobs_without_keys_are_not_in_the_index_of_keys(many_rows):
+def test_key_index_excludes_jobs_without_keys(many_rows):
     assert max(many_rows["dbqueue_job_key"], many_rows["dbqueue_job_batch"]) <= 2 * 8192

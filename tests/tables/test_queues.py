@@ -1,4 +1,4 @@
-"""Clear a queue, move its jobs to another, ask what it holds."""
+"""Clear a queue, move its jobs to another, and count its load."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def states_of(queue):
     return sorted(Job.objects.filter(queue=queue).values_list("state", flat=True))
 
 
-def test_what_waits_in_a_cleared_queue_is_discarded_and_nothing_else():
+def test_clear_discards_only_waiting_jobs():
     every = [
         State.READY,
         State.SCHEDULED,
@@ -54,7 +54,7 @@ def test_what_waits_in_a_cleared_queue_is_discarded_and_nothing_else():
     assert states_of("other") == sorted(every)
 
 
-def test_very_many_are_cleared_in_statements_of_bounded_size(monkeypatch):
+def test_clear_uses_statements_of_bounded_size(monkeypatch):
     monkeypatch.setattr(queue_module, "CLEARED_TOGETHER", 7)
     Job.objects.bulk_create([Job(task="t", queue="mail", priority=n % 2) for n in range(50)])
     Job.objects.bulk_create(
@@ -76,7 +76,7 @@ def test_very_many_are_cleared_in_statements_of_bounded_size(monkeypatch):
     assert states_of("x") == ["scheduled"] * 30
 
 
-def test_what_is_enqueued_while_a_queue_is_cleared_is_left_and_there_is_an_end(monkeypatch):
+def test_clear_ends_and_leaves_jobs_enqueued_meanwhile(monkeypatch):
     monkeypatch.setattr(queue_module, "CLEARED_TOGETHER", 5)
     Job.objects.bulk_create([Job(task="t", queue="mail", enqueued_at=after(-1)) for n in range(20)])
     discard = JobQuerySet.discard
@@ -112,13 +112,13 @@ def test_waiting_jobs_are_moved_to_another_queue():
 
 
 @pytest.mark.parametrize("name", ["", "a,b", "*", "-mail", "x" * 101, None])
-def test_what_is_no_name_is_refused(name):
-    with pytest.raises(ValueError, match=r"is not a queue\. Give up to 100 characters"):
+def test_invalid_queue_name_is_refused(name):
+    with pytest.raises(ValueError, match=r"is not a queue name\. Give 1 to 100 characters"):
         Job.objects.move(name)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_workers_of_a_queue_that_is_resumed_are_woken(monkeypatch):
+def test_resume_wakes_workers_of_the_queue(monkeypatch):
     woken = []
     monkeypatch.setattr("django_dbqueue.core.notify.wake", lambda *given: woken.append(given))
     Queue.objects.named("mail", "slow")
@@ -130,7 +130,7 @@ def test_workers_of_a_queue_that_is_resumed_are_woken(monkeypatch):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_workers_of_the_other_queue_are_woken_once_it_is_committed(monkeypatch):
+def test_move_wakes_workers_once_after_commit(monkeypatch):
     woken = []
     monkeypatch.setattr("django_dbqueue.core.notify.wake", lambda *given: woken.append(given))
     tasks.add.enqueue(1)
@@ -142,7 +142,7 @@ def test_workers_of_the_other_queue_are_woken_once_it_is_committed(monkeypatch):
     assert woken == [("default", "slow")]
 
 
-def test_one_queue_says_what_it_holds():
+def test_load_counts_jobs_by_state():
     in_states(
         "mail",
         State.READY,
@@ -162,7 +162,7 @@ def test_one_queue_says_what_it_holds():
     assert load.oldest == Job.objects.get(priority=9).run_after
 
 
-def test_an_empty_queue_holds_nothing():
+def test_load_of_empty_queue_is_zero():
     load = Queue.objects.load("mail")
 
     assert (load.ready, load.scheduled, load.running, load.oldest, load.age) == (
@@ -174,7 +174,7 @@ def test_an_empty_queue_holds_nothing():
     )
 
 
-def test_more_than_are_counted_are_said_to_be_more(monkeypatch):
+def test_load_beyond_limit_is_a_bounded_count(monkeypatch):
     for module in ("bounded_count", "queue"):
         monkeypatch.setattr(f"django_dbqueue.models.{module}.LIMIT", 10)
     Job.objects.bulk_create([Job(task="t", queue="mail") for n in range(20)])

@@ -1,4 +1,4 @@
-"""A project's receivers without a sender: they see all models of the project, and must not change what the queue does."""
+"""A project's model receivers without a sender do not change the queue's behaviour."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def receivers() -> Iterator[None]:
-    """Of an audit log that fails for the queue's rows, connected without a sender."""
+    """Receivers without a sender, of an audit log that fails for the queue's rows."""
 
     def audit(sender: type[models.Model], **kwargs: Any) -> None:
         if sender._meta.app_label == "dbqueue":
@@ -58,9 +58,7 @@ def long_ago() -> Any:
     return after(-86_400 * 400)
 
 
-def test_process_that_beats_during_its_burial_stays_alive_with_a_receiver_of_pre_delete(
-    process, claim
-):
+def test_heartbeat_during_recovery_keeps_process_alive(process, claim):
     tasks.add.enqueue(1)
     (job,) = claim()
     Process.objects.update(expires_at=after(-1))
@@ -91,7 +89,7 @@ def test_process_that_beats_during_its_burial_stays_alive_with_a_receiver_of_pre
 
 
 @pytest.mark.django_db(transaction=True)
-def test_role_registers_and_signs_off_whatever_receivers_raise(receivers, backend):
+def test_role_registers_and_deregisters_despite_receivers(receivers, backend):
     heartbeat = Heartbeat(
         Process.Kind.WORKER, "default", backend.config, SharedStatus.private(), {}
     )
@@ -104,7 +102,7 @@ def test_role_registers_and_signs_off_whatever_receivers_raise(receivers, backen
     assert not Process.objects.exists()
 
 
-def test_supervisor_registers_again_under_its_id_whatever_receivers_raise(receivers, backend):
+def test_supervisor_reregisters_under_its_id_despite_receivers(receivers, backend):
     heartbeat = Heartbeat(
         Process.Kind.SUPERVISOR, "default", backend.config, SharedStatus.private(), {}
     )
@@ -117,7 +115,7 @@ def test_supervisor_registers_again_under_its_id_whatever_receivers_raise(receiv
     assert Process.objects.get().pk == pk
 
 
-def test_dead_process_is_recovered_whatever_receivers_raise(receivers, backend):
+def test_dead_process_is_recovered_despite_receivers(receivers, backend):
     dead = a_process_without_signals()
     job = tasks.add.enqueue(1)
     Job.objects.update(state="running", process=dead, started_at=after(0), attempt=1)
@@ -133,7 +131,7 @@ def test_dead_process_is_recovered_whatever_receivers_raise(receivers, backend):
     assert Execution.objects.get(job=job.id).outcome == Execution.Outcome.LOST
 
 
-def test_jobs_are_enqueued_and_run_whatever_receivers_raise(receivers):
+def test_jobs_are_enqueued_and_run_despite_receivers(receivers):
     with batch(on_finish=tasks.sum_up) as opened:
         one = tasks.add.enqueue(1)
         tasks.add.enqueue_many([(2,), (3,)])
@@ -149,9 +147,7 @@ def test_jobs_are_enqueued_and_run_whatever_receivers_raise(receivers):
     assert Batch.objects.get(pk=opened.id).finished_at
 
 
-def test_recurring_tasks_are_declared_enqueued_and_forgotten_whatever_receivers_raise(
-    receivers, backend
-):
+def test_recurring_tasks_are_declared_run_and_deleted_despite_receivers(receivers, backend):
     recurring(every=timedelta(minutes=1))(tasks.nothing)
     scheduler = Scheduler(backend)
     scheduler.turn(waiting=True)
@@ -168,7 +164,7 @@ def test_recurring_tasks_are_declared_enqueued_and_forgotten_whatever_receivers_
     assert not RecurringTask.objects.exists() and not RecurringExecution.objects.exists()
 
 
-def test_recurring_task_that_is_declared_while_it_is_forgotten_stays(backend):
+def test_recurring_task_declared_during_deletion_is_kept(backend):
     RecurringTask.objects.bulk_create(
         [
             RecurringTask(
@@ -196,7 +192,7 @@ def test_recurring_task_that_is_declared_while_it_is_forgotten_stays(backend):
     assert RecurringTask.objects.exists()
 
 
-def test_failures_and_batches_are_pruned_whatever_receivers_raise(receivers, backend):
+def test_failures_and_batches_are_pruned_despite_receivers(receivers, backend):
     tasks.fail.enqueue()
     drain()
     Failure.objects.update(last_seen=long_ago())
@@ -209,7 +205,7 @@ def test_failures_and_batches_are_pruned_whatever_receivers_raise(receivers, bac
     assert Execution.objects.get().failure_id is None
 
 
-def test_stack_of_a_hanged_job_is_kept_whatever_receivers_raise(receivers):
+def test_stack_of_hanged_job_is_recorded_despite_receivers(receivers):
     tasks.add.enqueue(1)
     job = Job.objects.get()
 

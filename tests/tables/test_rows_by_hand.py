@@ -1,4 +1,4 @@
-"""Rows that were inserted by hand, with what the package itself would never write."""
+"""Rows inserted by hand, with values that the package never writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..conftest import a_process
 pytestmark = pytest.mark.django_db
 
 
-def ends_and_holds_up_none(by_hand, behind, admin_client):
+def assert_both_jobs_end(by_hand, behind, admin_client):
     behind.refresh()
     assert behind.return_value == 1
     by_hand.refresh_from_db()
@@ -55,13 +55,13 @@ def ends_and_holds_up_none(by_hand, behind, admin_client):
     ],
     ids=str,
 )
-def test_job_whose_documents_have_another_shape_does_not_stop_its_lane(values, admin_client):
+def test_job_with_malformed_documents_does_not_block_its_lane(values, admin_client):
     by_hand = Job.objects.create(task="tests.tasks.add", queue="default", **{"args": [1], **values})
     behind = tasks.add.enqueue(1)
 
     drain()
 
-    ends_and_holds_up_none(by_hand, behind, admin_client)
+    assert_both_jobs_end(by_hand, behind, admin_client)
 
 
 MANY_DIGITS = "9" * 5000
@@ -84,7 +84,7 @@ UNDECODABLE = {
     ("column", "document"),
     [(name, each) for name, documents in UNDECODABLE.items() for each in documents],
 )
-def test_job_with_json_that_python_cannot_decode_does_not_stop_its_lane(
+def test_job_with_undecodable_json_does_not_block_its_lane(
     claim_it, column, document, backend, admin_client
 ):
     by_hand = Job.objects.create(
@@ -103,13 +103,13 @@ def test_job_with_json_that_python_cannot_decode_does_not_stop_its_lane(
         direct.settle([run(ThreadCall(job), backend) for job in claimed])
     drain()
 
-    ends_and_holds_up_none(by_hand, behind, admin_client)
+    assert_both_jobs_end(by_hand, behind, admin_client)
     if isinstance(getattr(by_hand, column), Unreadable):
         assert by_hand.state == "failed" or column not in ("args", "kwargs")
         assert backend.get_result(str(by_hand.pk)).is_finished
 
 
-# That a job which is not finished has no finished_at is another constraint.
+# finished_at has its own constraint: an unfinished job has none.
 COLUMNS = [name for name in TIMES_OF_A_JOB if name != "finished_at"]
 UNREADABLE = {
     "postgresql": [
@@ -132,7 +132,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize(("column", "value"), UNREADABLE)
-def test_job_with_a_time_that_no_claim_can_read_is_refused(column, value):
+def test_job_with_unreadable_time_is_refused(column, value):
     tasks.add.enqueue(1)
 
     with (
@@ -181,16 +181,18 @@ OF_ANOTHER_TYPE = [
 
 
 @pytest.mark.parametrize("microsecond", [0, 1, 999_499, 999_500, 999_999])
-def test_job_is_taken_at_each_moment_of_a_second(microsecond):
+def test_run_after_keeps_microseconds(microsecond):
     moment = datetime(2026, 12, 31, 23, 59, 59, microsecond, tzinfo=timezone.utc)
     result = tasks.add.using(run_after=moment).enqueue(1)
 
     assert Job.objects.get(pk=result.id).run_after == moment
 
 
-@pytest.mark.skipif(connection.vendor != "sqlite", reason="Elsewhere a column has a type")
+@pytest.mark.skipif(
+    connection.vendor != "sqlite", reason="Only SQLite stores a value of any type in a column."
+)
 @pytest.mark.parametrize(("column", "value"), OF_ANOTHER_TYPE, ids=str)
-def test_job_with_a_value_of_another_type_is_refused(column, value):
+def test_job_with_value_of_wrong_type_is_refused(column, value):
     tasks.add.enqueue(1)
 
     with (

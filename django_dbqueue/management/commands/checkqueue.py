@@ -21,27 +21,31 @@ Found = list[tuple[str, Finding | NotChecked]]
 
 
 class Command(BaseCommand):
-    help = "Look at the queue's databases, and say what to change there and why. Ends with 1 if there is something, with 0 if not."
-    # No system checks: the command reports on the database even if other parts of the project are
-    # wrong.
+    help = (
+        "Check the queue's databases and recommend changes, with reasons. "
+        "The exit code is 1 if there are findings, and 0 otherwise."
+    )
+    # No system checks: the command checks the database even if other parts of the project are
+    # misconfigured.
     requires_system_checks = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--database", help="Only this one: an alias in DATABASES.")
-        parser.add_argument("--backend", help="Only the database of this one: an alias in TASKS.")
+        parser.add_argument("--database", help="Check only this database, an alias in DATABASES.")
+        parser.add_argument("--backend", help="Check only the database of this alias in TASKS.")
         parser.add_argument(
             "--ignore",
             action="append",
             default=[],
             metavar="NAME",
-            help=f"Leave out {', '.join(names())}.",
+            help=f"Skip a check; may be repeated. The checks are {', '.join(names())}.",
         )
-        parser.add_argument("--json", action="store_true", help="For machines.")
+        parser.add_argument("--json", action="store_true", help="Write the findings as JSON.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if unknown := set(options["ignore"]) - set(names()):
             raise CommandError(
-                f"There is no {', '.join(sorted(unknown))} to ignore; there are {', '.join(names())}."
+                f"There is no check {', '.join(sorted(unknown))} to ignore. "
+                f"Choose from {', '.join(names())}."
             )
         found = [
             (each, list(examine(each, options["ignore"])))
@@ -91,15 +95,16 @@ def _databases(database: str | None, backend: str | None) -> list[QueueDatabase]
     if not found:
         known = ", ".join(f"{each.alias} (in the database {each.database})" for each in backends)
         raise CommandError(
-            f"There is no such queue. There are the backends {known}."
+            f"No backend matches --backend={backend} --database={database}. "
+            f"The backends are {known}."
             if backends
-            else "TASKS has no DatabaseBackend."
+            else "TASKS has no DatabaseBackend. Add one."
         )
     return found
 
 
 def _count(number: int) -> str:
-    return "nothing to change." if not number else f"{number} thing{'s' * (number > 1)} to change."
+    return "no findings." if not number else f"{number} finding{'s' * (number > 1)}."
 
 
 def _filled(first: str, text: str) -> str:

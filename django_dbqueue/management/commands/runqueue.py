@@ -26,7 +26,7 @@ from ...exceptions import InvalidOption
 from ...models import Process
 from ...registry import modules_with_tasks
 from ...runtime.connections import discard, keep_connections, prepare
-from ...runtime.logging_setup import Trouble, log_to_console
+from ...runtime.logging_setup import RepeatedProblem, log_to_console
 from ...runtime.shutdown import Shutdown
 from ...runtime.signals import obey_signals, run_beside_signals
 from ...runtime.supervisor.supervisor import Supervisor
@@ -44,7 +44,10 @@ REFUSED_TEXT = re.compile(
 
 
 class Command(BaseCommand):
-    help = "Run the jobs: a supervisor with worker processes and a dispatcher. What is given here beats the backend's OPTIONS."
+    help = (
+        "Run jobs: a supervisor with worker processes and a dispatcher. "
+        "Flags override the backend's OPTIONS."
+    )
     # All other checks run for the web server too. A worker must start if warnings are the only
     # problem.
     requires_system_checks = ["dbqueue"]
@@ -57,49 +60,49 @@ class Command(BaseCommand):
         )
         parser.add_argument(
             "--queues",
-            help="What to serve, in order: names, prefix*, * and -name, with commas between.",
+            help="The queues to serve, in order: names, prefix*, * and -name, separated by commas.",
         )
-        parser.add_argument("--processes", type=int, help="Worker processes.")
-        parser.add_argument("--threads", type=int, help="Threads in each worker process.")
-        parser.add_argument("--only", choices=["workers", "dispatcher"], help="Run these alone.")
+        parser.add_argument("--processes", type=int, help="Number of worker processes.")
+        parser.add_argument("--threads", type=int, help="Number of threads per worker process.")
+        parser.add_argument("--only", choices=["workers", "dispatcher"], help="Run only these.")
         parser.add_argument(
             "--embedded",
             action="store_true",
             default=None,
-            help="Everything in one process, as threads.",
+            help="Run everything in one process, as threads.",
         )
         parser.add_argument(
             "--drain",
             action="store_true",
-            help="End when nothing is due: with 0, or 1 if a job failed.",
+            help="End when no job is due. The exit code is 0, or 1 if a job failed.",
         )
         parser.add_argument(
             "--reload",
             action="store_true",
-            help="Start again when the code changes; implies --embedded.",
+            help="Restart when the code changes; implies --embedded.",
         )
         parser.add_argument(
             "--allow-import-errors",
             action="store_true",
             default=None,
-            help="Serve although some tasks cannot be imported.",
+            help="Start even if some tasks cannot be imported.",
         )
         parser.add_argument(
-            "--max-jobs", type=int, help="Replace a worker process after so many jobs."
+            "--max-jobs", type=int, help="Replace a worker process after this number of jobs."
         )
         parser.add_argument(
-            "--poll-interval", type=float, help="The longest pause between two looks, in seconds."
+            "--poll-interval", type=float, help="The longest pause between two polls, in seconds."
         )
         parser.add_argument(
             "--shutdown-timeout",
             type=float,
-            help="How long running jobs may go on after SIGTERM, in seconds.",
+            help="The time that running jobs may continue after SIGTERM, in seconds.",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
         log_to_console(LEVELS.get(options["verbosity"], logging.DEBUG))
         if options["reload"] and options["drain"]:
-            raise CommandError("--reload starts again and again; --drain ends. Leave one out.")
+            raise CommandError("--reload and --drain exclude each other. Leave one out.")
         if options["reload"]:
             self._run_with_reloader(options)
             return
@@ -108,7 +111,7 @@ class Command(BaseCommand):
         if is_own_process:
             obey_signals(stop)
         supervisor = _supervisor(options, stop)
-        if stop.asked:
+        if stop.requested:
             return
         if is_own_process:
             _end_after(stop, supervisor.options.longest_shutdown)
@@ -125,7 +128,7 @@ class Command(BaseCommand):
         def run() -> None:
             stop, ended = Shutdown(), threading.Event()
             atexit.register(ended.wait, 5.0)
-            atexit.register(stop.ask, now=True)
+            atexit.register(stop.request, immediate=True)
             supervisor = _supervisor({**options, "embedded": True}, stop)
             _have_broken_modules_watched(options["backend"])
             supervisor.run(stop)
@@ -148,7 +151,7 @@ def _have_broken_modules_watched(alias: str) -> None:
 
 
 def _end_after(stop: Shutdown, seconds: float) -> None:
-    """Exit ``seconds`` after the shutdown request, whatever the state of the database is."""
+    """Exit ``seconds`` after the shutdown request, in any state of the database."""
 
     def end() -> None:
         stop.wait(None)
@@ -169,11 +172,11 @@ def _wait_for_database(database: str, options: Options, stop: Shutdown) -> None:
     The wait also ends with ``stop``, and after ``give_up_after`` seconds.
     """
     end = time.monotonic() + options.give_up_after
-    trouble = Trouble("runqueue: database unavailable, retrying")
+    trouble = RepeatedProblem("runqueue: database unavailable, retrying")
 
     def wait() -> None:
         prepare(database, options.statement_limit)
-        while not stop.asked:
+        while not stop.requested:
             try:
                 # A Galera node without quorum accepts connections and refuses statements.
                 with suppress(ProgrammingError):
@@ -191,12 +194,12 @@ def _wait_for_database(database: str, options: Options, stop: Shutdown) -> None:
     # A connection attempt cannot be interrupted: its thread is left behind.
     thread = threading.Thread(target=wait, name="database", daemon=True)
     thread.start()
-    while thread.is_alive() and not stop.asked:
+    while thread.is_alive() and not stop.requested:
         thread.join(0.1)
 
 
 def _is_refused(error: Error) -> bool:
-    """Return whether the server rejects the user, the password or the database: retrying is no use.
+    """Return True if the server rejects the user, the password or the database: do not retry.
 
     PostgreSQL's driver gives no code for a failed connection attempt, only a message. A message in
     another language than English is not recognised.
@@ -208,37 +211,41 @@ def _is_refused(error: Error) -> bool:
 
 
 def _look_at(database: str) -> None:
-    """Fail at once, with a simple message, if there is no queue to work on."""
+    """Raise CommandError if the queue's tables cannot be read."""
     try:
         Process.objects.using(database).exists()
     except Error as error:
         said = str(error).partition("\n")[0]
         if _is_refused(error):
             raise CommandError(
-                f"The server refuses the connection to {database!r}: {said}\nSee DATABASES."
+                f"The server refuses the connection to {database!r}: {said}\n"
+                f"Correct DATABASES[{database!r}]."
             ) from None
         migrate = (
             "migrate" if database == DEFAULT_DB_ALIAS else f"migrate dbqueue --database {database}"
         )
         raise CommandError(
             f"The queue's tables in the database {database!r} cannot be read: {said}\n"
-            f"See that its server runs, and that `manage.py {migrate}` has been run."
+            f"Check that its server runs, and run `manage.py {migrate}`."
         ) from None
 
 
 def _supervisor(given: dict[str, Any], stop: Shutdown) -> Supervisor:
     if given["backend"] not in task_backends.settings:
         raise CommandError(
-            f"There is no backend {given['backend']!r} in TASKS; there are {', '.join(task_backends.settings)}."
+            f"There is no backend {given['backend']!r} in TASKS. "
+            f"Choose from {', '.join(task_backends.settings)}."
         )
     backend = task_backends[given["backend"]]
     if not isinstance(backend, DatabaseBackend):
         raise CommandError(
-            f"TASKS[{given['backend']!r}] is of {type(backend).__qualname__}; runqueue needs a DatabaseBackend."
+            f"TASKS[{given['backend']!r}] is a {type(backend).__qualname__}; "
+            "runqueue needs a DatabaseBackend."
         )
     if given["drain"] and given["only"]:
         raise CommandError(
-            f"--drain needs workers and a dispatcher; --only {given['only']} would never end. Leave one out."
+            f"--drain needs workers and a dispatcher, and would never end with "
+            f"--only {given['only']}. Leave one out."
         )
     names = (
         "queues",
@@ -256,7 +263,7 @@ def _supervisor(given: dict[str, Any], stop: Shutdown) -> Supervisor:
         keep_connections()
         if connections[backend.database].vendor != "sqlite":
             _wait_for_database(backend.database, config, stop)
-        if not stop.asked:
+        if not stop.requested:
             _look_at(backend.database)
         workers = 1 if config.embedded else config.processes
         roles = [

@@ -23,7 +23,7 @@ def main(
     alias: str,
     changes: dict[str, Any],
     supervisor: int,
-    board_name: str,
+    status_name: str,
     stacks: str,
     finished: Connection,
     level: int,
@@ -53,14 +53,15 @@ def main(
     stop = Shutdown()
     obey_supervisor(stop)
     threading.Thread(target=_end_with_parent, args=(stop,), daemon=True).start()
-    board = SharedStatus.open(board_name)
+    status = SharedStatus.open(status_name)
     # Objects loaded by now stay until the end: scanning them for garbage again and again cost each
     # job 4 µs.
     gc.freeze()
     code = 0
     try:
         code = run_beside_signals(
-            lambda: run_role(role, alias, changes, board, stop, supervisor, finished), board.pulse
+            lambda: run_role(role, alias, changes, status, stop, supervisor, finished),
+            status.mark_gil_alive,
         )
     except (DatabaseError, InterfaceError) as error:
         logging.getLogger("django_dbqueue").error(
@@ -78,4 +79,4 @@ def _end_with_parent(stop: Shutdown) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
-        stop.ask()
+        stop.request()

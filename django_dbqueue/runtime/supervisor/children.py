@@ -63,8 +63,8 @@ class ChildThread:
         ended: Callable[[], None],
     ) -> None:
         self.role, self.pid, self.born, self._ended = role, os.getpid(), time.monotonic(), ended
-        self.board = SharedStatus.create(options.threads + options.prefetch)
-        self.board.turn(ahead=START)
+        self.status = SharedStatus.create(options.threads + options.prefetch)
+        self.status.tick(ahead=START)
         self._stop = Shutdown()
         self._thread = threading.Thread(
             target=self._run, args=(alias, changes, supervisor, finished), name=role, daemon=True
@@ -72,7 +72,7 @@ class ChildThread:
         self._thread.start()
 
     def stop(self, *, now: bool = False) -> None:
-        self._stop.ask(now=now)
+        self._stop.request(immediate=now)
 
     def join(self, timeout: float) -> None:
         self._thread.join(timeout)
@@ -91,7 +91,7 @@ class ChildThread:
     ) -> None:
         try:
             self.exitcode = run_role(
-                self.role, alias, changes, self.board, self._stop, supervisor, finished
+                self.role, alias, changes, self.status, self._stop, supervisor, finished
             )
         except BaseException:
             logger.exception("%s: crashed.", self.role)
@@ -120,15 +120,15 @@ class ChildProcess:
     ) -> None:
         self.role, self.born, self._ended = role, time.monotonic(), ended
         context = multiprocessing.get_context("spawn")
-        self.board = SharedStatus.create(options.threads + options.prefetch)
-        self.board.turn(ahead=START)
+        self.status = SharedStatus.create(options.threads + options.prefetch)
+        self.status.tick(ahead=START)
         self._stacks = tempfile.NamedTemporaryFile("r", prefix="dbqueue-")  # noqa: SIM115
         arguments = (
             role,
             alias,
             changes,
             supervisor,
-            self.board.name,
+            self.status.name,
             self._stacks.name,
             finished,
             logger.level,

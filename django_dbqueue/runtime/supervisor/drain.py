@@ -56,7 +56,7 @@ class Drain:
             state=State.FAILED, finished_at__gte=self._supervisor.started_at, finished_at__lte=Now()
         )
         return any(
-            self._selector.rank(queue) is not None
+            self._selector.position(queue) is not None
             for queue in failed.values_list("queue", flat=True).distinct()
         )
 
@@ -66,10 +66,10 @@ class Drain:
         wanted = jobs.exclude(task__in=tasks) if tasks else jobs
         due = {lane.queue for lane in wanted.lanes(self._selector.names())}
         due.update(wanted.due().values_list("queue", flat=True).distinct())
-        if any(self._selector.rank(queue) is not None for queue in due - paused):
+        if any(self._selector.position(queue) is not None for queue in due - paused):
             return True
         if any(
-            self._selector.rank(queue) is not None
+            self._selector.position(queue) is not None
             for queue in self._about_to_be_due(wanted) - paused
         ):
             return True

@@ -30,7 +30,7 @@ def run_role(
     role: str,
     alias: str,
     changes: dict[str, Any],
-    board: SharedStatus,
+    status: SharedStatus,
     stop: Shutdown,
     supervisor: int,
     finished: Connection,
@@ -48,4 +48,4 @@ def run_role(
     if not all(map(options.allows_import_error, discover(options.task_modules))):
         return CANNOT_IMPORT
     announce_from(finished, backend)
-    return 0 if ROLES[role](backend, options, board).run(stop, supervisor) else EXIT_JOBS_RUNNING
+    return 0 if ROLES[role](backend, options, status).run(stop, supervisor) else EXIT_JOBS_RUNNING

@@ -20,7 +20,7 @@ from .. import process_identity, recovery
 from ..announcer import Announcements
 from ..connections import close_connections, discard, leave_old_connections, prepare
 from ..heartbeat import Heartbeat
-from ..logging_setup import Trouble
+from ..logging_setup import RepeatedProblem
 from ..recovery import ExitReason
 from ..shared_status import SharedStatus
 from ..shutdown import Shutdown
@@ -63,9 +63,9 @@ class Supervisor:
         ]
         self.options = backend.config.changed(**changes)
         self._selector = QueueSelector(self.options.queues, frozenset(backend.queues))
-        self._board = SharedStatus.private()
+        self._status = SharedStatus.private()
         self._heartbeat = Heartbeat(
-            Process.Kind.SUPERVISOR, backend.database, self.options, self._board, {"roles": roles}
+            Process.Kind.SUPERVISOR, backend.database, self.options, self._status, {"roles": roles}
         )
         self._drain = (
             Drain(backend.database, self._selector, self.options, self._heartbeat.process)
@@ -73,11 +73,11 @@ class Supervisor:
             else None
         )
         self._announcements = Announcements()
-        self._members: list[Child] = []
-        self._first_members: list[Child] = []
+        self._children: list[Child] = []
+        self._first_children: list[Child] = []
         # Dead processes whose jobs could not be recovered yet.
         self._unrecovered: list[tuple[ProcessQuerySet, ExitReason]] = []
-        self._trouble = Trouble(
+        self._problem = RepeatedProblem(
             "supervisor: jobs of dead processes could not be recovered, retrying"
         )
         # Children that are already replaced, and when they are killed.
@@ -92,18 +92,18 @@ class Supervisor:
         The code is 1 if a drained job failed, the database was unavailable for too long, or tasks
         cannot be imported; EXIT_JOBS_RUNNING if a job of an embedded worker cannot be stopped.
         """
-        self._board.turn()
+        self._status.tick()
         prepare(self._backend.database, self.options.statement_limit)
         self._process = self._heartbeat.start()
         self._process.refresh_from_db(using=self._backend.database)
-        stop.wakes(self._wake.set)
+        stop.on_request(self._wake.set)
         self._say_who_runs()
         self._recover(self._gone(), ExitReason(how="is gone from this host", silent=True))
         try:
             self._start_missing()
-            self._first_members = list(self._members)
+            self._first_children = list(self._children)
             while not self._code and not self._rest(stop):
-                self._board.turn()
+                self._status.tick()
                 leave_old_connections()
                 self._recover_dead()
                 self._look_after_members()
@@ -126,10 +126,10 @@ class Supervisor:
         A service manager then restarts the process. Called from another thread. It does not log: a
         log handler that hangs may be the cause.
         """
-        if self._board.since_loop_tick() > self.options.patience + self.options.longest_shutdown:
+        if self._status.since_loop_tick() > self.options.patience + self.options.longest_shutdown:
             os.write(
                 2,
-                b"CRITICAL The supervisor makes no progress: this process ends. Where its threads are:\n",
+                b"CRITICAL supervisor: no progress; this process ends. Its threads:\n",
             )
             faulthandler.dump_traceback(file=2, all_threads=True)
             os._exit(EXIT_JOBS_RUNNING)
@@ -140,7 +140,7 @@ class Supervisor:
         soon = self._drain or self._was_woken or time.monotonic() < self._start_at
         self._was_woken = self._wake.wait(self.SHORT if soon else self.REST)
         self._wake.clear()
-        return stop.asked
+        return stop.requested
 
     def _say_who_runs(self) -> None:
         what = ", ".join(
@@ -170,10 +170,10 @@ class Supervisor:
         if time.monotonic() < self._start_at:
             return
         for role in (
-            Counter(self._roles) - Counter(member.role for member in self._members)
+            Counter(self._roles) - Counter(child.role for child in self._children)
         ).elements():
             try:
-                member = kind(
+                child = kind(
                     role,
                     self._backend.alias,
                     self.options,
@@ -190,93 +190,96 @@ class Supervisor:
                     extra=self._process.log_fields,
                 )
                 return
-            self._members.append(member)
+            self._children.append(child)
 
     def _look_after_members(self) -> None:
-        for member in [*self._members, *self._leaving]:
-            self._board.turn()
-            if member.exitcode is not None:
-                self._deregister_dead(member)
-            elif self._is_frozen(member):
-                self._end_frozen(member)
-            elif member.board.since_loop_tick() > self.options.patience:
-                member.stop()
-                self._replace(member, time.monotonic() + self.options.shutdown_timeout + self.GRACE)
-            elif member.board.is_draining:
-                self._replace(member, float("inf"))
-            if self._leaving.get(member, float("inf")) < time.monotonic():
-                self._kill(member, "made no progress", blameless=True)
+        for child in [*self._children, *self._leaving]:
+            self._status.tick()
+            if child.exitcode is not None:
+                self._deregister_dead(child)
+            elif self._is_frozen(child):
+                self._end_frozen(child)
+            elif child.status.since_loop_tick() > self.options.patience:
+                child.stop()
+                self._replace(child, time.monotonic() + self.options.shutdown_timeout + self.GRACE)
+            elif child.status.is_draining:
+                self._replace(child, float("inf"))
+            if self._leaving.get(child, float("inf")) < time.monotonic():
+                self._kill(child, "made no progress", innocent=True)
                 # A thread still runs; it ends with its process.
-                self._code = self._code or EXIT_JOBS_RUNNING * isinstance(member, ChildThread)
+                self._code = self._code or EXIT_JOBS_RUNNING * isinstance(child, ChildThread)
 
-    def _deregister_dead(self, member: Child) -> None:
-        if member.exitcode == EXIT_JOBS_RUNNING and isinstance(member, ChildThread):
+    def _deregister_dead(self, child: Child) -> None:
+        if child.exitcode == EXIT_JOBS_RUNNING and isinstance(child, ChildThread):
             logger.error(
-                "supervisor: a job does not stop; exiting with code 75 so that the service manager restarts us."
+                "supervisor: a job does not stop; exiting with code 75 so that the service manager "
+                "restarts us."
             )
             self._code = EXIT_JOBS_RUNNING
             return
-        self._forget(member)
-        if member.exitcode == CANNOT_IMPORT and member in self._first_members:
+        self._forget(child)
+        if child.exitcode == CANNOT_IMPORT and child in self._first_children:
             logger.critical(
-                "supervisor: tasks cannot be imported for the reasons above; shutting down. Fix them "
-                "(`manage.py check` shows them), or serve the other tasks with --allow-import-errors."
+                "supervisor: tasks cannot be imported for the reasons above; shutting down. "
+                "Fix them (`manage.py check` shows them), or serve the other tasks with "
+                "--allow-import-errors."
             )
             self._code = 1
             return
-        if member.exitcode:
-            level = logging.INFO if member.exitcode == EXIT_JOBS_RUNNING else logging.ERROR
+        if child.exitcode:
+            level = logging.INFO if child.exitcode == EXIT_JOBS_RUNNING else logging.ERROR
             logger.log(
-                level, "supervisor: %s (pid %s) %s.", member.role, member.pid, _death(member).how
+                level, "supervisor: %s (pid %s) %s.", child.role, child.pid, _death(child).how
             )
-            self._recover(self._of(member), _death(member))
-        if member.exitcode not in (0, EXIT_JOBS_RUNNING):
+            self._recover(self._of(child), _death(child))
+        if child.exitcode not in (0, EXIT_JOBS_RUNNING):
             # Crash loop: back off before restarting a child that died within 10 s.
-            self._crashes = self._crashes + 1 if time.monotonic() - member.born < 10 else 1
+            self._crashes = self._crashes + 1 if time.monotonic() - child.born < 10 else 1
             if self._crashes % self.CRASH_LOOP == 0:
                 logger.critical(
-                    "supervisor: crash loop: the last %d processes died within 10 s of their start; this one, a %s, %s. "
+                    "supervisor: crash loop: the last %d processes died within 10 s of their "
+                    "start; this one, a %s, %s. "
                     "See the errors above and the output of `manage.py check`.",
                     self._crashes,
-                    member.role,
-                    _death(member).how,
+                    child.role,
+                    _death(child).how,
                 )
             self._start_at = time.monotonic() + min(30.0, 0.1 * 2 ** min(self._crashes - 1, 10))
 
-    def _replace(self, member: Child, deadline: float) -> None:
+    def _replace(self, child: Child, deadline: float) -> None:
         """Let a replacement start while the child comes to its end."""
-        if member in self._members:
-            self._members.remove(member)
-        self._leaving[member] = min(deadline, self._leaving.get(member, deadline))
+        if child in self._children:
+            self._children.remove(child)
+        self._leaving[child] = min(deadline, self._leaving.get(child, deadline))
 
-    def _forget(self, member: Child) -> None:
-        member.close()
-        self._leaving.pop(member, None)
-        if member in self._members:
-            self._members.remove(member)
+    def _forget(self, child: Child) -> None:
+        child.close()
+        self._leaving.pop(child, None)
+        if child in self._children:
+            self._children.remove(child)
 
-    def _is_frozen(self, member: Child) -> bool:
+    def _is_frozen(self, child: Child) -> bool:
         """Return whether no thread of the child has run for long and the child must end.
 
         It must end if others will declare it dead, or if a job has timed out.
         """
-        silent = member.board.since_gil_alive()
+        silent = child.status.since_gil_alive()
         if silent < self.FROZEN:
             return False
-        return silent > self.options.patience or bool(self._overdue(member))
+        return silent > self.options.patience or bool(self._overdue(child))
 
-    def _overdue(self, member: Child) -> list[Job]:
+    def _overdue(self, child: Child) -> list[Job]:
         try:
             with answered_within(self.options.answer_limit):
                 rows = Job.objects.using(self._backend.database).overdue(self.options.timeout_grace)
-                return list(rows.filter(process__in=self._of(member)))
+                return list(rows.filter(process__in=self._of(child)))
         except (DatabaseError, InterfaceError) as error:
             logger.warning("supervisor: could not check for overdue jobs: %s", error)
             discard(self._backend.database)
             return []
 
-    def _end_frozen(self, member: Child) -> None:
-        overdue, stacks = self._overdue(member), member.stacks()
+    def _end_frozen(self, child: Child) -> None:
+        overdue, stacks = self._overdue(child), child.stacks()
         try:
             for job in overdue:
                 StackTrace.objects.using(self._backend.database).record(job, stacks)
@@ -287,24 +290,24 @@ class Supervisor:
                 stacks,
             )
             discard(self._backend.database)
-        self._kill(member, "did not let go of its interpreter", blameless=bool(overdue))
+        self._kill(child, "did not let go of its interpreter", innocent=bool(overdue))
 
-    def _kill(self, member: Child, why: str, *, blameless: bool) -> None:
-        logger.error("supervisor: %s (pid %s) %s; it is killed.", member.role, member.pid, why)
-        member.kill()
-        member.join(1.0)
-        self._forget(member)
-        not_started = frozenset(member.board.not_started())
+    def _kill(self, child: Child, why: str, *, innocent: bool) -> None:
+        logger.error("supervisor: %s (pid %s) %s; it is killed.", child.role, child.pid, why)
+        child.kill()
+        child.join(1.0)
+        self._forget(child)
+        not_started = frozenset(child.status.not_started())
         self._recover(
-            self._of(member),
-            ExitReason(how=f"{why} and was killed", blameless=blameless, not_started=not_started),
+            self._of(child),
+            ExitReason(how=f"{why} and was killed", innocent=innocent, not_started=not_started),
         )
 
-    def _of(self, member: Child) -> ProcessQuerySet:
+    def _of(self, child: Child) -> ProcessQuerySet:
         rows = Process.objects.using(self._backend.database).filter(
-            supervisor=self._process.pk, pid=member.pid or 0
+            supervisor=self._process.pk, pid=child.pid or 0
         )
-        return rows.filter(kind=member.role)
+        return rows.filter(kind=child.role)
 
     def _gone(self) -> ProcessQuerySet:
         """Return the processes that were killed together with their supervisor, on this host."""
@@ -326,15 +329,15 @@ class Supervisor:
         Returns whether none are left to the next round or to a dispatcher.
         """
         while self._unrecovered:
-            self._board.turn()
+            self._status.tick()
             try:
                 with answered_within(self.options.answer_limit):
                     recovery.recover(self._backend, *self._unrecovered[0], self._announcements.put)
                 self._unrecovered.pop(0)
-                self._trouble.over()
+                self._problem.over()
             except (DatabaseError, InterfaceError) as error:
                 self._unrecovered.append(self._unrecovered.pop(0))
-                self._trouble.report(error)
+                self._problem.report(error)
                 discard(self._backend.database)
                 return False
         return True
@@ -343,32 +346,32 @@ class Supervisor:
         logger.info(
             "%s is shutting down its children.", self._process, extra=self._process.log_fields
         )
-        members = [*self._members, *self._leaving]
-        for member in members:
-            member.stop()
+        children = [*self._children, *self._leaving]
+        for child in children:
+            child.stop()
         deadline = time.monotonic() + self.options.shutdown_timeout + self.GRACE
         hurried = False
-        while any(m.exitcode is None for m in members) and time.monotonic() < deadline:
-            self._board.turn()
-            if stop.now and not hurried:
+        while any(m.exitcode is None for m in children) and time.monotonic() < deadline:
+            self._status.tick()
+            if stop.immediate and not hurried:
                 hurried = True
-                for member in members:
-                    member.stop(now=True)
-            for member in members:
-                member.join(0.02)
-        for member in members:
-            if member.exitcode is None:
-                self._kill(member, "did not end", blameless=True)
-            elif member.exitcode:
-                self._recover(self._of(member), _death(member))
-            member.close()
+                for child in children:
+                    child.stop(now=True)
+            for child in children:
+                child.join(0.02)
+        for child in children:
+            if child.exitcode is None:
+                self._kill(child, "did not end", innocent=True)
+            elif child.exitcode:
+                self._recover(self._of(child), _death(child))
+            child.close()
 
 
-def _death(member: Child) -> ExitReason:
+def _death(child: Child) -> ExitReason:
     """Return the exit reason of a child that has an exit code."""
-    code, not_started = member.exitcode or 0, frozenset(member.board.not_started())
-    clock = min(member.ended_at, time.monotonic())
+    code, not_started = child.exitcode or 0, frozenset(child.status.not_started())
+    clock = min(child.ended_at, time.monotonic())
     if code == EXIT_JOBS_RUNNING:
-        return ExitReason(how="was shut down", blameless=True, not_started=not_started, clock=clock)
+        return ExitReason(how="was shut down", innocent=True, not_started=not_started, clock=clock)
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     return ExitReason(how=how, not_started=not_started, clock=clock)

@@ -11,16 +11,14 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 
 from ...core.options import Options
-from ...engine.attempt_result import AttemptResult
 from ...models import ClaimedJob
 from ...registry import load
 from ...tasks import is_coroutine
 from ..connections import close_connections, watch_coroutines
+from .services import DEFAULT, WorkerServices
 from .task_call import CoroutineCall
 
 logger = logging.getLogger("django_dbqueue")
-
-Run = Callable[[CoroutineCall], Awaitable[AttemptResult]]
 
 
 class AsyncPool:
@@ -29,11 +27,10 @@ class AsyncPool:
     def __init__(
         self,
         options: Options,
-        run: Run,
-        settle: Callable[[AttemptResult], None],
-        wake: Callable[[], None],
+        run: Callable[[CoroutineCall], Awaitable[None]],
+        services: WorkerServices = DEFAULT,
     ) -> None:
-        self._options, self._run, self._settle, self._wake = options, run, settle, wake
+        self._options, self._run, self._services = options, run, services
         self._running: dict[tuple[UUID, int], CoroutineCall] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         # The event loop holds only weak references to its tasks.
@@ -115,12 +112,12 @@ class AsyncPool:
 
     async def _work(self, call: CoroutineCall) -> None:
         try:
-            self._settle(await self._run(call))
+            await self._run(call)
         finally:
             was_full = self.full()
             del self._running[call.job.pk, call.job.attempt]
             if was_full:
-                self._wake()
+                self._services.wake()
 
 
 def _is_coroutine(job: ClaimedJob, leave: Callable[[str], None]) -> bool:

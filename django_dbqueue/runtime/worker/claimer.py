@@ -55,11 +55,13 @@ class Claimer:
             options,
             group_size,
         )
+        # A client may send the names of very many queues.
+        self._rank = lru_cache(maxsize=1000)(queues.position)
         self._lanes: list[Lane] = []
         self._seen: set[Lane] = set()
         # Seconds that the oldest job of each lane has waited. Read only with ``ageing``.
         self._waits: dict[Lane, float] = {}
-        self._marks = LaneCursors(database)
+        self._cursors = LaneCursors(database)
         self._order: dict[Lane, tuple[int, int]] = {}
         # Lanes that have had no job for this worker since the lanes were read.
         self._empty: set[Lane] = set()
@@ -68,7 +70,7 @@ class Claimer:
         # Queues with a concurrency limit, and the limit.
         self.limits: dict[str, int] = {}
         self._left: dict[str, float] = {}
-        self._heard: set[Lane] = set()
+        self._notified: set[Lane] = set()
         self._at_once = lru_cache(maxsize=64)(self._claim_at_once)
         # True if the last scan found no ready job in any of the worker's queues, including jobs
         # that may not be claimed now.
@@ -86,10 +88,10 @@ class Claimer:
     def on_notify(self, payload: str) -> bool:
         """Handle a NOTIFY of new jobs. Return whether this worker serves their queue."""
         queue, priority = parse_payload(payload)
-        if self._selector.rank(queue) is None:
+        if self._rank(queue) is None:
             return False
         if priority is not None:
-            self._heard.add(Lane(queue, priority))
+            self._notified.add(Lane(queue, priority))
         return True
 
     def claim(self, limit: int, held_bytes: int = 0) -> Iterator[list[ClaimedJob]]:
@@ -100,16 +102,18 @@ class Claimer:
         (see LaneCursors), or if more jobs would exceed ``prefetch_bytes``, of which ``held_bytes``
         are in use.
         """
-        heard, self._heard = self._heard, set()
-        if self._marks.slow:
-            self._seen |= heard
-        elif self.idle and not self._left and (jobs := self._claim_told(tuple(heard), limit)):
+        notified, self._notified = self._notified, set()
+        if self._cursors.slow:
+            self._seen |= notified
+        elif (
+            self.idle and not self._left and (jobs := self._claim_notified(tuple(notified), limit))
+        ):
             yield jobs
-            self._know({job.queue for job in jobs})
+            self._ensure_rows({job.queue for job in jobs})
             return
         budget = Budget(self._options.prefetch_bytes, held_bytes)
         known = self._lanes if time.monotonic() - self._read_at < self.FRESH else []
-        to_the_end = {lane for lane in known if not self._marks.of(lane)}
+        to_the_end = {lane for lane in known if not self._cursors.of(lane)}
         room = limit
         for jobs in self._claim(known, limit, budget):
             room -= len(jobs)
@@ -123,15 +127,13 @@ class Claimer:
         ]
         self._lanes = sorted(following, key=self._order.__getitem__)
 
-    def _claim_told(self, lanes: Iterable[Lane], limit: int) -> list[ClaimedJob]:
+    def _claim_notified(self, lanes: Iterable[Lane], limit: int) -> list[ClaimedJob]:
         """Claim from the notified lanes without a scan.
 
         The fast path: the last scan found all lanes empty.
         """
         jobs: list[ClaimedJob] = []
-        for lane in sorted(
-            lanes, key=lambda lane: (self._selector.rank(lane.queue), -lane.priority)
-        ):
+        for lane in sorted(lanes, key=lambda lane: (self._rank(lane.queue), -lane.priority)):
             if len(jobs) < limit and not self._options.of(lane.queue).limit:
                 jobs += self._at_once(lane)(limit - len(jobs))
         return jobs
@@ -169,12 +171,12 @@ class Claimer:
                 self._process,
                 room,
                 self._group_size,
-                self._marks.of(lane),
+                self._cursors.of(lane),
                 budget,
                 queue_has,
             )
             is_full = len(jobs) == room or budget.is_spent
-            self._marks.move(lane, jobs, full=is_full)
+            self._cursors.move(lane, jobs, full=is_full)
             if not is_full:
                 self._empty.add(lane)
             room -= len(jobs)
@@ -186,9 +188,9 @@ class Claimer:
 
         Without a scan, the list is the previous one, with the lanes of recent notifications.
         """
-        if looks := self._marks.rested:
-            self._seen = self._marks.look(lambda: self._jobs.lanes(self._selector.names()))
-        ranks = {lane: self._selector.rank(lane.queue) for lane in self._seen}
+        if looks := self._cursors.rested:
+            self._seen = self._cursors.look(lambda: self._jobs.lanes(self._selector.names()))
+        ranks = {lane: self._rank(lane.queue) for lane in self._seen}
         served = {lane: (rank, -lane.priority) for lane, rank in ranks.items() if rank is not None}
         self.idle = looks and not served
         paused = self._read_queues({lane.queue for lane in served})
@@ -200,10 +202,10 @@ class Claimer:
         self._read_at = time.monotonic()
         return looks
 
-    def _know(self, names: set[str]) -> None:
-        """Ensure that the queues have rows, so that operators see them."""
+    def _ensure_rows(self, names: set[str]) -> None:
+        """Insert rows for queues that this worker has not seen, so that operators see them."""
         if new := names - self._known:
-            self._queues.know(new)
+            self._queues.ensure_rows(new)
             self._known |= new
 
     def _raise_old(self, ageing: float) -> None:
@@ -218,7 +220,7 @@ class Claimer:
 
     def _read_queues(self, names: set[str]) -> set[str]:
         """Read the limits of these queues. Return the paused ones."""
-        self._know(names)
+        self._ensure_rows(names)
         rows: list[Any] = list(self._queues.filter(name__in=names).seen()) if names else []
         limits = {row.name: row.limit or self._options.of(row.name).limit for row in rows}
         self.limits = {name: limit for name, limit in limits.items() if limit}

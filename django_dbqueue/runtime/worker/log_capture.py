@@ -42,7 +42,8 @@ class LogCapture:
         try:
             said = _format(record)
         except Exception as error:
-            said = f"{record.levelname} {record.name}: {record.msg!r} <it could not be formatted: {error!r}>"
+            head = f"{record.levelname} {record.name}: {record.msg!r}"
+            said = f"{head} <it could not be formatted: {error!r}>"
         time = self._job.now().isoformat(" ", "milliseconds").replace("+00:00", "Z")
         line = clean(f"{time} {said}")
         with self._lock:

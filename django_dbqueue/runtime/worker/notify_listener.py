@@ -16,7 +16,7 @@ from typing import Any
 from django.db import connections
 
 from ...core.notify import CHANNEL
-from ..logging_setup import Trouble
+from ..logging_setup import RepeatedProblem
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -46,7 +46,7 @@ class NotifyListener:
     def __init__(
         self, database: str, heard: Callable[[str], bool], began: Callable[[], None]
     ) -> None:
-        self._database, self._heard, self._began = database, heard, began
+        self._database, self._on_notify, self._began = database, heard, began
         # Factor for the poll interval: polls are this many times less frequent.
         self.patience = 1
         # The driver's connection, its socket's file descriptor, and the patience with it. Set until
@@ -58,7 +58,7 @@ class NotifyListener:
         self._lost = threading.Event()
         self._closed = threading.Event()
         self._is_woken = self._is_pooled = False
-        self._trouble = Trouble("listener: connection unavailable, polling for new jobs")
+        self._problem = RepeatedProblem("listener: connection unavailable, polling for new jobs")
         self._bell, self._cord = socket.socketpair()
         # Not epoll: if a task has forked the process, epoll still reports events of a socket that
         # was closed here.
@@ -116,10 +116,10 @@ class NotifyListener:
         try:
             self._line.consume_input()
             while notice := self._line.notifies():
-                is_reason |= self._heard(notice.extra.decode(errors="replace"))
+                is_reason |= self._on_notify(notice.extra.decode(errors="replace"))
         except Exception as error:
             self.listen_anew()
-            self._trouble.report(error)
+            self._problem.report(error)
             return True
         return is_reason
 
@@ -128,7 +128,7 @@ class NotifyListener:
             try:
                 self._listen()
             except Exception as error:
-                self._trouble.report(error)
+                self._problem.report(error)
             self._closed.wait(1.0)
 
     def _listen(self) -> None:
@@ -145,10 +145,11 @@ class NotifyListener:
             if patience == 1 and not self._is_pooled:
                 self._is_pooled = True
                 logger.info(
-                    "listener: LISTEN goes through a connection pool; in transaction mode, jobs are found by polling only"
+                    "listener: LISTEN goes through a connection pool; in transaction mode, jobs "
+                    "are found by polling only"
                 )
             self._lost.clear()
-            self._trouble.over()
+            self._problem.over()
             self._made = line, line.socket, patience
             self.wake()
             if not self._closed.is_set():

@@ -37,13 +37,13 @@ def after_stage(job: Any, value: Any, backend: DatabaseBackend) -> dict[str, Any
 def _end(job: Any, value: Any) -> dict[str, Any]:
     return {
         "state": State.SUCCESSFUL,
-        "result": serialization.to_json(value, of=f"What {job.task} returned"),
+        "result": serialization.to_json(value, of=f"The return value of {job.task}"),
     }
 
 
 def _at(job: Any, place: int, value: Any, backend: DatabaseBackend) -> Job:
     """Return the job as it is at that stage."""
-    value = serialization.to_json(value, of=f"What {job.task} returned")
+    value = serialization.to_json(value, of=f"The return value of {job.task}")
     there = backend.at_stage(job.pipeline, place, value)
     there.batch_id, there.metadata = job.batch_id, job.metadata
     return there
@@ -64,5 +64,6 @@ def _place_of(job: Any, wanted: GoTo) -> int:
 def _must_be(job: Any, place: int) -> None:
     if place >= len(job.pipeline):
         raise ValueError(
-            f"{job.task} returned FanOut(...), and is the last stage of its pipeline: there is no way on."
+            f"{job.task} returned FanOut(...), but is the last stage of its pipeline. "
+            "Return FanOut from an earlier stage."
         )

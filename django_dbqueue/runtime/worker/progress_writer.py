@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 
 from django.db import DatabaseError, InterfaceError
 
@@ -11,7 +10,8 @@ from ...core.progress_value import ProgressValue
 from ...exceptions import JobLost
 from ...models import Progress
 from ..connections import discard
-from ..logging_setup import Trouble
+from ..logging_setup import RepeatedProblem
+from .services import WorkerServices
 from .task_call import Call
 
 
@@ -25,12 +25,12 @@ class ProgressWriter:
     # Minimum seconds between two writes, regardless of how often tasks report progress.
     EVERY = 1.0
 
-    def __init__(self, database: str, running: Callable[[], Sequence[Call]]) -> None:
-        self._database, self._running = database, running
+    def __init__(self, database: str, services: WorkerServices) -> None:
+        self._database, self._services = database, services
         self._progress = Progress.objects.using(database)
         self._written: dict[Call, ProgressValue] = {}
         self._looked_at = float("-inf")
-        self._trouble = Trouble("progress writer: progress could not be written")
+        self._problem = RepeatedProblem("progress writer: progress could not be written")
 
     def write(self) -> None:
         """Write new progress if a write is due.
@@ -42,7 +42,9 @@ class ProgressWriter:
             return
         self._looked_at = now
         noted = {
-            call: call.job.progress_value for call in self._running() if call.job.progress_value
+            call: call.job.progress_value
+            for call in self._services.running()
+            if call.job.progress_value
         }
         self._written = {call: note for call, note in self._written.items() if call in noted}
         if new := {
@@ -53,13 +55,13 @@ class ProgressWriter:
     def _write(self, new: dict[Call, ProgressValue]) -> None:
         try:
             recorded = self._progress.record([(call.job, note) for call, note in new.items()])
-            self._trouble.over()
+            self._problem.over()
         except (DatabaseError, InterfaceError) as error:
-            self._trouble.report(error)
+            self._problem.report(error)
             discard(self._database)
             return
         for call, note in new.items():
             if call.job.fence in recorded.written:
                 self._written[call] = note
             elif call.job.fence in recorded.lost:
-                call.ask(JobLost)
+                call.interrupt(JobLost)

@@ -11,7 +11,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from django.db import transaction
@@ -19,25 +19,25 @@ from django.db import transaction
 from ...core import error_reports
 from ...core.options import Options
 from ...core.transactions import is_conflict, writing
-from ...engine.attempt_result import AttemptResult, Settled
+from ...engine.attempt_result import AttemptResult
 from ...engine.settle import settle
 from ...models.enums import Fence, Outcome, State
 from ..connections import close_connections, discard, prepare
 from ..socket_watchdog import answered_within
+from .services import DEFAULT, WorkerServices
 
 logger = logging.getLogger("django_dbqueue")
 
 _LOST = "settler: job %s (attempt %s) was lost to another process; its outcome is dropped"
 # The third argument is the lost commit: "its claim" or "its end".
-TWICE = "worker: job %s (attempt %s) runs twice: %s was lost, as in a failover that lost the last commits"
+TWICE = (
+    "worker: job %s (attempt %s) runs twice: %s was lost, as in a failover that lost the last "
+    "commits"
+)
 
 
 class Settler:
-    """A thread that writes buffered outcomes.
-
-    ``owns`` returns whether the process may still own the jobs that it claimed. ``told`` is called
-    with each settlement. ``limited`` returns the queues that have a concurrency limit.
-    """
+    """A thread that writes buffered outcomes."""
 
     LARGEST_GROUP = 500
     # The longest pause between two retries during an outage, in seconds.
@@ -52,21 +52,8 @@ class Settler:
     # for cuts the pause short.
     REST, LONGEST_REST = 20.0, 0.05
 
-    def __init__(
-        self,
-        database: str,
-        options: Options,
-        owns: Callable[[], bool],
-        told: Callable[[Settled], None] = lambda settled: None,
-        limited: Callable[[], Container[str]] = tuple,
-    ) -> None:
-        self._database, self._options, self._owns, self._told, self._limited = (
-            database,
-            options,
-            owns,
-            told,
-            limited,
-        )
+    def __init__(self, database: str, options: Options, services: WorkerServices = DEFAULT) -> None:
+        self._database, self._options, self._services = database, options, services
         self._waiting: list[AttemptResult] = []
         self._writing: list[AttemptResult] = []
         # A heap of outcomes whose rows are locked elsewhere: the time of the next retry, a sequence
@@ -178,7 +165,11 @@ class Settler:
 
         They wait for its slot, its place in a queue with a limit, or the next stage.
         """
-        return bool(outcome.job.limits or outcome.new or outcome.job.queue in self._limited())
+        return bool(
+            outcome.job.limits
+            or outcome.new
+            or outcome.job.queue in self._services.limited_queues()
+        )
 
     def _put_back(self, settlements: list[AttemptResult]) -> None:
         with self._changed:
@@ -189,7 +180,7 @@ class Settler:
         """Settle a group. Return the outcomes to retry after an outage."""
         try:
             settled = settle(self._database, group)
-            self._told(settled)
+            self._services.settled(settled)
         except Exception as error:
             discard(self._database)
             return self._after_error(group, error)
@@ -209,7 +200,7 @@ class Settler:
         After an outage, this is the whole group. If the database works, it refuses an outcome of
         the group: the group is bisected, so that the other outcomes are written.
         """
-        if not self._owns():
+        if not self._services.owns():
             logger.error(
                 "settler: process was declared dead, outcomes dropped (%d): %s", len(group), error
             )
@@ -250,7 +241,7 @@ class Settler:
         for version in (outcome, _said_in_ascii(outcome)):
             try:
                 settled = settle(self._database, [version])
-                self._told(settled)
+                self._services.settled(settled)
                 self._hold(settled.held)
                 return []
             except Exception as refusal:
@@ -284,7 +275,7 @@ def _plain(outcome: AttemptResult, error: Exception) -> AttemptResult:
     if outcome.result is not None or outcome.new:
         kind, state, report = Outcome.FAILED, State.FAILED, error_reports.report(error)
         next_stage = outcome.then and f"stage {outcome.then.stage} of the pipeline"
-        refused = next_stage or "what the task returned"
+        refused = next_stage or "the return value of the task"
         report = replace(report, message=f"The database refused {refused}: {report.message}")
     return AttemptResult.of(
         outcome.job,

@@ -33,15 +33,15 @@ class Call:
         # Seconds since the start in which no thread of the process could run.
         self.held_up = 0.0
         self.reason: type[Interruption] | None = None
-        self.asked_at = float("inf")
+        self.interrupted_at = float("inf")
         self.log: LogCapture | None = None
         self._lock = threading.Lock()
 
-    def ask(self, reason: type[Interruption]) -> None:
+    def interrupt(self, reason: type[Interruption]) -> None:
         """Raise ``reason`` in the task if its own code still runs. Only the first reason counts."""
         with self._lock:
             if self.reason is None:
-                self.should_stop, self.reason, self.asked_at = True, reason, time.monotonic()
+                self.should_stop, self.reason, self.interrupted_at = True, reason, time.monotonic()
                 self._interrupt(reason)
 
     def stack(self) -> str:
@@ -140,9 +140,9 @@ class CoroutineCall(Call):
             self._task.cancel()
 
 
-def ask_each(calls: Iterable[Call], reason: type[Interruption]) -> None:
+def interrupt_each(calls: Iterable[Call], reason: type[Interruption]) -> None:
     for call in calls:
-        call.ask(reason)
+        call.interrupt(reason)
 
 
 def _formatted(frame: FrameType) -> str:

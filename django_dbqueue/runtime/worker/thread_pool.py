@@ -11,7 +11,6 @@ from itertools import chain
 from uuid import UUID
 
 from ...core.options import Options
-from ...engine.attempt_result import AttemptResult
 from ...models import ClaimedJob
 from ..connections import (
     close_connections,
@@ -20,20 +19,20 @@ from ..connections import (
     ready_connections,
 )
 from ..shared_status import SharedStatus
-from .durations import RunTimes
+from .run_times import RunTimes
+from .services import DEFAULT, WorkerServices
 from .task_call import ThreadCall
 
 logger = logging.getLogger("django_dbqueue")
 
-Run = Callable[[ThreadCall], "AttemptResult | None"]
 # A job may be released and claimed again, so a waiting job is identified by its id and attempt.
 Fence = tuple[UUID, int]
 
 
 class ThreadPool:
-    """Runs jobs with ``run``, passes outcomes to ``settle``, and calls ``wake`` when it has room.
+    """Runs jobs with ``run``, and wakes the worker when it has room.
 
-    The shared status ``board`` lists the waiting jobs. A job of a slot group waits until the previous
+    The shared ``status`` lists the waiting jobs. A job of a slot group waits until the previous
     job of the group has ended. Jobs that hold slots of limits run first: other jobs wait for the
     slots.
 
@@ -54,14 +53,13 @@ class ThreadPool:
     def __init__(
         self,
         options: Options,
-        board: SharedStatus,
-        durations: RunTimes,
-        run: Run,
-        settle: Callable[[AttemptResult], None],
-        wake: Callable[[], None],
+        status: SharedStatus,
+        run_times: RunTimes,
+        run: Callable[[ThreadCall], None],
+        services: WorkerServices = DEFAULT,
     ) -> None:
-        self._options, self._board, self._durations = options, board, durations
-        self._run, self._settle, self._wake = run, settle, wake
+        self._options, self._status, self._run_times = options, status, run_times
+        self._run, self._services = run, services
         self._waiting: dict[Fence, ClaimedJob] = {}
         # The order of waiting jobs. Some of them may have been taken back.
         self._order: deque[Fence] = deque()
@@ -80,7 +78,7 @@ class ThreadPool:
         with self._changed:
             first = []
             for job in jobs:
-                self._board.hold(job.pk)
+                self._status.mark_claimed(job.pk)
                 if job.slot_group in self._behind:
                     self._behind[job.slot_group].append(job)
                     continue
@@ -114,7 +112,7 @@ class ThreadPool:
         If another slot may be free for them, within AHEAD_IN_A_ROW seconds.
         """
         ahead = self.AHEAD if _has_the_only_slot(job) else self.GROUP_AHEAD
-        usual = self._durations.estimate(job.task)
+        usual = self._run_times.estimate(job.task)
         return 1 if usual is None else min(self._options.prefetch, int(ahead / max(usual, 1e-4)))
 
     def waiting(self) -> list[ClaimedJob]:
@@ -140,8 +138,8 @@ class ThreadPool:
     def take_back(self, late: bool = False) -> list[ClaimedJob]:
         """Remove waiting jobs, so that they do not start, and return them.
 
-        ``late``: only jobs that have waited for too long. The jobs stay on the board until they are
-        released.
+        ``late``: only jobs that have waited for too long. The jobs stay in the
+        shared status until they are released.
         """
         with self._changed:
             now = time.monotonic() if late else float("inf")
@@ -180,8 +178,7 @@ class ThreadPool:
         while call := self._next():
             try:
                 ready_connections()
-                if outcome := self._run(call):
-                    self._settle(outcome)
+                self._run(call)
                 if call.reason:
                     close_interrupted()
                 look_after_connections()
@@ -208,7 +205,7 @@ class ThreadPool:
             else:
                 self._running[thread] = call = ThreadCall(job)
                 if self._waiting.pop(_fence(job), None):
-                    self._board.drop(job.pk)
+                    self._status.mark_started(job.pk)
                     return call
                 del self._running[thread]
 
@@ -227,7 +224,7 @@ class ThreadPool:
         self._mean += (seconds - self._mean) * 0.1
         if not self._asked and len(self._waiting) <= self._ahead() // 2:
             self._asked = True
-            self._wake()
+            self._services.wake()
 
     def _let_follow(self, slot_group: UUID) -> None:
         with self._changed:

@@ -9,23 +9,21 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from ...backend import DatabaseBackend
 from ...exceptions import TimedOut
 from ...models import ClaimedJob
 from ..shutdown import Shutdown
-from .durations import RunTimes
+from .run_times import RunTimes
+from .services import WorkerServices
 from .task_call import Call
 
 logger = logging.getLogger("django_dbqueue")
 
 
 class Watchdog:
-    """A thread that does not use the database: the worker stores the stacks that it takes.
-
-    ``wake`` is called when the worker has a stack to store.
-    """
+    """A thread that does not use the database: the worker stores the stacks that it takes."""
 
     # Check interval in seconds: LOOK with running jobs, IDLE without.
     LOOK, IDLE = 0.2, 0.5
@@ -39,32 +37,23 @@ class Watchdog:
     AGAIN = 60.0
 
     def __init__(
-        self,
-        backend: DatabaseBackend,
-        grace: float,
-        durations: RunTimes,
-        running: Callable[[], Sequence[Call]],
-        wake: Callable[[], None],
+        self, backend: DatabaseBackend, grace: float, run_times: RunTimes, services: WorkerServices
     ) -> None:
-        self._backend, self._grace, self._durations = backend, grace, durations
-        self._running, self._wake = running, wake
+        self._backend, self._grace, self._run_times = backend, grace, run_times
+        self._services = services
         self._looked: dict[Call, float] = {}
-        self._stacks: deque[tuple[ClaimedJob, str]] = deque()
+        # The stacks that the worker has yet to store.
+        self.stacks: deque[tuple[ClaimedJob, str]] = deque()
         self.stuck: set[Call] = set()
 
     def start(self, ended: Shutdown) -> None:
-        threading.Thread(target=self._run, args=(ended,), name="watch", daemon=True).start()
-
-    def stacks(self) -> Iterator[tuple[ClaimedJob, str]]:
-        """Yield the stacks taken since the last call."""
-        while self._stacks:
-            yield self._stacks.popleft()
+        threading.Thread(target=self._run, args=(ended,), name="watchdog", daemon=True).start()
 
     def _run(self, ended: Shutdown) -> None:
         calls: Sequence[Call] = ()
         expected_at = time.monotonic() + self.IDLE
         while not ended.wait(self.LOOK if calls else self.IDLE):
-            calls = self._running()
+            calls = self._services.running()
             self._forget(calls)
             self._note_hold_up(calls, time.monotonic() - expected_at)
             for call in calls:
@@ -83,8 +72,8 @@ class Watchdog:
     def _look(self, call: Call, now: float) -> None:
         job = call.job
         if job.timeout and self._ran(call, now) > job.timeout.total_seconds():
-            call.ask(TimedOut)
-        if now - call.asked_at > self._grace and call not in self.stuck:
+            call.interrupt(TimedOut)
+        if now - call.interrupted_at > self._grace and call not in self.stuck:
             logger.error(
                 "watchdog: job %s of %s does not stop; replacing its worker",
                 job.pk,
@@ -109,14 +98,14 @@ class Watchdog:
         return now - call.began - min(call.held_up, timeout)
 
     def _longest(self, job: ClaimedJob) -> float:
-        usual = self._durations.estimate(job.task)
+        usual = self._run_times.estimate(job.task)
         longest = self._backend.options_of(job.queue).hanged_after
         return longest if usual is None else min(longest, max(self.LEAST, usual * self.TIMES))
 
     def _take_stack(self, call: Call, now: float) -> None:
         self._looked[call] = now
-        self._stacks.append((call.job, call.stack()))
-        self._wake()
+        self.stacks.append((call.job, call.stack()))
+        self._services.wake()
 
     def _forget(self, calls: Iterable[Call]) -> None:
         for over in self._looked.keys() - set(calls):

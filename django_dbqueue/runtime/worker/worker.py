@@ -6,7 +6,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError
@@ -15,7 +15,7 @@ from ...backend import DatabaseBackend
 from ...core.options import Options
 from ...core.queue_selector import QueueSelector
 from ...core.transactions import is_conflict
-from ...engine.attempt_result import AttemptResult, Settled
+from ...engine.attempt_result import Settled
 from ...engine.claim import release
 from ...exceptions import Interrupted, JobLost, Stopped
 from ...models import ClaimedJob, Process, StackTrace
@@ -23,20 +23,21 @@ from ...models.enums import Fence
 from ...models.job import JobQuerySet
 from ..connections import close_connections, discard, leave_old_connections, note_outage, prepare
 from ..heartbeat import Heartbeat
-from ..logging_setup import Trouble
+from ..logging_setup import RepeatedProblem
 from ..shared_status import SharedStatus
 from ..shutdown import Shutdown
 from ..socket_watchdog import answered_within
 from . import executor
+from .after_settle import finish_batches, wake_dependents
 from .async_pool import AsyncPool
 from .claimer import Claimer
-from .durations import RunTimes
-from .following import finish_batches, wake_dependents
 from .notify_listener import NotifyListener, can_listen
 from .poll_backoff import PollBackoff
 from .progress_writer import ProgressWriter
+from .run_times import RunTimes
+from .services import WorkerServices
 from .settler import TWICE, Settler
-from .task_call import Call, CoroutineCall, ThreadCall, ask_each
+from .task_call import Call, CoroutineCall, ThreadCall, interrupt_each
 from .thread_pool import ThreadPool
 from .watchdog import Watchdog
 
@@ -56,12 +57,12 @@ class Worker:
     # Number of ended attempts that are recognised if a failover makes them start again.
     REMEMBERED = 10_000
 
-    def __init__(self, backend: DatabaseBackend, options: Options, board: SharedStatus) -> None:
-        self._backend, self._options, self._board = backend, options, board
+    def __init__(self, backend: DatabaseBackend, options: Options, status: SharedStatus) -> None:
+        self._backend, self._options, self._status = backend, options, status
         self._jobs = ClaimedJob.objects.using(backend.database)
         self._selector = QueueSelector(options.queues, frozenset(backend.queues))
-        self._pace = PollBackoff()
-        self._listener = NotifyListener(backend.database, self._heard, self._pace.tell)
+        self._poll_backoff = PollBackoff()
+        self._listener = NotifyListener(backend.database, self._on_notify, self._poll_backoff.tell)
         self._claimed, self._in_doubt, self._looked_at = 0, False, 0.0
         # _recent: attempts that have ended. _before: all attempts claimed before the last outage of
         # the database, whose claims or ends a failover may have lost. _going_on: those of them that
@@ -69,24 +70,25 @@ class Worker:
         self._recent: deque[Fence] = deque(maxlen=self.REMEMBERED)
         self._before: set[Fence] = set()
         self._going_on: set[Fence] = set()
-        self._trouble = Trouble("worker: jobs could not be claimed")
-        self._trouble_at_end = Trouble("worker: database unavailable during shutdown")
+        self._problem = RepeatedProblem("worker: jobs could not be claimed")
+        self._problem_at_end = RepeatedProblem("worker: database unavailable during shutdown")
         details = {"queues": str(self._selector), "threads": options.threads}
+        services = WorkerServices(
+            wake=self._listener.wake,
+            running=self._running,
+            owns=self._owns,
+            settled=self._settled,
+            limited_queues=lambda: self._claimer.limits,
+        )
         self._heartbeat = Heartbeat(
-            Process.Kind.WORKER, backend.database, options, board, details, self._listener.wake
+            Process.Kind.WORKER, backend.database, options, status, details, services.wake
         )
-        self._settler = Settler(backend.database, options, self._owns, self._settled, self._limited)
-        self._durations = RunTimes()
-        self._watch = Watchdog(
-            backend, options.timeout_grace, self._durations, self._running, self._listener.wake
-        )
-        self._notes = ProgressWriter(backend.database, self._running)
-        self._pool = ThreadPool(
-            options, board, self._durations, self._run_call, self._settler.put, self._listener.wake
-        )
-        self._coroutines = AsyncPool(
-            options, self._await_call, self._settler.put, self._listener.wake
-        )
+        self._run_times = RunTimes()
+        self._settler = Settler(backend.database, options, services)
+        self._watchdog = Watchdog(backend, options.timeout_grace, self._run_times, services)
+        self._progress_writer = ProgressWriter(backend.database, services)
+        self._pool = ThreadPool(options, status, self._run_times, self._run_call, services)
+        self._async_pool = AsyncPool(options, self._await_call, services)
 
     def run(self, stop: Shutdown, supervisor: int | None = None) -> bool:
         """Work until ``stop`` is requested, then shut down: release, wait, settle, deregister.
@@ -96,17 +98,17 @@ class Worker:
         recovers them.
         """
         self._start(stop, supervisor)
-        while not stop.asked and self._is_healthy() and not self._max_jobs_reached():
-            self._board.turn()
+        while not stop.requested and self._is_healthy() and not self._max_jobs_reached():
+            self._status.tick()
             began = time.monotonic()
             with answered_within(self._options.answer_limit):
                 found, full = self._work()
             if (
-                pause := self._pace.after_jobs(full)
+                pause := self._poll_backoff.after_jobs(full)
                 if found
-                else self._pace.after_none(began, *self._longest_pause())
+                else self._poll_backoff.after_none(began, *self._longest_pause())
             ):
-                self._board.turn(ahead=pause)
+                self._status.tick(ahead=pause)
                 self._listener.wait(pause * random.uniform(0.8, 1.0))
         return self._end(stop)
 
@@ -129,10 +131,10 @@ class Worker:
         if can_listen(self._backend.database):
             self._claimer.warm_up()
         self._ended = Shutdown()
-        stop.wakes(self._listener.wake)
+        stop.on_request(self._listener.wake)
         self._listener.start()
         self._settler.start()
-        self._watch.start(self._ended)
+        self._watchdog.start(self._ended)
         self._pool.start()
         logger.info(
             "%s serves %s with %d threads.",
@@ -142,9 +144,9 @@ class Worker:
             extra=process.log_fields,
         )
 
-    def _heard(self, payload: str) -> bool:
+    def _on_notify(self, payload: str) -> bool:
         if is_ours := self._claimer.on_notify(payload):
-            self._pace.tell()
+            self._poll_backoff.tell()
         return is_ours
 
     def _work(self) -> tuple[int, bool]:
@@ -155,26 +157,28 @@ class Worker:
         try:
             if self._in_doubt or (self._going_on and not self._going_on <= self._held_fences()):
                 self._release_unknown()
-            self._release(self._pool.take_back(late=True))
+            if late := self._pool.take_back(late=True):
+                self._release(late)
             self._watch_running()
             found, room = self._claim()
-            self._trouble.over()
+            self._problem.over()
             return found, found >= room
         except (DatabaseError, InterfaceError) as error:
             if not is_conflict(error):
-                self._trouble.report(error)
-                # The next claim may reach another server than the threads' connections, before a heartbeat does.
+                self._problem.report(error)
+                # The next claim may reach another server than the threads' connections, before a
+                # heartbeat does.
                 note_outage()
             discard(self._backend.database)
             self._in_doubt, self._claimer.idle = True, False
             return 0, False
 
     def _claim(self) -> tuple[int, int]:
-        fit = self._heartbeat.healthy and not self._coroutines.full() and not self._settler.full
-        room = (self._coroutines.room() or self._pool.room()) if fit else 0
+        fit = self._heartbeat.healthy and not self._async_pool.full() and not self._settler.full
+        room = (self._async_pool.room() or self._pool.room()) if fit else 0
         before = self._claimed
         for jobs in self._claimer.claim(room, self._pool.held_bytes()) if room > 0 else ():
-            others, too_many = self._coroutines.take(
+            others, too_many = self._async_pool.take(
                 self._not_held(jobs) if self._before else jobs, self._claimer.leave
             )
             self._pool.put(others)
@@ -191,7 +195,7 @@ class Worker:
         released = release(self._backend.database, jobs)
         self._in_doubt = self._in_doubt or len(released) < len(jobs)
         for job in released:
-            self._board.drop(job)
+            self._status.mark_started(job)
 
     def _release_unknown(self) -> None:
         """Release jobs that belong to this process in the database but are not held here.
@@ -243,40 +247,41 @@ class Worker:
 
         Stopped jobs are those for which an operator has requested a stop.
         """
-        self._store_stacks()
-        self._notes.write()
+        if self._watchdog.stacks:
+            self._store_stacks()
+        self._progress_writer.write()
         now = time.monotonic()
         calls = [call for call in self._running() if now - call.began > self.STOPPABLE]
         if calls and now - self._looked_at > self.STOPPABLE:
             self._looked_at = now
-            asked = set(self._owned().asked_to_stop().values_list("pk", "attempt"))
-            ask_each([call for call in calls if (call.job.pk, call.job.attempt) in asked], Stopped)
+            asked = set(self._owned().stop_requested().values_list("pk", "attempt"))
+            interrupt_each(
+                [call for call in calls if (call.job.pk, call.job.attempt) in asked], Stopped
+            )
 
     def _store_stacks(self) -> None:
-        for job, stack in self._watch.stacks():
+        while self._watchdog.stacks:
+            job, stack = self._watchdog.stacks.popleft()
             StackTrace.objects.using(self._backend.database).record(job, stack)
 
     def _owns(self) -> bool:
         return not self._heartbeat.declared_dead
 
-    def _limited(self) -> Container[str]:
-        return self._claimer.limits
-
     def _owned(self) -> JobQuerySet:
         return self._jobs.running().filter(process=self._heartbeat.process)
 
-    def _run_call(self, call: ThreadCall) -> AttemptResult | None:
-        outcome = executor.run(call, self._backend)
-        self._durations.observe(call.job.task, time.monotonic() - call.began)
-        if isinstance(outcome, Settled):
-            self._settled(outcome)
-            return None
-        return outcome
+    def _run_call(self, call: ThreadCall) -> None:
+        result = executor.run(call, self._backend)
+        self._run_times.observe(call.job.task, time.monotonic() - call.began)
+        if isinstance(result, Settled):
+            self._settled(result)
+        else:
+            self._settler.put(result)
 
-    async def _await_call(self, call: CoroutineCall) -> AttemptResult:
-        outcome = await executor.run_async(call, self._backend)
-        self._durations.observe(call.job.task, time.monotonic() - call.began)
-        return outcome
+    async def _await_call(self, call: CoroutineCall) -> None:
+        result = await executor.run_async(call, self._backend)
+        self._run_times.observe(call.job.task, time.monotonic() - call.began)
+        self._settler.put(result)
 
     def _settled(self, settled: Settled) -> None:
         self._recent.extend(outcome.fence for outcome in settled.written)
@@ -287,16 +292,18 @@ class Worker:
 
     def _is_healthy(self) -> bool:
         """True while the process is not declared dead, the settler runs and no job is stuck."""
-        return not self._heartbeat.declared_dead and self._settler.alive and not self._watch.stuck
+        return (
+            not self._heartbeat.declared_dead and self._settler.alive and not self._watchdog.stuck
+        )
 
     def _max_jobs_reached(self) -> bool:
         return self._options.max_jobs is not None and self._claimed >= self._options.max_jobs
 
     def _running(self) -> list[Call]:
-        return [*self._pool.running(), *self._coroutines.running()]
+        return [*self._pool.running(), *self._async_pool.running()]
 
     def _end(self, stop: Shutdown) -> bool:
-        self._board.leave()
+        self._status.mark_draining()
         end = time.monotonic() + self._options.shutdown_timeout
         self._listener.close()
         process = self._heartbeat.process
@@ -308,7 +315,7 @@ class Worker:
         )
         self._try_to(lambda: self._release(self._pool.take_back()))
         self._wait_for_running(stop)
-        ask_each(self._running(), JobLost if self._heartbeat.declared_dead else Interrupted)
+        interrupt_each(self._running(), JobLost if self._heartbeat.declared_dead else Interrupted)
         self._wait(time.monotonic() + self.LAST)
         self._try_to(self._store_stacks)
         left = self._running()
@@ -320,12 +327,12 @@ class Worker:
                 extra=call.job.log_fields,
             )
         self._pool.close()
-        self._coroutines.close()
+        self._async_pool.close()
         self._settler.close()
         self._wait_for_outcomes(end, stop)
         leaves_none = not left and self._holds_nothing()
         self._heartbeat.stop(deregister=leaves_none)
-        self._ended.ask()
+        self._ended.request()
         close_connections()
         logger.info("%s has ended", process, extra=process.log_fields)
         return leaves_none
@@ -336,7 +343,7 @@ class Worker:
                 step()
         except (DatabaseError, InterfaceError) as error:
             if not is_conflict(error):
-                self._trouble_at_end.report(error)
+                self._problem_at_end.report(error)
             discard(self._backend.database)
             self._in_doubt = True
 
@@ -346,8 +353,8 @@ class Worker:
         After ``max_jobs``, the wait has no limit. Otherwise it is ``shutdown_timeout`` from the
         moment at which the worker must end.
         """
-        while not stop.asked and self._is_healthy() and self._running():
-            self._board.turn()
+        while not stop.requested and self._is_healthy() and self._running():
+            self._status.tick()
             stop.wait(0.02)
         for call in self._running():
             call.should_stop = True
@@ -362,9 +369,9 @@ class Worker:
         """
         longest, least = end + self.LAST_OUTCOMES, time.monotonic() + self.LAST_OUTCOMES
         while not self._holds_nothing() and time.monotonic() < (
-            least if stop.now or not self._owns() else max(longest, least)
+            least if stop.immediate or not self._owns() else max(longest, least)
         ):
-            self._board.turn()
+            self._status.tick()
             if self._in_doubt:
                 self._try_to(self._release_unknown)
             time.sleep(0.02)
@@ -377,8 +384,8 @@ class Worker:
         """Wait until ``end`` for running jobs, except those that are stuck."""
         while (
             time.monotonic() < end
-            and not (stop and stop.now)
-            and not self._watch.stuck.issuperset(self._running())
+            and not (stop and stop.immediate)
+            and not self._watchdog.stuck.issuperset(self._running())
         ):
-            self._board.turn()
+            self._status.tick()
             time.sleep(0.02)

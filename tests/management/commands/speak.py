@@ -1,4 +1,4 @@
-"""A command for the tests."""
+"""A management command for the tests."""
 
 from django.core.management.base import BaseCommand, CommandError
 

@@ -1,4 +1,4 @@
-"""A project that two versions of the queue serve: of the tests' own settings it has nothing, as these change with the code."""
+"""Settings for two versions of the package. The tests' own settings change with the code."""
 
 import json
 import os
@@ -22,7 +22,7 @@ TASKS = {
         },
     },
 }
-# What is meant to fail is not to be in the log: on Django 5.2 no handler of Django's own takes these lines.
+# Intended failures are not logged: on Django 5.2 no handler of Django's takes these lines.
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,

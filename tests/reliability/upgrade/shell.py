@@ -1,4 +1,4 @@
-"""Runs what stdin says, a line of JSON each, and answers each with a line: the error that it raised, or nothing."""
+"""Execute stdin, one JSON line each, and answer each with its traceback, or an empty line."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Jobs that leave a line each time they run: which code ran it, what, and when."""
+"""Tasks that write a line for each run: the version, the task, and the time."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def finished(batch_id):
 
 @task
 def held(name):
-    """Runs until it is let go."""
+    """Run until the file ``go`` exists."""
     mark("holds", name)
     while not (FOLDER / "go").exists():
         time.sleep(0.05)
@@ -84,7 +84,7 @@ def held(name):
 
 
 def last(name):
-    """Until its group is let go."""
+    """Run until the file of its group exists."""
     mark("began", name)
     while not (FOLDER / name.partition(".")[0]).exists():
         time.sleep(0.02)
@@ -118,7 +118,7 @@ def tick():
 
 
 def fill(name, number):
-    """Some of everything."""
+    """Enqueue jobs of every kind."""
     plain.enqueue_many([(f"{name}.{each}",) for each in range(number)])
     limited.enqueue_many([(f"{name}.{each}",) for each in range(number // 4)])
     pipeline(first, second).enqueue_many([(f"{name}.{each}",) for each in range(number // 10)])
@@ -131,7 +131,7 @@ def fill(name, number):
 
 
 def fill_with_lasting(group):
-    """Seven that begin together, and one that waits for a slot. Named by their group and kind."""
+    """Enqueue seven jobs that start together, and one that waits for a slot."""
     lasting.enqueue(f"{group}.plain")
     lasting_once.enqueue(f"{group}.once")
     lasting_keyed.enqueue(f"{group}.keyed")

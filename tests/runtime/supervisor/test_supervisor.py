@@ -29,7 +29,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def elsewhere(action):
-    """Do something on another thread, and so on another connection, and wait for it."""
+    """Run an action on another thread, hence on another connection, and wait for it."""
 
     def act():
         action()
@@ -40,7 +40,7 @@ def elsewhere(action):
     thread.join(LONG)
 
 
-def test_a_member_that_cannot_be_started_is_tried_again(backend, monkeypatch):
+def test_child_that_fails_to_start_is_retried(backend, monkeypatch):
     result = tasks.add.enqueue(1)
     original, failures = module.ChildThread, [OSError("Resource temporarily unavailable")] * 2
 
@@ -58,7 +58,7 @@ def test_a_member_that_cannot_be_started_is_tried_again(backend, monkeypatch):
 
 
 @pytest.mark.parametrize("embedded", [True, False])
-def test_it_does_not_rest_when_a_member_has_ended(backend, monkeypatch, embedded):
+def test_ended_child_is_replaced_without_delay(backend, monkeypatch, embedded):
     for name, value in address_of_the_test_database().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(Supervisor, "REST", 3600.0)
@@ -66,18 +66,18 @@ def test_it_does_not_rest_when_a_member_has_ended(backend, monkeypatch, embedded
     thread = threading.Thread(target=lambda: elsewhere(lambda: supervisor.run(stop)))
     thread.start()
     try:
-        (first,) = until(lambda: list(supervisor._members))
+        (first,) = until(lambda: list(supervisor._children))
         until(lambda: Process.objects.filter(kind="dispatcher").exists())
         first.stop()
-        until(lambda: supervisor._members and supervisor._members != [first])
+        until(lambda: supervisor._children and supervisor._children != [first])
     finally:
-        stop.ask()
+        stop.request()
         thread.join(LONG)
 
 
-def test_a_job_that_moves_while_a_drain_looks_is_not_overlooked(backend, claim, monkeypatch):
+def test_drain_sees_job_released_during_its_check(backend, claim, monkeypatch):
     if connection.vendor == "sqlite":
-        pytest.skip("Nobody writes while somebody reads.")
+        pytest.skip("SQLite locks the whole database.")
     supervisor = a_process("supervisor", kind="supervisor")
     drain = Drain("default", QueueSelector(("*",)), backend.config, supervisor)
     tasks.add.enqueue(1)
@@ -95,7 +95,7 @@ def test_a_job_that_moves_while_a_drain_looks_is_not_overlooked(backend, claim, 
     assert Job.objects.get().state == "ready"
 
 
-def test_a_drain_is_not_over_while_a_batch_is_about_to_finish(backend, claim):
+def test_drain_waits_for_batch_to_finish(backend, claim):
     drain = Drain(
         "default", QueueSelector(("*",)), backend.config, a_process("supervisor", kind="supervisor")
     )
@@ -111,7 +111,7 @@ def test_a_drain_is_not_over_while_a_batch_is_about_to_finish(backend, claim):
     assert drain.is_over()
 
 
-def test_a_supervisor_that_was_taken_for_dead_is_alive_again(backend):
+def test_supervisor_declared_dead_registers_again(backend):
     heartbeat = Heartbeat(
         Process.Kind.SUPERVISOR,
         "default",
@@ -130,7 +130,7 @@ def test_a_supervisor_that_was_taken_for_dead_is_alive_again(backend):
     assert not Process.objects.exists()
 
 
-def test_a_supervisor_signs_off_though_its_connection_was_lost(backend):
+def test_supervisor_deregisters_after_lost_connection(backend):
     heartbeat = Heartbeat(
         Process.Kind.SUPERVISOR, "default", backend.config, SharedStatus.private(), {}
     )
@@ -142,7 +142,7 @@ def test_a_supervisor_signs_off_though_its_connection_was_lost(backend):
     assert not Process.objects.exists()
 
 
-def test_connections_that_are_kept_are_not_pooled(monkeypatch):
+def test_kept_connections_are_not_pooled(monkeypatch):
     monkeypatch.setitem(connections.settings["default"], "OPTIONS", {"pool": True, "timeout": 5})
     monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)
 
@@ -153,7 +153,7 @@ def test_connections_that_are_kept_are_not_pooled(monkeypatch):
     assert connections.settings["default"]["CONN_MAX_AGE"] is None
 
 
-def test_a_member_that_never_starts_is_replaced(backend, monkeypatch):
+def test_child_that_never_starts_is_replaced(backend, monkeypatch):
     monkeypatch.setattr(children, "START", 0.1)
     started = []
 
@@ -170,7 +170,7 @@ def test_a_member_that_never_starts_is_replaced(backend, monkeypatch):
     runner = threading.Thread(target=lambda: (supervisor.run(stop), connections.close_all()))
     runner.start()
     until(lambda: len(started) >= 3)
-    stop.ask()
+    stop.request()
     runner.join(LONG)
 
     assert not runner.is_alive()

@@ -1,4 +1,4 @@
-"""The jobs of ``async def`` tasks: claimed in large groups, started on their loop, and never on a thread as well."""
+"""Jobs of ``async def`` tasks: claimed in large groups and run on the event loop, never on a thread."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def jobs_of(*kinds) -> list[Job]:
 
 @pytest.fixture
 def started():
-    """The jobs that a loop has started; each ends at once."""
+    """The jobs that the loop has started; each ends at once."""
     return []
 
 
@@ -35,21 +35,19 @@ def loop(started):
     async def run(call):
         started.append(call.job)
 
-    loop = AsyncPool(Options(coroutines=100, prefetch=60), run, lambda outcome: None, lambda: None)
+    loop = AsyncPool(Options(coroutines=100, prefetch=60), run)
     yield loop
     loop.close()
 
 
-def test_it_takes_its_own_and_leaves_the_others(loop, started):
+def test_pool_takes_async_jobs_and_returns_others(loop, started):
     jobs = jobs_of(tasks.echo, tasks.add, tasks.echo)
 
     assert loop.take(jobs, pytest.fail) == ([jobs[1]], [])
     assert until(lambda: len(started) == 2 and started) == [jobs[0], jobs[2]]
 
 
-def test_one_that_has_ended_before_the_others_are_given_out_is_not_among_them(
-    loop, started, monkeypatch
-):
+def test_job_finished_during_take_is_not_returned(loop, started, monkeypatch):
     def at_once(coroutine, of_loop):
         asyncio.run(coroutine)
 
@@ -69,7 +67,7 @@ def test_one_that_has_ended_before_the_others_are_given_out_is_not_among_them(
     monkeypatch.undo()
 
 
-def test_there_is_room_for_many_once_all_that_come_are_its_own(loop):
+def test_room_grows_once_all_jobs_are_async(loop):
     assert loop.room() == 0
     loop.take(jobs_of(tasks.echo, tasks.add), pytest.fail)
     assert loop.room() == 0
@@ -80,10 +78,10 @@ def test_there_is_room_for_many_once_all_that_come_are_its_own(loop):
     assert loop.room() == 60
 
 
-def test_without_a_prefetch_there_is_room_for_one():
+def test_room_is_one_without_prefetch():
     async def run(call): ...
 
-    loop = AsyncPool(Options(coroutines=3, prefetch=0), run, lambda outcome: None, lambda: None)
+    loop = AsyncPool(Options(coroutines=3, prefetch=0), run)
     loop.take(jobs_of(tasks.echo), pytest.fail)
     until(lambda: not loop.running())
 
@@ -91,7 +89,7 @@ def test_without_a_prefetch_there_is_room_for_one():
     loop.close()
 
 
-def test_a_task_that_is_not_known_is_left_to_others(loop):
+def test_job_of_unknown_task_is_returned(loop):
     left = []
     jobs = jobs_of(tasks.add)
     jobs[0].task = "tests.tasks.gone"
@@ -99,15 +97,15 @@ def test_a_task_that_is_not_known_is_left_to_others(loop):
     assert (loop.take(jobs, left.append), left) == ((jobs, []), ["tests.tasks.gone"])
 
 
-def test_those_for_which_there_is_no_room_are_not_started(loop, started):
+def test_jobs_beyond_capacity_are_returned_unstarted(loop, started):
     jobs = jobs_of(*[tasks.echo] * 120)
 
     assert loop.take(jobs, pytest.fail) == ([], jobs[100:])
     assert until(lambda: len(started) == 100)
 
 
-def test_no_more_run_than_may(worker, monkeypatch):
-    """They are claimed with room for quick jobs on threads, before it is known what they are."""
+def test_running_coroutines_stay_within_limit(worker, monkeypatch):
+    """Claims leave room for quick jobs on threads, before their tasks are known."""
     at_a_time, begin = [], AsyncPool._begin
 
     def begun(self, calls):
@@ -124,18 +122,18 @@ def test_no_more_run_than_may(worker, monkeypatch):
     assert Execution.objects.filter(outcome="successful").count() == Execution.objects.count() == 20
 
 
-def test_very_many_wait_at_a_time(worker):
+def test_five_hundred_coroutines_wait_concurrently(worker):
     worker(coroutines=500)
     tasks.echo.enqueue_many([(1, 2.0)] * 500)
 
     until(lambda: not Job.objects.exclude(state="successful").exists())
 
     ran = Execution.objects.aggregate(first=Min("started_at"), last=Max("finished_at"))
-    # Nine at a time, they take two minutes.
+    # Nine at a time would take two minutes.
     assert (ran["last"] - ran["first"]).total_seconds() < 40
 
 
-def test_receivers_of_signals_run_where_they_may_use_the_database(worker):
+def test_signal_receivers_can_use_the_database(worker):
     seen = []
 
     def receiver(task_result, **kwargs):
@@ -154,9 +152,9 @@ def test_receivers_of_signals_run_where_they_may_use_the_database(worker):
 
 
 @pytest.mark.parametrize(("after_end", "state"), [(False, "failed"), (True, "successful")])
-def test_coroutine_cancelled_again_while_its_end_is_noted_is_settled(worker, after_end, state):
+def test_coroutine_cancelled_during_its_end_is_settled(worker, after_end, state):
     def receiver(**kwargs):
-        """With one, the end is noted on another thread, for which the loop waits."""
+        """A receiver makes the loop record the end on another thread and wait for it."""
 
     signals.task_finished.connect(receiver)
     try:
@@ -171,7 +169,7 @@ def test_coroutine_cancelled_again_while_its_end_is_noted_is_settled(worker, aft
     assert result.is_finished
 
 
-def test_receiver_of_a_failed_coroutine_sees_the_exception_being_handled(worker):
+def test_receiver_of_failed_coroutine_sees_the_exception(worker):
     seen = []
 
     def receiver(**kwargs):

@@ -1,4 +1,4 @@
-"""Run and settle: every way that an attempt can end is a value, and its job's alone."""
+"""Run and settle attempts: every end of an attempt is an outcome of its own job only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django_dbqueue.compat import TaskResultStatus, signals
 from django_dbqueue.models import Execution, Failure, Job
 from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.results import result_of
-from django_dbqueue.runtime.worker import executor
+from django_dbqueue.runtime.worker import attempt, executor
 from django_dbqueue.runtime.worker.task_call import ThreadCall
 
 from ... import direct, tasks
@@ -30,7 +30,7 @@ def run(task, *args, times=1, **kwargs):
     return result
 
 
-def test_a_result_says_everything_about_one_attempt():
+def test_result_describes_one_attempt():
     result = run(tasks.add, 1, b=2)
 
     assert result.status == TaskResultStatus.SUCCESSFUL
@@ -42,7 +42,7 @@ def test_a_result_says_everything_about_one_attempt():
     assert tasks.add.get_result(result.id) == result
 
 
-def test_a_result_says_everything_about_several_attempts():
+def test_result_describes_several_attempts():
     result = run(tasks.succeed_at_third, times=3)
 
     assert result.return_value == 3
@@ -52,7 +52,7 @@ def test_a_result_says_everything_about_several_attempts():
     assert result.started_at < result.last_attempted_at <= result.finished_at
 
 
-def test_after_max_attempts_a_job_has_failed():
+def test_job_fails_after_max_attempts():
     result = run(tasks.fail_thrice, times=3)
 
     assert result.status == TaskResultStatus.FAILED
@@ -63,7 +63,7 @@ def test_after_max_attempts_a_job_has_failed():
     assert Job.objects.get().failures == 3
 
 
-def test_a_backoff_waits_in_the_databases_time():
+def test_backoff_uses_database_time():
     run(tasks.fail_and_wait)
 
     job = Job.objects.get()
@@ -71,7 +71,7 @@ def test_a_backoff_waits_in_the_databases_time():
     assert 59 < (job.run_after - Execution.objects.get().finished_at).total_seconds() < 62
 
 
-def test_a_job_retried_by_an_operator_has_all_its_attempts_before_it():
+def test_operator_retry_resets_attempts():
     result = run(tasks.fail_thrice, times=3)
     assert Job.objects.all().retry() == 1
 
@@ -79,23 +79,23 @@ def test_a_job_retried_by_an_operator_has_all_its_attempts_before_it():
     assert len(tasks.fail_thrice.get_result(result.id).errors) == 6
 
 
-def test_a_broken_backoff_costs_no_job():
+def test_broken_backoff_does_not_fail_job():
     run(tasks.fail_with_broken_backoff)
 
     assert Job.objects.get().state == Job.State.SCHEDULED
     assert Execution.objects.get().error_type == "builtins.ValueError"
 
 
-def test_a_backoff_may_refuse():
+def test_refusing_backoff_fails_job():
     assert run(tasks.fail_with_refusing_backoff).status == TaskResultStatus.FAILED
 
 
-def test_only_some_exceptions_are_tried_again():
+def test_retry_on_limits_retries_to_its_exceptions():
     assert run(tasks.retry_only_connections, "value").attempts == 1
     assert run(tasks.retry_only_connections, "connection", times=5).attempts == 5
 
 
-def test_some_exceptions_call_the_job_off():
+def test_discard_on_exception_discards_job():
     result = run(tasks.discard_when_gone)
 
     assert Job.objects.get().state == Job.State.DISCARDED
@@ -122,7 +122,7 @@ def test_some_exceptions_call_the_job_off():
         ("circular", "ValueError"),
     ],
 )
-def test_whatever_a_task_does_is_an_outcome_of_its_job(how, error):
+def test_misbehaving_task_fails_its_job(how, error):
     result = run(tasks.misbehave, how)
 
     assert result.status == TaskResultStatus.FAILED
@@ -133,7 +133,7 @@ def test_whatever_a_task_does_is_an_outcome_of_its_job(how, error):
     assert Failure.objects.get().count == 1
 
 
-def test_a_persons_ctrl_c_ends_a_drain_and_gives_the_job_back():
+def test_ctrl_c_ends_drain_and_releases_job():
     tasks.misbehave.enqueue("interrupt")
 
     with pytest.raises(KeyboardInterrupt):
@@ -143,13 +143,13 @@ def test_a_persons_ctrl_c_ends_a_drain_and_gives_the_job_back():
     assert not Execution.objects.exists()
 
 
-def test_a_result_is_found_by_the_jobs_own_key(backend):
+def test_result_is_found_by_primary_key(backend):
     result = tasks.add.enqueue(1)
 
     assert backend.get_result(Job.objects.get().pk) == backend.get_result(result.id)
 
 
-def test_a_job_whose_task_is_not_known_is_given_back_for_others_for_a_week():
+def test_job_of_unknown_task_is_rescheduled_for_a_week():
     job = Job.objects.create(task="tests.tasks.renamed", queue="default")
     for attempt in range(1, 21):
         Job.objects.filter(state="scheduled").update(state="ready")
@@ -169,7 +169,7 @@ def test_a_job_whose_task_is_not_known_is_given_back_for_others_for_a_week():
     )
 
 
-def test_a_task_that_is_gone_fails_and_can_still_be_read(backend):
+def test_job_of_removed_task_fails_and_stays_readable(backend):
     job = Job.objects.create(task="tests.tasks.renamed", queue="default", args=[1])
     testing.drain()
     job.executions.update(finished_at=timezone.now() - timedelta(days=8))
@@ -188,7 +188,7 @@ def test_a_task_that_is_gone_fails_and_can_still_be_read(backend):
 @pytest.mark.parametrize(
     "path", ["os.system", "tests.tasks.Unspeakable", "tests.tasks", "nonsense", ""]
 )
-def test_only_a_task_is_ever_called(path, backend):
+def test_path_of_non_task_is_never_called(path, backend):
     job = Job.objects.create(task=path, queue="default", args=["echo harm"])
     testing.drain()
 
@@ -202,7 +202,7 @@ def test_only_a_task_is_ever_called(path, backend):
     TASKS={"default": {"BACKEND": "django_dbqueue.backend.DatabaseBackend", "QUEUES": ["default"]}}
 )
 @pytest.mark.parametrize("path", ["tests.tasks.add", "tests.tasks.renamed"])
-def test_a_job_whose_queue_is_gone_can_still_be_read(path, backend):
+def test_job_of_removed_queue_stays_readable(path, backend):
     result = tasks.add.enqueue(1)
     Job.objects.update(queue="former", task=path)
 
@@ -211,7 +211,7 @@ def test_a_job_whose_queue_is_gone_can_still_be_read(path, backend):
     assert (found.task.queue_name, found.task.module_path) == ("former", path)
 
 
-def test_a_job_whose_history_cannot_be_read_for_a_moment_is_given_back(backend, claim, monkeypatch):
+def test_unreadable_history_interrupts_attempt_without_failure(backend, claim, monkeypatch):
     result = tasks.succeed_at_third.enqueue()
     Job.objects.filter(pk=result.id).update(attempt=1, failures=1)
     (job,) = claim()
@@ -238,22 +238,22 @@ def raise_error(error):
     return raising
 
 
-def test_what_cannot_be_returned_is_said_to_be_what_was_returned():
+def test_error_names_task_with_unserializable_result():
     result = run(tasks.misbehave, "not json")
 
     assert (
-        "What tests.tasks.misbehave returned: Unsupported type: <class 'object'>"
+        "The return value of tests.tasks.misbehave: Unsupported type: <class 'object'>"
         in result.errors[0].traceback
     )
 
 
-def test_a_wait_beyond_all_times_is_cut():
+def test_excessive_backoff_is_capped():
     run(tasks.fail_and_wait_for_ever)
 
     assert Job.objects.get().run_after.year > 2100
 
 
-def test_alike_failures_make_one_group_and_different_ones_two():
+def test_similar_failures_share_a_group():
     for number in range(3):
         tasks.fail.enqueue(f"order {number} of 'customer {number}' is gone")
     tasks.fail.enqueue("something else")
@@ -265,7 +265,7 @@ def test_alike_failures_make_one_group_and_different_ones_two():
     assert group.executions.count() == 3
 
 
-def test_a_resolved_group_that_fails_again_is_open_again():
+def test_resolved_failure_reopens_on_recurrence():
     run(tasks.fail)
     Failure.objects.update(state=Failure.State.RESOLVED)
     run(tasks.fail)
@@ -274,13 +274,13 @@ def test_a_resolved_group_that_fails_again_is_open_again():
 
 
 @pytest.mark.parametrize("task", [tasks.spin_for_a_second, tasks.sleep_for_a_minute_async])
-def test_a_drained_job_that_runs_longer_than_its_timeout_has_timed_out(task):
+def test_drained_job_times_out(task):
     result = run(task)
 
     assert (result.status, result.errors[0].exception_class.__name__) == ("FAILED", "TimedOut")
 
 
-def test_the_repr_of_a_result_is_short():
+def test_repr_of_result_is_short():
     result = tasks.add.enqueue(1)
 
     assert repr(result) == f"<JobResult {result.id} READY tests.tasks.add>"
@@ -288,37 +288,39 @@ def test_the_repr_of_a_result_is_short():
 
 class TestSignals:
     @pytest.fixture
-    def heard(self):
-        heard = []
+    def received(self):
+        received = []
 
         def started(sender, task_result, **kwargs):
-            heard.append(("started", sender, task_result.status, task_result.attempts))
+            received.append(("started", sender, task_result.status, task_result.attempts))
 
         def finished(sender, task_result, **kwargs):
             import sys
 
-            heard.append(("finished", sender, task_result.status, sys.exc_info()[0]))
+            received.append(("finished", sender, task_result.status, sys.exc_info()[0]))
 
         signals.task_started.connect(started)
         signals.task_finished.connect(finished)
-        yield heard
+        yield received
         signals.task_started.disconnect(started)
         signals.task_finished.disconnect(finished)
 
     @pytest.mark.parametrize("task", [tasks.fail, tasks.fail_async])
-    def test_they_are_sent_by_the_class_and_inside_the_except(self, heard, backend, task):
+    def test_sender_is_backend_class_and_exception_is_current(self, received, backend, task):
         run(task)
 
-        assert heard == [
+        assert received == [
             ("started", type(backend), TaskResultStatus.RUNNING, 1),
             ("finished", type(backend), TaskResultStatus.FAILED, ValueError),
         ]
 
     @pytest.mark.parametrize(("level", "made"), [(logging.INFO, 1), (logging.WARNING, 0)])
-    def test_nothing_is_made_for_them_if_nobody_would_know(self, caplog, monkeypatch, level, made):
+    def test_no_result_is_built_without_receivers_or_logging(
+        self, caplog, monkeypatch, level, made
+    ):
         results = []
         monkeypatch.setattr(
-            executor, "result_of", lambda *args: results.append(args) or result_of(*args)
+            attempt, "result_of", lambda *args: results.append(args) or result_of(*args)
         )
         caplog.set_level(level, signals.logger.name)
 
@@ -326,7 +328,7 @@ class TestSignals:
 
         assert len(results) == made
 
-    def test_what_fails_is_said_even_if_nobody_hears_the_rest(self, caplog):
+    def test_failure_is_logged_with_info_disabled(self, caplog):
         caplog.set_level(logging.WARNING, signals.logger.name)
 
         run(tasks.fail)
@@ -335,12 +337,12 @@ class TestSignals:
             "ERROR"
         ]
 
-    def test_an_attempt_that_is_tried_again_has_not_finished(self, heard):
+    def test_retried_attempt_sends_no_task_finished(self, received):
         run(tasks.fail_thrice, times=3)
 
-        assert [name for name, *_ in heard] == ["started", "started", "started", "finished"]
+        assert [name for name, *_ in received] == ["started", "started", "started", "finished"]
 
-    def test_a_receiver_that_fails_costs_no_job(self):
+    def test_failing_receiver_does_not_fail_job(self):
         def broken(**kwargs):
             raise RuntimeError("a broken receiver")
 
@@ -354,14 +356,14 @@ class TestSignals:
 
 
 class TestWait:
-    def test_inside_the_transaction_that_enqueued_it_nobody_can_have_run_it(self):
+    def test_wait_inside_enqueuing_transaction_is_refused(self):
         from django_dbqueue.exceptions import NotYetVisible
 
         with pytest.raises(NotYetVisible, match="before this transaction commits"):
             tasks.add.enqueue(1).wait(timeout=1)
 
     @pytest.mark.django_db(transaction=True, databases=["default", "other"])
-    def test_inside_a_transaction_of_another_database_than_the_queue_has(self):
+    def test_wait_inside_transaction_of_other_database_is_refused(self):
         from django_dbqueue.exceptions import NotYetVisible
 
         with (
@@ -371,21 +373,21 @@ class TestWait:
             tasks.add.using(backend="other").enqueue(1).wait(timeout=1)
 
     @pytest.mark.django_db(transaction=True)
-    def test_another_transaction_may_be_open(self):
+    def test_wait_inside_later_transaction_is_allowed(self):
         result = tasks.add.enqueue(1)
         with transaction.atomic(), pytest.raises(TimeoutError):
             result.wait(timeout=0.05)
 
-    def test_it_looks_once_whatever_its_timeout(self):
+    def test_wait_with_zero_timeout_checks_once(self):
         assert run(tasks.add, 1).wait(timeout=0).return_value == 1
 
     @pytest.mark.django_db(transaction=True)
-    def test_it_ends_after_its_timeout(self):
+    def test_wait_times_out(self):
         with pytest.raises(TimeoutError, match=r"has not ended within 0\.1 s: it is READY"):
             tasks.add.enqueue(1).wait(timeout=0.1)
 
     @pytest.mark.django_db(transaction=True)
-    def test_it_returns_the_result_of_what_has_ended(self):
+    def test_wait_returns_finished_result(self):
         from asgiref.sync import async_to_sync
 
         result, other = tasks.add.enqueue(1), tasks.add.enqueue(2)

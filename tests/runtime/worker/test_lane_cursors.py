@@ -1,4 +1,4 @@
-"""A claim goes on where the last one of its lane ended, and nothing that stands before that is left behind."""
+"""Claims continue at the cursor of their lane, and rescans find the jobs before it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from ...tables.test_query_plans import analyze, buffers, plan
 
 LANE = Lane("default", 0)
 keeps_dead_rows = pytest.mark.skipif(
-    connection.vendor == "sqlite", reason="SQLite keeps no dead rows, and needs no marks"
+    connection.vendor == "sqlite", reason="SQLite keeps no dead rows and needs no cursors."
 )
 
 
 @pytest.fixture
 def claimer(process, monkeypatch):
-    """It reads its lanes anew, by the time, only when a test says so; and no look takes long, however full the machine is."""
+    """A claimer that rescans its lanes only on request, and whose scans never count as slow."""
     monkeypatch.setattr(Claimer, "FRESH", 3600.0)
     monkeypatch.setattr(LaneCursors, "LONG", 3600.0)
     return Claimer("default", process, QueueSelector(("*",)))
@@ -39,13 +39,13 @@ def claimer(process, monkeypatch):
 
 @pytest.fixture
 def slow(claimer, monkeypatch):
-    """As if an old transaction made every look from the start take long; call it when the next one is due."""
+    """Make every full scan slow, as an old transaction does; call the result when the next scan is due."""
     monkeypatch.setattr(LaneCursors, "LONG", -1.0)
     monkeypatch.setattr(LaneCursors, "REST", 1e9)
     monkeypatch.setattr(LaneCursors, "LONGEST_REST", 1e9)
 
     def due(claimer):
-        claimer._marks._rests_until = claimer._read_at = float("-inf")
+        claimer._cursors._rests_until = claimer._read_at = float("-inf")
 
     return due
 
@@ -61,8 +61,8 @@ def claimed(claimer, limit: int) -> list[int]:
 
 
 @keeps_dead_rows
-def test_a_worker_that_rests_from_looks_does_not_think_that_there_is_nothing(claimer, slow):
-    """It would look ten times less often."""
+def test_worker_resting_from_scans_is_not_idle(claimer, slow):
+    """An idle worker polls ten times less often."""
     assert claimed(claimer, 1) == []
     assert claimer.idle
     claimer._read_at = float("-inf")
@@ -74,8 +74,8 @@ EARLIER = {"run_after": timezone.now() - timedelta(days=1)}
 
 
 @pytest.fixture
-def fallen_behind(claimer):
-    """Of ten jobs, four were claimed; then one comes to stand before these."""
+def job_before_cursor(claimer):
+    """Ten jobs, of which four are claimed, and then one job that sorts before them."""
     tasks.add.enqueue_many([(number,) for number in range(10)])
     assert claimed(claimer, 4) == [0, 1, 2, 3]
     enqueue(100, **EARLIER)
@@ -83,25 +83,25 @@ def fallen_behind(claimer):
 
 @keeps_dead_rows
 @pytest.mark.django_db
-def test_a_full_lane_is_read_from_where_the_last_claim_ended(claimer, fallen_behind):
+def test_full_lane_is_read_from_cursor(claimer, job_before_cursor):
     assert claimed(claimer, 4) == [4, 5, 6, 7]
 
 
 @pytest.mark.django_db
-def test_it_is_read_from_the_start_each_second(claimer, fallen_behind):
+def test_lane_is_rescanned_each_second(claimer, job_before_cursor):
     claimer._read_at -= claimer.FRESH
 
     assert claimed(claimer, 4) == [100, 4, 5, 6]
 
 
 @pytest.mark.django_db
-def test_it_is_read_from_the_start_when_it_has_too_little(claimer, fallen_behind):
+def test_short_claim_rescans_lane(claimer, job_before_cursor):
     assert sorted(claimed(claimer, 10)) == [4, 5, 6, 7, 8, 9, 100]
 
 
 @keeps_dead_rows
 @pytest.mark.django_db
-def test_while_that_takes_long_it_is_not(claimer, slow):
+def test_slow_scan_postpones_rescan(claimer, slow):
     enqueue(0)
     enqueue(1, queue="second")
     assert sorted(claimed(claimer, 10)) == [0, 1]
@@ -116,7 +116,7 @@ def test_while_that_takes_long_it_is_not(claimer, slow):
 
 @keeps_dead_rows
 @pytest.mark.django_db
-def test_while_that_takes_long_it_knows_the_lanes_that_it_is_told_of(claimer, slow):
+def test_notified_lane_is_claimed_during_rest_from_slow_scans(claimer, slow):
     enqueue(0)
     assert claimed(claimer, 10) == [0]
     enqueue(1, priority=7)
@@ -129,7 +129,7 @@ def test_while_that_takes_long_it_knows_the_lanes_that_it_is_told_of(claimer, sl
 
 @keeps_dead_rows
 @pytest.mark.django_db
-def test_what_it_was_told_of_while_it_had_no_room_is_not_forgotten(claimer, slow):
+def test_notified_lane_is_remembered_until_there_is_room(claimer, slow):
     tasks.add.enqueue_many([(number,) for number in range(4)])
     assert claimed(claimer, 2) == [0, 1]
     enqueue(100, priority=-7)
@@ -141,7 +141,7 @@ def test_what_it_was_told_of_while_it_had_no_room_is_not_forgotten(claimer, slow
 
 @keeps_dead_rows
 @pytest.mark.django_db
-def test_while_that_takes_long_pauses_and_limits_are_still_learnt(claimer, slow):
+def test_pause_is_observed_during_rest_from_slow_scans(claimer, slow):
     enqueue(0)
     claimed(claimer, 10)
     enqueue(1)
@@ -155,21 +155,21 @@ def test_while_that_takes_long_pauses_and_limits_are_still_learnt(claimer, slow)
 
 @keeps_dead_rows
 @pytest.mark.django_db
-def test_an_empty_lane_keeps_its_mark_when_it_was_looked_at(claimer, slow):
-    """There is nothing before it."""
+def test_scanned_empty_lane_keeps_its_cursor(claimer, slow):
+    """No job sorts before the cursor."""
     enqueue(0)
     claimed(claimer, 10)
     slow(claimer)
 
     claimed(claimer, 10)
 
-    assert claimer._marks.of(LANE)
+    assert claimer._cursors.of(LANE)
 
 
 @keeps_dead_rows
 @pytest.mark.django_db
-def test_what_comes_to_a_lane_that_was_empty_at_the_last_look_is_found_untold(claimer, slow):
-    """A retry, or anything where nobody is told."""
+def test_new_job_in_empty_lane_is_claimed_without_notify(claimer, slow):
+    """Not every ready job sends a NOTIFY."""
     enqueue(0)
     claimed(claimer, 10)
     slow(claimer)
@@ -180,33 +180,33 @@ def test_what_comes_to_a_lane_that_was_empty_at_the_last_look_is_found_untold(cl
 
 
 @keeps_dead_rows
-def test_one_look_that_took_minutes_is_made_again_in_seconds(monkeypatch):
+def test_single_slow_scan_is_repeated_within_seconds(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(
         "django_dbqueue.runtime.worker.lane_cursors.time",
         SimpleNamespace(monotonic=lambda: clock[0]),
     )
-    marks = LaneCursors("default")
+    cursors = LaneCursors("default")
 
-    marks.look(lambda: clock.__setitem__(0, 300.0) or [])
+    cursors.look(lambda: clock.__setitem__(0, 300.0) or [])
 
-    assert marks.slow and not marks.rested
+    assert cursors.slow and not cursors.rested
     clock[0] += 6
-    assert marks.rested
+    assert cursors.rested
 
 
 @pytest.mark.django_db
-def test_a_lane_that_was_emptied_has_no_mark_if_looks_are_quick(claimer):
+def test_emptied_lane_has_no_cursor_if_scans_are_fast(claimer):
     enqueue(0)
     claimed(claimer, 10)
 
-    assert claimer._marks.of(LANE) is None
+    assert claimer._cursors.of(LANE) is None
 
 
 @keeps_dead_rows
 @pytest.mark.django_db(transaction=True)
-def test_an_old_transaction_makes_claims_no_dearer(claimer):
-    """Of one statement that enqueued them, all jobs have the same time: the mark tells their ids apart."""
+def test_old_transaction_does_not_slow_claims(claimer):
+    """Jobs of one enqueue_many() share their time, so the cursor includes the id."""
     tasks.add.enqueue_many([(number,) for number in range(5000)])
     other = connections.create_connection("default")
     other.set_autocommit(False)
@@ -222,16 +222,16 @@ def test_an_old_transaction_makes_claims_no_dearer(claimer):
             )
         analyze()
 
-        from_the_start = plan(lock(Job.objects.of_lane(LANE))[:10])
-        from_the_mark = plan(
-            lock(Job.objects.of_lane(LANE).filter(NotBefore(*claimer._marks.of(LANE))))[:10]
+        full_scan = plan(lock(Job.objects.of_lane(LANE))[:10])
+        from_cursor = plan(
+            lock(Job.objects.of_lane(LANE).filter(NotBefore(*claimer._cursors.of(LANE))))[:10]
         )
     finally:
         other.close()
 
     if connection.vendor == "postgresql":
-        assert "dbqueue_job_lane" in from_the_mark
-        assert buffers(from_the_start) > 120, from_the_start
-        assert buffers(from_the_mark) <= 40, from_the_mark
+        assert "dbqueue_job_lane" in from_cursor
+        assert buffers(full_scan) > 120, full_scan
+        assert buffers(from_cursor) <= 40, from_cursor
     else:
-        assert re.search(r" range (\S+ )?dbqueue_job_lane ", from_the_mark), from_the_mark
+        assert re.search(r" range (\S+ )?dbqueue_job_lane ", from_cursor), from_cursor

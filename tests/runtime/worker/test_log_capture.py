@@ -1,4 +1,4 @@
-"""The last lines that were logged during an attempt, kept with it."""
+"""The last log lines of an attempt, stored with its execution."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ KEEPS = {"keep_log": 3, "database": "default"}
 
 
 @pytest.fixture
-def keeping(settings):
-    """Run tasks with the option, and return what was kept of each, by the order of their jobs."""
+def stored_logs(settings):
+    """Drain with ``keep_log`` and return the stored logs in the order of their jobs."""
 
-    def keeping(**options):
+    def stored_logs(**options):
         given = {
             "BACKEND": "django_dbqueue.backend.DatabaseBackend",
             "QUEUES": [],
@@ -39,29 +39,29 @@ def keeping(settings):
         testing.drain()
         return list(Execution.objects.order_by("job").values_list("log", flat=True))
 
-    yield keeping
+    yield stored_logs
     logging.getLogger().removeHandler(log_capture._listener)
 
 
-def said(log):
+def messages(log):
     return [line.partition(": ")[2] for line in log.splitlines()]
 
 
-def test_the_last_lines_are_kept_with_their_time_level_and_logger(keeping):
+def test_last_lines_are_kept_with_time_level_and_logger(stored_logs):
     timely.talk.enqueue("Ada", 5)
 
-    (log,) = keeping()
+    (log,) = stored_logs()
 
-    assert said(log) == ["Ada says 2", "Ada says 3", "Ada says 4"]
+    assert messages(log) == ["Ada says 2", "Ada says 3", "Ada says 4"]
     assert re.match(
         r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z WARNING shop\.orders: Ada says 2\n", log
     )
 
 
-def test_the_time_is_the_databases(keeping):
+def test_time_of_log_line_is_database_time(stored_logs):
     timely.talk.enqueue("Ada")
 
-    (log,) = keeping()
+    (log,) = stored_logs()
 
     execution = Execution.objects.get()
     before, after = (
@@ -70,13 +70,13 @@ def test_the_time_is_the_databases(keeping):
     assert before <= log[:19] <= after
 
 
-def test_what_failed_has_them_too(keeping):
+def test_failed_attempt_keeps_its_log(stored_logs):
     timely.talk.enqueue("Ada", fail=True)
 
-    assert said(keeping()[0]) == ["Ada says 0"]
+    assert messages(stored_logs()[0]) == ["Ada says 0"]
 
 
-def test_each_attempt_has_its_own(keeping):
+def test_each_attempt_has_its_own_log(stored_logs):
     (
         timely.talk.enqueue("Ada"),
         timely.talk_async.enqueue("Bob"),
@@ -84,7 +84,7 @@ def test_each_attempt_has_its_own(keeping):
         timely.talk_across.enqueue("Cyd"),
     )
 
-    logs = [said(log) for log in keeping()]
+    logs = [messages(log) for log in stored_logs()]
 
     assert logs == [
         ["Ada says 0"],
@@ -94,10 +94,10 @@ def test_each_attempt_has_its_own(keeping):
     ]
 
 
-def test_a_thread_that_the_task_starts_itself_is_not_heard(keeping):
+def test_task_that_starts_a_thread_keeps_its_own_log(stored_logs):
     timely.talk_in_a_thread_of_its_own.enqueue()
 
-    assert "the task says 0" in said(keeping()[0])
+    assert "the task says 0" in messages(stored_logs()[0])
 
 
 @pytest.mark.parametrize(
@@ -109,56 +109,55 @@ def test_a_thread_that_the_task_starts_itself_is_not_heard(keeping):
         ("long", "xxx[…]"),
     ],
 )
-def test_whatever_is_logged_can_be_kept(keeping, how, found, monkeypatch):
-    monkeypatch.setattr(
-        logging, "raiseExceptions", False
-    )  # Pytest's own handler must not fail the broken one.
+def test_unusual_log_lines_are_stored(stored_logs, how, found, monkeypatch):
+    # Else pytest's own handler fails on the broken line.
+    monkeypatch.setattr(logging, "raiseExceptions", False)
     timely.talk_at_length.enqueue(how)
 
-    (log,) = keeping()
+    (log,) = stored_logs()
 
     assert found in log
     assert len(log) <= log_capture.LONGEST_LINE
 
 
-def test_it_is_bounded_whatever_is_asked_for(keeping):
+def test_log_size_is_bounded(stored_logs):
     timely.talk_at_length.enqueue("many")
 
-    (log,) = keeping(keep_log=1000)
+    (log,) = stored_logs(keep_log=1000)
 
     assert 18_000 < len(log) <= log_capture.LONGEST_LOG
-    assert said(log)[-1].startswith("99 y")
+    assert messages(log)[-1].startswith("99 y")
 
 
-def test_it_is_for_a_queue_of_its_own_and_off_by_default(keeping):
+def test_keep_log_is_per_queue_and_off_by_default(stored_logs):
     timely.talk.using(queue_name="loud").enqueue("Ada"), timely.talk.enqueue("Bob")
 
-    loud, quiet = keeping(keep_log=0, per_queue={"loud": {"keep_log": 1}})
+    loud, quiet = stored_logs(keep_log=0, per_queue={"loud": {"keep_log": 1}})
 
-    assert (said(loud), quiet) == (["Ada says 0"], "")
+    assert (messages(loud), quiet) == (["Ada says 0"], "")
     assert Options().keep_log == 0
 
 
-def test_without_it_nothing_listens(keeping):
+def test_no_handler_is_installed_without_keep_log(stored_logs):
     timely.talk.enqueue("Ada")
 
-    assert keeping(keep_log=0) == [""]
+    assert stored_logs(keep_log=0) == [""]
     assert log_capture._listener not in logging.getLogger().handlers
 
 
-def test_what_the_projects_levels_hold_back_is_not_kept(keeping):
+def test_records_below_logger_level_are_not_kept(stored_logs):
     timely.talk_at_length.enqueue("quiet")
 
-    assert keeping() == [""]
+    assert stored_logs() == [""]
 
 
-def test_what_nobody_handles_is_still_shown_on_stderr(keeping, capsys):
+def test_unhandled_records_still_go_to_stderr(stored_logs, capsys):
     logger = logging.getLogger("shop.orders")
     root, before = logging.getLogger(), logging.getLogger().handlers[:]
     timely.talk.enqueue("Ada")
     root.handlers[:] = []
     try:
-        keeping()
+        stored_logs()
         logger.warning("and after it")
         logger.info("not this")
     finally:
@@ -167,9 +166,9 @@ def test_what_nobody_handles_is_still_shown_on_stderr(keeping, capsys):
     assert capsys.readouterr().err.splitlines() == ["Ada says 0", "and after it"]
 
 
-def test_a_later_attempt_does_not_load_it(backend, keeping, django_assert_num_queries):
+def test_later_attempt_defers_log_column(backend, stored_logs, django_assert_num_queries):
     timely.talk.enqueue("Ada")
-    keeping()
+    stored_logs()
 
     loaded = Execution.objects.of_this_run(Job.objects.get()).get()
 
@@ -177,8 +176,8 @@ def test_a_later_attempt_does_not_load_it(backend, keeping, django_assert_num_qu
 
 
 @pytest.mark.django_db(transaction=True)
-def test_text_that_the_database_refuses_costs_no_job_its_result(claim, backend, monkeypatch):
-    """As on a database whose character set is not Unicode."""
+def test_job_keeps_result_if_database_refuses_log_text(claim, backend, monkeypatch):
+    """A database whose character set is not Unicode refuses such text."""
     settle = settler_module.settle
 
     def refuse(database, outcomes):
@@ -192,14 +191,14 @@ def test_text_that_the_database_refuses_costs_no_job_its_result(claim, backend, 
     outcome.log = "a ☃"
     monkeypatch.setattr(settler_module, "settle", refuse)
 
-    assert Settler("default", Options(), lambda: True)._write([outcome]) == []
+    assert Settler("default", Options())._write([outcome]) == []
 
     assert (Job.objects.get().state, Job.objects.get().result) == ("successful", 1)
     assert Execution.objects.get().log == "a \\u2603"
 
 
 @pytest.mark.django_db(transaction=True)
-def test_through_a_worker_many_at_a_time_and_each_has_its_own(runqueue):
+def test_concurrent_attempts_keep_separate_logs(runqueue):
     options = json.dumps({**KEEPS, "keep_log": 10})
     results = {}
     for number in range(8):
@@ -210,6 +209,6 @@ def test_through_a_worker_many_at_a_time_and_each_has_its_own(runqueue):
 
     until(lambda: Execution.objects.count() == 16)
     for execution in Execution.objects.all():
-        name, log = results[str(execution.job_id)], said(execution.log)
+        name, log = results[str(execution.job_id)], messages(execution.log)
         more = [f"{name} beside", f"{name} in a thread says 0"] if "coroutine" in name else []
         assert log == [f"{name} says {each}" for each in range(3)] + more

@@ -1,4 +1,4 @@
-"""How far a task is: noted in memory, written by its worker, fenced, and shown in its result."""
+"""Progress of a task: held in memory, written by its worker, fenced, and shown in its result."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from django_dbqueue.models.expressions import after
 from django_dbqueue.models.progress import ProgressQuerySet
 from django_dbqueue.runtime.worker import executor
 from django_dbqueue.runtime.worker.progress_writer import ProgressWriter
+from django_dbqueue.runtime.worker.services import WorkerServices
 from django_dbqueue.runtime.worker.task_call import ThreadCall
 
 from ... import direct, tasks, timely
@@ -27,8 +28,8 @@ from ...models import Run
 
 pytestmark = pytest.mark.django_db
 
-without_steps_over = pytest.mark.skipif(
-    "sqlite" in settings.DATABASES["default"]["ENGINE"], reason="SQLite locks as a whole."
+needs_row_locks = pytest.mark.skipif(
+    "sqlite" in settings.DATABASES["default"]["ENGINE"], reason="SQLite locks the whole database."
 )
 
 
@@ -43,7 +44,7 @@ def all_rows():
 
 
 @pytest.mark.parametrize("task", [timely.note, timely.note_async])
-def test_the_last_note_is_kept_when_the_attempt_ends(task, backend):
+def test_last_progress_is_kept_after_the_attempt(task, backend):
     result = task.enqueue(1000)
     assert result.progress is None
 
@@ -52,7 +53,7 @@ def test_the_last_note_is_kept_when_the_attempt_ends(task, backend):
     assert backend.get_result(result.id) == result
 
 
-def test_a_result_is_refreshed_in_a_coroutine_too():
+def test_arefresh_loads_progress():
     result = drained(timely.note.enqueue(2))
     Progress.objects.update(done=1)
 
@@ -61,7 +62,7 @@ def test_a_result_is_refreshed_in_a_coroutine_too():
     assert result.progress == (1, 2, "step 2")
 
 
-def test_a_call_costs_no_statement_and_the_end_costs_one(backend, claim, django_assert_num_queries):
+def test_progress_costs_one_statement_at_settlement(backend, claim, django_assert_num_queries):
     timely.note.enqueue(1000), tasks.nothing.using(queue_name="other").enqueue()
     noting, plain = sorted(claim(), key=lambda job: job.queue)
     with django_assert_num_queries(0):
@@ -74,18 +75,18 @@ def test_a_call_costs_no_statement_and_the_end_costs_one(backend, claim, django_
 
 
 @pytest.mark.parametrize("fail", [True, False])
-def test_of_an_atomic_task_it_is_kept_whatever_becomes_of_the_rest(fail):
+def test_progress_of_atomic_task_is_kept_after_commit_or_rollback(fail):
     assert drained(timely.note_atomically.enqueue(fail=fail)).progress == (1, 2, "half")
 
 
-def test_of_a_job_that_leaves_no_trace_nothing_is_kept():
+def test_job_deleted_on_success_keeps_no_progress():
     timely.note_and_leave_no_trace.enqueue()
 
     assert testing.drain() == 1
     assert not Progress.objects.exists()
 
 
-def test_an_attempt_that_has_noted_nothing_has_no_progress():
+def test_later_attempt_without_progress_has_none():
     result = timely.note_once.enqueue()
     testing.drain()
     assert all_rows() == [(1, 1.0, 4.0, "")]
@@ -94,7 +95,7 @@ def test_an_attempt_that_has_noted_nothing_has_no_progress():
     assert result.progress is None
 
 
-def test_it_is_erased_with_its_job():
+def test_progress_is_deleted_with_its_job():
     result = drained(timely.note.enqueue(1))
 
     assert direct.erase([result.id]) == 1
@@ -104,7 +105,7 @@ def test_it_is_erased_with_its_job():
 class TestBadInput:
     @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), 10**400, MOST + 1])
     @pytest.mark.parametrize("name", ["done", "total"])
-    def test_numbers_that_count_nothing_are_refused(self, name, value):
+    def test_number_out_of_range_is_refused(self, name, value):
         with pytest.raises(
             ValueError,
             match=rf"progress\(\): {name}=.* is not a number from 0 to 9,007,199,254,740,992",
@@ -112,21 +113,21 @@ class TestBadInput:
             ProgressValue.of(**{"done": 1, name: value})
 
     @pytest.mark.parametrize("value", ["3", True, [1], 1j])
-    def test_what_is_no_number_is_refused(self, value):
+    def test_non_number_is_refused(self, value):
         with pytest.raises(TypeError, match=r"progress\(\): done=.* is not a number\. Count steps"):
             ProgressValue.of(value)
 
-    def test_what_is_no_text_is_refused(self):
+    def test_non_text_note_is_refused(self):
         with pytest.raises(TypeError, match=r"note=3 is not text"):
             ProgressValue.of(1, 2, 3)
 
-    def test_it_fails_the_attempt(self):
+    def test_bad_progress_fails_the_attempt(self):
         drained(timely.note_badly.enqueue("nan"))
 
         assert Execution.objects.get().error_type == "builtins.ValueError"
         assert not Progress.objects.exists()
 
-    def test_text_that_no_database_would_take_is_cleaned_and_long_text_is_cut(self):
+    def test_note_is_cleaned_and_truncated(self):
         result = drained(timely.note_badly.enqueue(1))
         job = Job.objects.get(pk=result.id)
         noted = ProgressValue.of(1, 2, "a \x00 and a \ud800" + "x" * 500)
@@ -148,9 +149,7 @@ class TestBadInput:
             ((0.5, 2), 0.25),
         ],
     )
-    def test_more_may_be_done_than_was_thought_and_there_may_be_nothing_to_do(
-        self, given, fraction
-    ):
+    def test_fraction_is_between_zero_and_one_or_unknown(self, given, fraction):
         assert ProgressValue.of(*given).fraction == fraction
 
 
@@ -162,50 +161,50 @@ class TestFence:
         job.progress_value = ProgressValue.of(1, 2)
         return job
 
-    def notes(self, *jobs):
+    def writer(self, *jobs):
         calls = [ThreadCall(job) for job in jobs]
-        return ProgressWriter("default", lambda: calls), calls
+        return ProgressWriter("default", WorkerServices(running=lambda: calls)), calls
 
-    def test_what_runs_here_is_written(self, running):
-        notes, (call,) = self.notes(running)
+    def test_progress_of_running_job_is_written(self, running):
+        writer, (call,) = self.writer(running)
 
-        notes.write()
+        writer.write()
 
         assert all_rows() == [(1, 1.0, 2.0, "")]
         assert call.reason is None
 
-    def test_at_most_once_a_second_and_only_what_is_new(self, running, django_assert_num_queries):
-        notes, _ = self.notes(running)
-        notes.write()
+    def test_progress_is_written_once_a_second_if_changed(self, running, django_assert_num_queries):
+        writer, _ = self.writer(running)
+        writer.write()
         running.progress_value = ProgressValue.of(2, 2)
 
         with django_assert_num_queries(0):
-            notes.write()
-        notes._looked_at -= 2
-        notes.write()
+            writer.write()
+        writer._looked_at -= 2
+        writer.write()
         assert all_rows() == [(1, 2.0, 2.0, "")]
-        notes._looked_at -= 2
+        writer._looked_at -= 2
         with django_assert_num_queries(0):
-            notes.write()
+            writer.write()
 
     @pytest.mark.parametrize("change", [{"attempt": 2}, {"state": "ready", "process": None}])
-    def test_of_a_lost_job_nothing_is_written_and_its_task_is_interrupted(self, running, change):
+    def test_lost_job_writes_no_progress_and_is_interrupted(self, running, change):
         Job.objects.update(**change)
-        notes, (call,) = self.notes(running)
+        writer, (call,) = self.writer(running)
 
-        notes.write()
+        writer.write()
 
         assert all_rows() == []
         assert call.reason is JobLost
 
-    def test_who_lost_a_job_does_not_overwrite_what_its_new_owner_noted(self, running, claim):
+    def test_former_owner_does_not_overwrite_progress(self, running, claim):
         Job.objects.update(state="ready", process=None)
         (again,) = claim()
         again.progress_value = ProgressValue.of(1, 3, "the new one")
-        self.notes(again)[0].write()
+        self.writer(again)[0].write()
 
-        notes, (late,) = self.notes(running)
-        notes.write()
+        writer, (late,) = self.writer(running)
+        writer.write()
         direct.settle(
             [AttemptResult.of(running, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)]
         )
@@ -214,33 +213,31 @@ class TestFence:
         assert late.reason is JobLost
 
     @pytest.mark.parametrize("error", [OperationalError("away"), DataError("refused")])
-    def test_a_database_that_does_not_take_it_fails_nobody(
-        self, running, monkeypatch, error, caplog
-    ):
+    def test_failed_progress_write_is_retried(self, running, monkeypatch, error, caplog):
         def refuse(*args):
             raise error
 
-        notes, (call,) = self.notes(running)
+        writer, (call,) = self.writer(running)
         with monkeypatch.context() as patch:
             patch.setattr(ProgressQuerySet, "record", refuse)
             patch.setattr(
                 "django_dbqueue.runtime.worker.progress_writer.discard", lambda alias: None
             )
-            notes.write()
+            writer.write()
         assert (all_rows(), call.reason) == ([], None)
         assert "progress could not be written" in caplog.text
 
-        notes._looked_at -= 2
-        notes.write()
+        writer._looked_at -= 2
+        writer.write()
         assert all_rows() == [(1, 1.0, 2.0, "")]
 
-    @without_steps_over
+    @needs_row_locks
     @pytest.mark.django_db(transaction=True)
-    def test_a_job_whose_row_somebody_holds_is_stepped_over_and_not_lost(self, running):
-        notes, (call,) = self.notes(running)
+    def test_locked_row_is_skipped_and_not_lost(self, running):
+        writer, (call,) = self.writer(running)
 
         def write():
-            notes.write()
+            writer.write()
             connection.close()
 
         with transaction.atomic():
@@ -251,15 +248,15 @@ class TestFence:
             assert not thread.is_alive()
 
         assert (all_rows(), call.reason) == ([], None)
-        notes._looked_at -= 2
-        notes.write()
+        writer._looked_at -= 2
+        writer.write()
         assert all_rows() == [(1, 1.0, 2.0, "")]
 
 
 @pytest.mark.django_db(transaction=True)
 class TestThroughAWorker:
     @pytest.mark.parametrize("name", ["in a thread", "in a coroutine"])
-    def test_it_is_seen_while_the_task_runs_and_at_its_end(self, worker, name):
+    def test_progress_is_visible_during_and_after_the_run(self, worker, name):
         task = timely.note_until if name == "in a thread" else timely.note_until_async
         result = task.enqueue(name)
         worker()
@@ -281,8 +278,8 @@ class TestThroughAWorker:
         else:
             assert (first, result.progress) == ((1, 3, ""), (3, 3, ""))
 
-    @without_steps_over
-    def test_of_an_atomic_task_too(self, worker):
+    @needs_row_locks
+    def test_progress_of_atomic_task_is_visible_during_the_run(self, worker):
         result = timely.note_atomically.enqueue(seconds=60)
         worker()
 
@@ -292,7 +289,7 @@ class TestThroughAWorker:
         assert Job.objects.all().stop() == 1
         assert result.wait(timeout=LONG).progress == (1, 2, "half")
 
-    def test_the_task_of_a_job_that_is_lost_is_interrupted(self, worker):
+    def test_task_of_lost_job_is_interrupted(self, worker):
         timely.note_until.enqueue("never")
         worker()
         until(Progress.objects.exists)

@@ -1,4 +1,4 @@
-"""Outcomes whose rows another transaction has locked hold up no others."""
+"""Outcomes whose rows another transaction has locked do not delay other outcomes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from ...reliability.conftest import Elsewhere, held_open
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(
-        connections["default"].vendor == "sqlite", reason="SQLite locks as a whole."
+        connections["default"].vendor == "sqlite", reason="SQLite locks the whole database."
     ),
 ]
 
 
 def locked(jobs):
-    """The rows of these jobs are locked by a transaction elsewhere, inside."""
+    """Lock the rows of these jobs in another transaction, inside the block."""
     return held_open(
         lambda: list(Job.objects.filter(pk__in=[job.pk for job in jobs]).select_for_update())
     )
@@ -47,7 +47,7 @@ def settled():
 
 @pytest.fixture
 def settler():
-    settler = Settler("default", Options(), lambda: True)
+    settler = Settler("default", Options())
     settler.start()
     yield settler
     settler.close()
@@ -56,7 +56,7 @@ def settler():
     connections.close_all()
 
 
-def test_five_hundred_locked_rows_keep_no_other_outcome_from_being_written(claim, settler):
+def test_locked_rows_do_not_delay_other_outcomes(claim, settler):
     tasks.nothing.enqueue_many([()] * 520)
     jobs = claim(limit=520)
     first, others = jobs[:500], jobs[500:]
@@ -70,9 +70,7 @@ def test_five_hundred_locked_rows_keep_no_other_outcome_from_being_written(claim
     until(lambda: settled() == 520)
 
 
-def test_an_outcome_whose_commit_is_refused_again_and_again_for_others_is_written_as_it_is(
-    claim, settler, monkeypatch
-):
+def test_outcome_survives_repeated_serialization_failures(claim, settler, monkeypatch):
     tasks.add.enqueue(1)
     (job,) = claim()
     settle, refusals = settler_module.settle, iter(range(5))
@@ -81,7 +79,7 @@ def test_an_outcome_whose_commit_is_refused_again_and_again_for_others_is_writte
         sqlstate = "40001"
 
     def settle_at_last(executions, outcomes):
-        # A rehearsal, which is not committed, meets no conflict.
+        # A rehearsal is not committed, so it meets no conflict.
         if not connections["default"].in_atomic_block and next(refusals, None) is not None:
             raise OperationalError from Conflict()
         return settle(executions, outcomes)
@@ -97,10 +95,10 @@ def test_an_outcome_whose_commit_is_refused_again_and_again_for_others_is_writte
     )
 
 
-def test_a_closed_settler_still_writes_what_was_locked(claim):
+def test_closed_settler_writes_locked_outcomes(claim):
     tasks.nothing.enqueue()
     (job,) = claim()
-    settler = Settler("default", Options(), lambda: True)
+    settler = Settler("default", Options())
     settler.start()
 
     with locked([job]):
@@ -115,16 +113,16 @@ def test_a_closed_settler_still_writes_what_was_locked(claim):
     connections.close_all()
 
 
-def test_a_claimed_job_whose_row_is_locked_keeps_no_others_from_being_given_back(claim, backend):
+def test_locked_row_does_not_block_release_of_others(claim, backend):
     tasks.nothing.enqueue_many([()] * 3)
     jobs = claim()
     worker = Worker(backend, backend.config, SharedStatus.private(10))
     worker._heartbeat.process = jobs[0].process
 
     with locked(jobs[:1]):
-        giving_back = Elsewhere(lambda: worker._release(jobs))
+        releasing = Elsewhere(lambda: worker._release(jobs))
         until(lambda: Job.objects.ready().count() == 2)
-        giving_back.result()
+        releasing.result()
         assert worker._in_doubt
 
     worker._release_unknown()
@@ -133,15 +131,13 @@ def test_a_claimed_job_whose_row_is_locked_keeps_no_others_from_being_given_back
 
 
 def recovered_elsewhere(process, not_started):
-    """The jobs of a process are recovered that was seen to die before these had started."""
+    """Recover a dead process elsewhere; the jobs ``not_started`` had not started when it died."""
     death = recovery.ExitReason(how="died", not_started=frozenset(job.pk for job in not_started))
     dead = Process.objects.filter(pk=process.pk)
     return Elsewhere(lambda: recovery.recover(task_backends["default"], dead, death, list))
 
 
-def test_a_claimed_job_whose_row_is_locked_keeps_no_others_of_its_dead_process_from_being_recovered(
-    claim, process
-):
+def test_locked_row_does_not_block_recovery_of_others(claim, process):
     tasks.nothing.enqueue_many([()] * 3)
     jobs = claim()
 
@@ -158,9 +154,7 @@ def test_a_claimed_job_whose_row_is_locked_keeps_no_others_of_its_dead_process_f
     )
 
 
-def test_a_claimed_job_whose_row_is_locked_for_a_moment_as_its_process_dies_spends_no_attempt(
-    claim, process
-):
+def test_briefly_locked_job_of_dead_process_spends_no_attempt(claim, process):
     tasks.nothing.enqueue_many([()] * 3)
     jobs = claim()
 
@@ -173,9 +167,7 @@ def test_a_claimed_job_whose_row_is_locked_for_a_moment_as_its_process_dies_spen
     assert not Execution.objects.exists()
 
 
-def test_orphans_whose_rows_are_locked_keep_no_others_from_being_recovered(
-    claim, process, monkeypatch
-):
+def test_locked_orphans_do_not_block_recovery_of_others(claim, process, monkeypatch):
     monkeypatch.setattr(recovery, "BATCH", 5)
     tasks.nothing.enqueue_many([()] * 8)
     jobs = claim()
@@ -200,7 +192,7 @@ def test_orphans_whose_rows_are_locked_keep_no_others_from_being_recovered(
     )
 
 
-def test_a_due_job_whose_row_is_locked_lets_the_dispatcher_rest(process):
+def test_locked_due_job_does_not_keep_dispatcher_busy(process):
     tasks.nothing.enqueue()
     Job.objects.update(state="scheduled")
     dispatcher = Dispatcher(task_backends["default"], Options(), SharedStatus.private())

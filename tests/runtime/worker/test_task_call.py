@@ -1,4 +1,4 @@
-"""A call is ended from outside while its own code runs, and neither before nor after."""
+"""Interrupt a call from outside: only while the task's own code runs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def spin(seconds: float) -> str:
     return "done"
 
 
-def test_it_is_ended_between_two_of_its_instructions(job):
+def test_running_call_is_interrupted(job):
     call = ThreadCall(job)
-    threading.Timer(0.1, call.ask, [TimedOut]).start()
+    threading.Timer(0.1, call.interrupt, [TimedOut]).start()
 
     with pytest.raises(TimedOut):
         call.run(lambda: spin(20))
@@ -36,43 +36,43 @@ def test_it_is_ended_between_two_of_its_instructions(job):
     assert call.should_stop
 
 
-def test_what_is_asked_before_it_begins_is_raised_at_its_beginning(job):
+def test_interrupt_before_start_is_raised_at_start(job):
     call = ThreadCall(job)
-    call.ask(Stopped)
+    call.interrupt(Stopped)
 
     with pytest.raises(Stopped):
         call.run(lambda: pytest.fail("It ran."))
 
 
-def test_what_is_asked_after_its_end_reaches_nobody(job):
+def test_interrupt_after_end_has_no_effect(job):
     call = ThreadCall(job)
     assert call.run(lambda: "done") == "done"
-    call.ask(TimedOut)
+    call.interrupt(TimedOut)
 
     assert spin(0.05) == "done"
 
 
-def test_only_the_first_reason_counts(job):
+def test_first_reason_wins(job):
     call = ThreadCall(job)
-    call.ask(Stopped)
-    call.ask(TimedOut)
+    call.interrupt(Stopped)
+    call.interrupt(TimedOut)
 
     assert call.reason is Stopped
 
 
-def test_at_whatever_moment_it_is_asked_nothing_is_raised_outside_of_it(job):
-    """The exception is under way when the call ends, in each of the instructions of its end."""
+def test_interrupt_at_any_moment_is_raised_only_inside_call(job):
+    """The exception is pending when the call ends, at any of its last instructions."""
     ended = [0, 0]
     calls: list[ThreadCall] = []
     stop = threading.Event()
 
-    def ask():
+    def interrupt_repeatedly():
         while not stop.is_set():
             if calls:
-                calls[-1].ask(TimedOut)
+                calls[-1].interrupt(TimedOut)
 
-    asker = threading.Thread(target=ask)
-    asker.start()
+    interrupter = threading.Thread(target=interrupt_repeatedly)
+    interrupter.start()
     try:
         for _ in range(3000):
             call = ThreadCall(job)
@@ -85,13 +85,13 @@ def test_at_whatever_moment_it_is_asked_nothing_is_raised_outside_of_it(job):
             calls.clear()
     finally:
         stop.set()
-        asker.join()
+        interrupter.join()
 
     assert sum(ended) == 3000
     assert ended[1] > 10
 
 
-def test_where_it_is_can_be_seen(job):
+def test_stack_shows_current_frame(job):
     call, inside = ThreadCall(job), threading.Event()
 
     def wait():
@@ -107,8 +107,8 @@ def test_where_it_is_can_be_seen(job):
     runner.join()
 
 
-class TestOfACoroutine:
-    def test_it_is_cancelled_where_it_awaits(self, job):
+class TestCoroutineCall:
+    def test_interrupt_cancels_at_await(self, job):
         call, seen = CoroutineCall(job), []
 
         async def wait():
@@ -118,24 +118,24 @@ class TestOfACoroutine:
                 seen.append("cleared up")
 
         async def main():
-            asyncio.get_running_loop().call_later(0.05, call.ask, Interrupted)
+            asyncio.get_running_loop().call_later(0.05, call.interrupt, Interrupted)
             asyncio.get_running_loop().call_later(0.02, lambda: seen.append(call.stack()))
             with pytest.raises(Interrupted):
                 await call.run(wait)
-            await asyncio.sleep(0.02)  # Nothing is under way to whoever called it.
+            await asyncio.sleep(0.02)  # No exception is pending for the caller.
 
         asyncio.run(main())
         assert "await asyncio.sleep(20)" in seen[0]
         assert seen[1] == "cleared up"
 
-    def test_one_that_was_cancelled_by_others_says_so(self, job):
+    def test_cancellation_by_others_is_propagated(self, job):
         async def cancelled():
             raise asyncio.CancelledError
 
         with pytest.raises(asyncio.CancelledError):
             asyncio.run(CoroutineCall(job).run(cancelled))
 
-    def test_what_is_asked_after_its_end_reaches_nobody(self, job):
+    def test_interrupt_after_end_has_no_effect(self, job):
         call = CoroutineCall(job)
 
         async def main():
@@ -143,7 +143,7 @@ class TestOfACoroutine:
                 return "done"
 
             assert await call.run(done) == "done"
-            call.ask(Interrupted)
+            call.interrupt(Interrupted)
             await asyncio.sleep(0.02)
 
         asyncio.run(main())

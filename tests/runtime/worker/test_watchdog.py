@@ -1,4 +1,4 @@
-"""What a worker's watch notices, and what a board keeps."""
+"""The worker's watchdog and the shared status."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from django_dbqueue.core.uuid7 import uuid7
 from django_dbqueue.exceptions import TimedOut
 from django_dbqueue.models import ClaimedJob
 from django_dbqueue.runtime.shared_status import SharedStatus
-from django_dbqueue.runtime.worker.durations import RunTimes
+from django_dbqueue.runtime.worker.run_times import RunTimes
+from django_dbqueue.runtime.worker.services import WorkerServices
 from django_dbqueue.runtime.worker.task_call import Call
 from django_dbqueue.runtime.worker.watchdog import Watchdog
 
@@ -24,12 +25,20 @@ class Stub(Call):
 
 
 @pytest.fixture
-def watch(backend):
+def watchdog(backend):
     woken = []
-    durations = RunTimes()
-    watch = Watchdog(backend, 5.0, durations, list, lambda: woken.append(True))
-    watch.woken, watch.durations = woken, durations
-    return watch
+    run_times = RunTimes()
+    services = WorkerServices(running=list, wake=lambda: woken.append(True))
+    watchdog = Watchdog(backend, 5.0, run_times, services)
+    watchdog.woken, watchdog.run_times = woken, run_times
+    return watchdog
+
+
+def take_stacks(watchdog) -> list:
+    """Remove and return the stacks that the worker has not stored yet."""
+    found = list(watchdog.stacks)
+    watchdog.stacks.clear()
+    return found
 
 
 def call(began: float = 0.0, **values) -> Stub:
@@ -38,64 +47,64 @@ def call(began: float = 0.0, **values) -> Stub:
     return stub
 
 
-def test_a_job_is_ended_when_its_time_is_over_and_given_up_after_the_grace(watch, monkeypatch):
+def test_timed_out_job_is_interrupted_and_stuck_after_grace(watchdog, monkeypatch):
     one = call(timeout=timedelta(seconds=2))
-    watch._look(one, 1.9)
+    watchdog._look(one, 1.9)
     assert one.reason is None
-    watch._look(one, 2.1)
+    watchdog._look(one, 2.1)
     assert one.interrupted is TimedOut
-    one.asked_at = 2.1
-    watch._look(one, 7.0)
-    assert not watch.stuck
-    watch._look(one, 7.2)
-    assert watch.stuck == {one}
-    assert list(watch.stacks()) == [(one.job, "at t")]
-    assert watch.woken
+    one.interrupted_at = 2.1
+    watchdog._look(one, 7.0)
+    assert not watchdog.stuck
+    watchdog._look(one, 7.2)
+    assert watchdog.stuck == {one}
+    assert take_stacks(watchdog) == [(one.job, "at t")]
+    assert watchdog.woken
 
 
-def test_a_job_hangs_that_runs_for_many_times_as_long_as_usual(watch):
-    watch.durations.observe("t", 10.0)
+def test_job_far_over_usual_run_time_is_hanged(watchdog):
+    watchdog.run_times.observe("t", 10.0)
     one = call()
 
-    watch._look(one, 199.0)
-    assert not list(watch.stacks())
-    watch._look(one, 201.0)
-    assert list(watch.stacks()) == [(one.job, "at t")]
-    watch._look(one, 202.0)
-    assert not list(watch.stacks())
-    watch._look(one, 262.0)
-    assert len(list(watch.stacks())) == 1
-    assert not watch.stuck and one.reason is None
+    watchdog._look(one, 199.0)
+    assert not take_stacks(watchdog)
+    watchdog._look(one, 201.0)
+    assert take_stacks(watchdog) == [(one.job, "at t")]
+    watchdog._look(one, 202.0)
+    assert not take_stacks(watchdog)
+    watchdog._look(one, 262.0)
+    assert len(take_stacks(watchdog)) == 1
+    assert not watchdog.stuck and one.reason is None
 
 
-def test_a_short_job_hangs_after_a_minute_at_the_earliest(watch):
-    watch.durations.observe("t", 0.001)
+def test_short_job_is_hanged_after_one_minute(watchdog):
+    watchdog.run_times.observe("t", 0.001)
     one = call()
 
-    watch._look(one, 59.0)
-    assert not list(watch.stacks())
-    watch._look(one, 61.0)
-    assert list(watch.stacks())
+    watchdog._look(one, 59.0)
+    assert not take_stacks(watchdog)
+    watchdog._look(one, 61.0)
+    assert take_stacks(watchdog)
 
 
-def test_a_board_has_what_was_not_begun():
-    board, ids = SharedStatus(bytearray(SharedStatus.size(3))), [uuid7() for _ in range(5)]
+def test_shared_status_tracks_jobs_not_started():
+    status, ids = SharedStatus(bytearray(SharedStatus.size(3))), [uuid7() for _ in range(5)]
     for each in ids:
-        board.hold(each)
-    assert board.not_started() == set(ids[:3])  # The others have no place, and count as begun.
+        status.mark_claimed(each)
+    assert status.not_started() == set(ids[:3])  # The others exceed its size and count as started.
 
-    board.drop(ids[0])
-    board.drop(ids[4])
-    board.hold(ids[4])
+    status.mark_started(ids[0])
+    status.mark_started(ids[4])
+    status.mark_claimed(ids[4])
 
-    assert board.not_started() == {ids[1], ids[2], ids[4]}
+    assert status.not_started() == {ids[1], ids[2], ids[4]}
 
 
-def test_a_board_is_silent_before_its_first_word():
-    board = SharedStatus.private()
-    assert board.since_gil_alive() == board.since_loop_tick() == 0.0
-    board.turn()
-    assert 0 <= board.since_loop_tick() < 1
-    assert not board.is_draining
-    board.leave()
-    assert board.is_draining
+def test_shared_status_has_no_age_before_first_tick():
+    status = SharedStatus.private()
+    assert status.since_gil_alive() == status.since_loop_tick() == 0.0
+    status.tick()
+    assert 0 <= status.since_loop_tick() < 1
+    assert not status.is_draining
+    status.mark_draining()
+    assert status.is_draining

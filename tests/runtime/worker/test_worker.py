@@ -1,4 +1,4 @@
-"""A worker on a thread of the test, whose database fails at the worst moment."""
+"""A worker on a thread of the test, with a database that fails at critical moments."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from django_dbqueue.models.job import JobQuerySet
 from django_dbqueue.runtime.worker import claimer as claimer_module
 from django_dbqueue.runtime.worker import settler as settler_module
 from django_dbqueue.runtime.worker.claimer import Claimer
+from django_dbqueue.runtime.worker.services import WorkerServices
 from django_dbqueue.runtime.worker.settler import Settler
 
 from ... import tasks
@@ -28,9 +29,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def break_once(monkeypatch, module, verb, error, *, call=1, done=True):
-    """Let one call of a verb raise: after it has done its work, as a connection does that is lost at COMMIT, or before.
+    """Make one call of a function raise, before its work or after it, as a connection lost at COMMIT does.
 
-    Returns the calls so far.
+    Return the list of its calls.
     """
     original = getattr(module, verb)
     calls = []
@@ -53,7 +54,7 @@ def finished():
 
 @pytest.mark.parametrize("call", [1, 2])
 @pytest.mark.parametrize("done", [True, False])
-def test_a_claim_that_breaks_leaves_no_job_behind(worker, monkeypatch, call, done):
+def test_failed_claim_loses_no_job(worker, monkeypatch, call, done):
     for priority in (1, 2, 3):
         tasks.record.using(priority=priority).enqueue()
     break_once(
@@ -86,12 +87,12 @@ def test_an_outcome_is_written_after_an_outage(worker, monkeypatch, caplog, done
 
     until(lambda: finished() == 1)
     assert Execution.objects.get().outcome == Job.objects.get().state == "successful"
-    until(lambda: len(calls) == 3)  # The one that broke, a rehearsal, and once more.
+    until(lambda: len(calls) == 3)  # The failed call, a rehearsal and the repeat.
     time.sleep(0.1)
     assert "was lost" not in caplog.text
 
 
-def test_an_outcome_that_the_database_refuses_fails_its_job_alone(worker, monkeypatch):
+def test_refused_outcome_fails_only_its_own_job(worker, monkeypatch):
     refused = tasks.add.enqueue_many([(n,) for n in range(5)])[0]
     settle = settler_module.settle
 
@@ -108,13 +109,13 @@ def test_an_outcome_that_the_database_refuses_fails_its_job_alone(worker, monkey
     assert str(Job.objects.failed().get().pk) == refused.id
     assert (
         Execution.objects.get(outcome="failed").message
-        == "The database refused what the task returned: invalid value"
+        == "The database refused the return value of the task: invalid value"
     )
     assert Execution.objects.filter(outcome="successful").count() == 4
 
 
-def test_a_message_that_the_database_refuses_is_stored_in_ascii(worker, monkeypatch):
-    """As MySQL with a character set of three bytes does, by the class of error that it has for outages too."""
+def test_refused_message_is_stored_in_ascii(worker, monkeypatch):
+    """MySQL with utf8mb3 refuses such text with an error class that it also uses for outages."""
     settle = settler_module.settle
 
     def refuse(database, outcomes):
@@ -133,7 +134,7 @@ def test_a_message_that_the_database_refuses_is_stored_in_ascii(worker, monkeypa
     assert Execution.objects.get(outcome="successful").attempt == 1
 
 
-def test_while_the_database_is_read_only_outcomes_wait(worker, monkeypatch):
+def test_outcomes_wait_while_database_is_read_only(worker, monkeypatch):
     settle = settler_module.settle
     until_then = time.monotonic() + 1.0
 
@@ -152,9 +153,9 @@ def test_while_the_database_is_read_only_outcomes_wait(worker, monkeypatch):
     assert set(Execution.objects.values_list("attempt", flat=True)) == {1}
 
 
-def test_outcomes_that_are_too_large_together_are_written_apart(claim):
+def test_oversized_group_of_outcomes_is_split(claim):
     tasks.nothing.enqueue_many([()] * 40)
-    settler = Settler("default", Options(), lambda: True)
+    settler = Settler("default", Options())
     for job in claim():
         settler.put(
             AttemptResult.of(
@@ -170,7 +171,7 @@ def test_outcomes_that_are_too_large_together_are_written_apart(claim):
     connections.close_all()
 
 
-def test_outcomes_that_come_one_after_the_other_are_written_in_few_groups(claim, monkeypatch):
+def test_consecutive_outcomes_are_written_in_few_groups(claim, monkeypatch):
     tasks.nothing.enqueue_many([()] * 100)
     settle, groups = settler_module.settle, []
 
@@ -180,7 +181,7 @@ def test_outcomes_that_come_one_after_the_other_are_written_in_few_groups(claim,
         return settle(database, outcomes)
 
     monkeypatch.setattr(settler_module, "settle", slow)
-    settler = Settler("default", Options(), lambda: True)
+    settler = Settler("default", Options())
     settler.start()
     began = time.monotonic()
     for job in claim():
@@ -188,7 +189,7 @@ def test_outcomes_that_come_one_after_the_other_are_written_in_few_groups(claim,
         time.sleep(0.002)
     until(lambda: finished() == 100)
 
-    # None waits for others at first, and then each group for as long as it may.
+    # The first group does not wait for more outcomes; each later group waits as long as it may.
     assert len(groups) <= (time.monotonic() - began) / Settler.LONGEST_REST + 4
     assert sum(groups) == 100
     settler.close()
@@ -196,8 +197,8 @@ def test_outcomes_that_come_one_after_the_other_are_written_in_few_groups(claim,
     connections.close_all()
 
 
-def test_no_more_is_begun_than_can_be_written(worker, monkeypatch):
-    """What has ended and is not written would run again, if its process died."""
+def test_worker_starts_no_more_than_settler_can_write(worker, monkeypatch):
+    """Jobs whose outcomes are unwritten run again if the process dies."""
     settle, may_write = settler_module.settle, threading.Event()
     monkeypatch.setattr(
         settler_module, "settle", lambda *args: may_write.wait(LONG) and settle(*args)
@@ -218,7 +219,7 @@ def test_no_more_is_begun_than_can_be_written(worker, monkeypatch):
     ("last", "limited_queues"),
     [(tasks.one_at_a_time, ()), (tasks.nothing.using(queue_name="mail"), ("mail",))],
 )
-def test_what_others_wait_for_ends_its_rest(claim, monkeypatch, last, limited_queues):
+def test_outcome_with_dependents_is_written_at_once(claim, monkeypatch, last, limited_queues):
     tasks.nothing.enqueue_many([()] * 3)
     last_one = last.enqueue()
     plain, another, third, limited = (
@@ -227,7 +228,7 @@ def test_what_others_wait_for_ends_its_rest(claim, monkeypatch, last, limited_qu
     )
     monkeypatch.setattr(Settler, "LONGEST_REST", 600.0)
     monkeypatch.setattr(Settler, "REST", 1e9)
-    settler = Settler("default", Options(), lambda: True, limited=lambda: limited_queues)
+    settler = Settler("default", Options(), WorkerServices(limited_queues=lambda: limited_queues))
     settler.put(plain)
     settler.put(another)
     settler.start()
@@ -245,7 +246,7 @@ def test_what_others_wait_for_ends_its_rest(claim, monkeypatch, last, limited_qu
 
 
 def kill_connections():
-    """Have the server close all connections of the test's database but this one."""
+    """Make the server close all other connections to the test's database."""
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
             cursor.execute(
@@ -264,7 +265,7 @@ def kill_connections():
     "sqlite" in settings.DATABASES["default"]["ENGINE"], reason="SQLite has no server to lose."
 )
 @pytest.mark.parametrize("kind", [tasks.row, tasks.row_async])
-def test_after_the_server_has_closed_all_connections_jobs_go_on(worker, kind):
+def test_jobs_run_after_server_closes_connections(worker, kind):
     worker()
     for result in kind.enqueue_many([(f"before {n}",) for n in range(4)]):
         result.wait(timeout=LONG)
@@ -275,7 +276,7 @@ def test_after_the_server_has_closed_all_connections_jobs_go_on(worker, kind):
         assert result.wait(timeout=LONG).errors == []
 
 
-def test_a_transaction_that_a_task_left_open_takes_no_other_job_along(worker):
+def test_transaction_left_open_does_not_affect_other_jobs(worker):
     if connection.vendor == "mysql":
         pytest.skip("The driver does not say whether a transaction is open.")
     worker()
@@ -288,16 +289,16 @@ def test_a_transaction_that_a_task_left_open_takes_no_other_job_along(worker):
     assert Run.objects.count() == 4
 
 
-def test_a_job_sees_its_own_queries_alone(worker, monkeypatch):
+def test_query_log_holds_only_queries_of_own_job(worker, monkeypatch):
     monkeypatch.setattr(settings, "DEBUG", True)
     worker()
 
     counted = [tasks.count_queries.enqueue().wait(timeout=LONG).return_value for _ in range(5)]
 
-    assert max(counted) <= 3  # With those that set up a new connection.
+    assert max(counted) <= 3  # Including those that set up a new connection.
 
 
-def test_the_event_loop_survives_what_a_tasks_own_coroutines_raise(worker):
+def test_event_loop_survives_system_exit_of_coroutine(worker):
     worker()
 
     failed = tasks.exit_beside.enqueue().wait(timeout=LONG)
@@ -306,7 +307,7 @@ def test_the_event_loop_survives_what_a_tasks_own_coroutines_raise(worker):
     assert tasks.echo.enqueue("still here").wait(timeout=LONG).return_value == "still here"
 
 
-def test_a_receiver_that_exits_ends_no_thread_and_no_job(worker):
+def test_exiting_receiver_ends_neither_thread_nor_job(worker):
     def leave(**kwargs):
         raise SystemExit(1)
 
@@ -321,7 +322,7 @@ def test_a_receiver_that_exits_ends_no_thread_and_no_job(worker):
     assert Execution.objects.filter(outcome="successful").count() == 2
 
 
-def test_a_claim_that_breaks_while_lanes_are_read_ends_no_worker(worker, monkeypatch):
+def test_worker_survives_failed_lane_scan(worker, monkeypatch):
     worker()
     tasks.nothing.enqueue().wait(timeout=LONG)
     calls = break_once(
@@ -333,7 +334,7 @@ def test_a_claim_that_breaks_while_lanes_are_read_ends_no_worker(worker, monkeyp
     assert calls
 
 
-def test_lines_of_the_log_have_fields_for_machines(worker, caplog):
+def test_log_records_have_structured_fields(worker, caplog):
     caplog.set_level(logging.INFO, "django_dbqueue")
     result = tasks.fail.using(queue_name="low").enqueue()
 
@@ -350,11 +351,11 @@ def test_lines_of_the_log_have_fields_for_machines(worker, caplog):
 
 
 class TestAfterAFailover:
-    """The database that answers after an outage does not know the last commits."""
+    """The database that answers after an outage lacks the last commits."""
 
     @pytest.fixture
     def fail_over(self, monkeypatch):
-        """Have the worker's next look for jobs fail, and the row of the only job be as given when the next one comes."""
+        """Make the worker's next claim fail, and set the only job's row to the given values."""
 
         def fail_over(**row):
             claim = Claimer.claim
@@ -370,7 +371,7 @@ class TestAfterAFailover:
         return fail_over
 
     def begin(self, worker, tmp_path):
-        """A job that has begun. Returns the files of its beginnings, and for its end."""
+        """Start a job; return the file of its starts and the file that lets it end."""
         path, go = tmp_path / "lines", tmp_path / "go"
         tasks.leave_line.enqueue(str(path), str(go))
         worker()
@@ -385,7 +386,7 @@ class TestAfterAFailover:
         "finished_at": None,
     }
 
-    def test_a_lost_claim_that_is_made_again_while_the_job_runs_starts_nothing(
+    def test_reclaimed_job_that_still_runs_is_not_started_again(
         self, worker, tmp_path, caplog, fail_over
     ):
         path, go = self.begin(worker, tmp_path)
@@ -398,7 +399,7 @@ class TestAfterAFailover:
         assert len(path.read_text().splitlines()) == Execution.objects.count() == 1
         assert "runs twice" not in caplog.text
 
-    def test_a_run_that_goes_on_and_is_refused_is_followed_by_another(
+    def test_refused_outcome_of_reclaimed_job_runs_it_again(
         self, worker, tmp_path, caplog, fail_over, monkeypatch
     ):
         path, go = self.begin(worker, tmp_path)
@@ -419,9 +420,7 @@ class TestAfterAFailover:
         assert Execution.objects.get().attempt == 2
 
     @pytest.mark.parametrize("lost", ["its claim", "its end"])
-    def test_what_has_ended_and_runs_again_is_announced(
-        self, worker, tmp_path, caplog, fail_over, lost
-    ):
+    def test_second_run_of_finished_job_is_logged(self, worker, tmp_path, caplog, fail_over, lost):
         path, go = self.begin(worker, tmp_path)
         process = Job.objects.get().process_id
         go.touch()

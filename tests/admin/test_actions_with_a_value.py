@@ -1,4 +1,4 @@
-"""A verb that asks for one value: it always asks, and takes only what its field takes."""
+"""An action that asks for one value: it always asks, and takes only what its field takes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ def number(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return int(rows.count())
 
     field = forms.IntegerField(label="How many", help_text="At most nine.", max_value=9)
-    verb = replace(actions.RETRY, act=note, field=field, done="Noted %(value)s", asks_from=None)
-    monkeypatch.setattr(jobs, "RETRY", verb)
-    monkeypatch.setattr(jobs.JobAdmin, "verbs", (verb,))
+    action = replace(actions.RETRY, run=note, field=field, done="Noted %(value)s")
+    monkeypatch.setattr(jobs.JobAdmin, "actions", (action,))
     return given
 
 
@@ -73,11 +72,14 @@ def test_it_asks_again_for_a_value_that_cannot_be(
 def test_a_button_asks_too_and_the_history_names_the_value(
     operator: Client, number: list[Any], failed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from django.contrib import admin
-
-    job = failed()
-    page = admin.site.get_model_admin(Job)
-    monkeypatch.setattr(type(page), "carry_out", _with_verb(type(page).carry_out, jobs.RETRY))
+    job, [action] = failed(), jobs.JobAdmin.actions
+    # The URLs were made for the action as it was before this test.
+    run = jobs.JobAdmin.run_action
+    monkeypatch.setattr(
+        jobs.JobAdmin,
+        "run_action",
+        lambda page, request, rows, _old, one=None: run(page, request, rows, action, one),
+    )
 
     assert "How many" in press(operator, "job", "retry", job.pk).text
     assert (
@@ -87,12 +89,7 @@ def test_a_button_asks_too_and_the_history_names_the_value(
     assert LogEntry.objects.get().change_message == "Noted 3: 1 job."
 
 
-def _with_verb(carry_out: Any, verb: Any) -> Any:
-    """The addresses were made for the verb as it was before this test."""
-    return lambda page, request, rows, old, one=None: carry_out(page, request, rows, verb, one)
-
-
-def test_a_verb_without_a_value_is_not_asked_for_one(operator: Client, db: Any) -> None:
+def test_an_action_without_a_value_is_not_asked_for_one(operator: Client, db: Any) -> None:
     asked = press(operator, "job", "discard", a_job().pk)
 
     assert "are you sure?" in asked.text

@@ -1,4 +1,4 @@
-"""What the verbs do: with one row, with a selection, with all by filter; and what they ask and say."""
+"""What the actions do: with one row, with a selection, with all by filter; and their confirmations and messages."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def test_a_job_is_discarded_after_a_confirmation(operator: Client, db: Any) -> N
     assert states() == [State.DISCARDED]
 
 
-def test_a_verb_that_does_not_apply_changes_nothing_and_says_so(
+def test_an_action_that_does_not_apply_changes_nothing_and_says_so(
     operator: Client, process: Process
 ) -> None:
     job = a_job(state=State.RUNNING, process=process)
 
-    for verb in ("retry", "discard"):
-        answer = press(operator, "job", verb, job.pk, confirmed="yes")
-        assert "Nothing was changed. Left as they are: 1." in answer.text
-        assert f"/{verb}/" not in answer.text
+    for action in ("retry", "discard"):
+        answer = press(operator, "job", action, job.pk, confirmed="yes")
+        assert "Nothing was changed. Unchanged: 1." in answer.text
+        assert f"/{action}/" not in answer.text
 
     assert states() == [State.RUNNING]
     assert not LogEntry.objects.exists()
@@ -80,7 +80,7 @@ def test_a_selection_is_retried_after_a_confirmation_that_works_without_javascri
 
     asked = act(operator, "retry", chosen)
 
-    assert "Retry: 2 jobs" in asked.text and "Left as they are: 1." in asked.text
+    assert "Retry: 2 jobs" in asked.text and "Unchanged: 1." in asked.text
     for pk in chosen:
         assert f'<input type="hidden" name="_selected_action" value="{pk}">' in asked.text
     done = operator.post(
@@ -88,7 +88,7 @@ def test_a_selection_is_retried_after_a_confirmation_that_works_without_javascri
         {"action": "retry", "_selected_action": chosen, "select_across": "0", "confirmed": "yes"},
         follow=True,
     )
-    assert "Ready to run again: 2 jobs. Left as they are: 1." in done.text
+    assert "Ready to run again: 2 jobs. Unchanged: 1." in done.text
     assert states() == [State.READY, State.READY, State.SUCCESSFUL, State.FAILED]
 
 

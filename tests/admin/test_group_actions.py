@@ -1,4 +1,4 @@
-"""What the verbs of failures and of queues do."""
+"""What the actions of failures and of queues do."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class TestFailures:
     def test_a_failure_is_muted_resolved_and_reopened(self, operator: Client, db: Any) -> None:
         failure = a_failure()
 
-        for verb, state in (("mute", "muted"), ("resolve", "resolved"), ("reopen", "open")):
-            press(operator, "failure", verb, failure.pk)
+        for action, state in (("mute", "muted"), ("resolve", "resolved"), ("reopen", "open")):
+            press(operator, "failure", action, failure.pk)
             assert Failure.objects.get().state == state
         act(operator, "mute", [failure.pk], page="failure")
 
@@ -78,7 +78,7 @@ class TestFailures:
         text = operator.get(reverse("admin:dbqueue_failure_change", args=[failure.pk])).text
 
         assert [
-            f"/{verb}/" in text for verb in ("mute", "resolve", "reopen", "retry", "discard")
+            f"/{action}/" in text for action in ("mute", "resolve", "reopen", "retry", "discard")
         ] == [
             True,
             True,
@@ -90,7 +90,7 @@ class TestFailures:
 
 class TestQueues:
     def test_a_queue_is_paused_and_resumed(self, operator: Client, db: Any) -> None:
-        Queue.objects.know(["mail"])
+        Queue.objects.ensure_rows(["mail"])
 
         assert "Paused: 1 queue." in press(operator, "queue", "pause", "mail").text
         assert Queue.objects.paused().exists()
@@ -100,7 +100,7 @@ class TestQueues:
     def test_selected_queues_are_paused_after_a_confirmation(
         self, operator: Client, db: Any
     ) -> None:
-        Queue.objects.know(["default", "mail", "slow"])
+        Queue.objects.ensure_rows(["default", "mail", "slow"])
 
         assert "Pause: 2 queues" in act(operator, "pause", ["mail", "slow"], page="queue").text
         act(operator, "pause", ["mail", "slow"], page="queue", confirmed="yes")
@@ -113,7 +113,7 @@ class TestQueues:
         assert not Queue.objects.paused().exists()
 
     def test_a_queue_may_have_any_name(self, operator: Client, db: Any) -> None:
-        Queue.objects.know(["a/b c?&_é"])
+        Queue.objects.ensure_rows(["a/b c?&_é"])
         text = operator.get(reverse("admin:dbqueue_queue_changelist")).text
         address = text.split('class="field-name"><a href="')[1].split('"')[0].partition("?")[0]
 
@@ -123,9 +123,9 @@ class TestQueues:
         assert Queue.objects.paused().exists()
 
     def test_a_queue_is_paused_for_a_while(self, operator: Client, db: Any) -> None:
-        Queue.objects.know(["mail"])
+        Queue.objects.ensure_rows(["mail"])
 
-        assert "For how long?" in press(operator, "queue", "pause_for", "mail").text
+        assert "Duration" in press(operator, "queue", "pause_for", "mail").text
         done = press(operator, "queue", "pause_for", "mail", confirmed="yes", value="900")
 
         assert "Paused for 15 min: 1 queue." in done.text
@@ -135,7 +135,7 @@ class TestQueues:
         assert (queue.resume_at - queue.paused_at).total_seconds() == 900
 
     def test_a_length_that_is_not_offered_is_refused(self, operator: Client, db: Any) -> None:
-        Queue.objects.know(["mail"])
+        Queue.objects.ensure_rows(["mail"])
 
         assert (
             "Select a valid choice"
@@ -146,7 +146,7 @@ class TestQueues:
     def test_what_waits_in_a_queue_is_discarded_after_a_question_that_says_how_much(
         self, operator: Client, db: Any
     ) -> None:
-        Queue.objects.know(["mail"])
+        Queue.objects.ensure_rows(["mail"])
         (
             a_job(queue="mail"),
             a_job(queue="mail", state=State.SCHEDULED),
@@ -154,7 +154,7 @@ class TestQueues:
             a_job(),
         )
 
-        assert "Discard all that wait: 2 jobs" in press(operator, "queue", "clear", "mail").text
+        assert "Discard all waiting jobs: 2 jobs" in press(operator, "queue", "clear", "mail").text
         assert (
             "Discarded: 2 jobs." in press(operator, "queue", "clear", "mail", confirmed="yes").text
         )
@@ -163,7 +163,7 @@ class TestQueues:
     def test_jobs_are_moved_to_another_queue(self, operator: Client, db: Any) -> None:
         chosen = [a_job(queue="mail").pk, a_job(queue="mail", state=State.FAILED).pk]
 
-        assert "To which queue?" in act(operator, "move", chosen).text
+        assert "Name of a queue that a worker serves." in act(operator, "move", chosen).text
         refused = act(operator, "move", chosen, confirmed="yes", value="a,b")
         assert "is not a queue" in refused.text
         act(operator, "move", chosen, confirmed="yes", value="slow")
@@ -177,7 +177,7 @@ class TestQueues:
 
         refused = press(operator, "job", "move", a_job().pk, confirmed="yes", value="mial")
 
-        assert "There is no queue mial. There are: default, mail." in refused.text
+        assert "Unknown queue mial. Give one of default, mail." in refused.text
 
 
 class TestTasks:
