@@ -36,7 +36,7 @@ pytestmark = [
 def claimer(process):
     """Return an idle claimer, whose last scan found no jobs."""
     claimer = idle(Claimer("default", process, QueueSelector(("*",))))
-    claimer._know({"default"})
+    claimer._ensure_rows({"default"})
     return claimer
 
 

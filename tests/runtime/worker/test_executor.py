@@ -15,7 +15,8 @@ from django_dbqueue.compat import TaskResultStatus, signals
 from django_dbqueue.models import Execution, Failure, Job
 from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.results import result_of
-from django_dbqueue.runtime.worker import attempt, executor
+from django_dbqueue.runtime.worker import attempt as attempt_module
+from django_dbqueue.runtime.worker import executor
 from django_dbqueue.runtime.worker.task_call import ThreadCall
 
 from ... import direct, tasks
@@ -320,7 +321,7 @@ class TestSignals:
     ):
         results = []
         monkeypatch.setattr(
-            attempt, "result_of", lambda *args: results.append(args) or result_of(*args)
+            attempt_module, "result_of", lambda *args: results.append(args) or result_of(*args)
         )
         caplog.set_level(level, signals.logger.name)
 
