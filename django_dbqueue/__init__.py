@@ -1,6 +1,6 @@
 """Background jobs in the database that your Django project already has."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .backoff import Constant, Exponential, Linear
 from .batches import batch
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     # Imported on first use: it needs the models, which cannot be imported before the apps are
     # ready, and this package is one of the apps.
     if name == "JobContext":

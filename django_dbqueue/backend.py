@@ -18,6 +18,7 @@ from . import limits
 from .batches import Entry
 from .batches import current as current_entry
 from .compat import (
+    AnyFrameworkTask,
     BaseTaskBackend,
     InvalidTask,
     TaskResultDoesNotExist,
@@ -29,6 +30,7 @@ from .core import serialization, unique_keys
 from .core.notify import notify_queues, wake
 from .core.options import Options
 from .core.queue_selector import NAME, QueueSelector, check_name
+from .core.serialization import Json
 from .core.time_values import LONGEST_WAIT
 from .core.transactions import after_commit, writing
 from .core.uuid7 import uuid7
@@ -43,7 +45,7 @@ from .models.expressions import after, after_start
 from .models.progress import progress_of
 from .registry import load, task_or_stand_in
 from .results import Enqueued, JobResult, result_of
-from .tasks import Task
+from .tasks import AnyTask, Task
 
 # A model that asks each field for its default takes 19 µs, a copy 5 µs.
 _blank_job = cache(Job)
@@ -112,7 +114,9 @@ class DatabaseBackend(BaseTaskBackend):
         except ValueError as error:
             raise InvalidTask(f"queue_name of {task.module_path}: {error}") from None
 
-    def enqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> JobResult:
+    def enqueue(
+        self, task: AnyFrameworkTask, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> JobResult:
         """Write one job.
 
         Raises TypeError or ValueError for arguments that do not fit or are not JSON.
@@ -122,9 +126,9 @@ class DatabaseBackend(BaseTaskBackend):
 
     def enqueue_many(
         self,
-        task: Any,
-        calls: Iterable[tuple[Sequence[Any], Mapping[str, Any]]],
-        stages: Sequence[Any] = (),
+        task: AnyFrameworkTask,
+        calls: Iterable[tuple[Sequence[object], Mapping[str, object]]],
+        stages: Sequence[AnyTask] = (),
     ) -> Enqueued:
         """Write many jobs of one task, all or none. Each call is a pair of args and kwargs.
 
@@ -142,7 +146,7 @@ class DatabaseBackend(BaseTaskBackend):
             task, LazyJobs(blank, [(uuid7(), *self._bound(task, *call)) for call in calls])
         )
 
-    def at_stage(self, pipeline: list[dict[str, Any]], place: int, value: Any) -> Job:
+    def at_stage(self, pipeline: list[dict[str, Json]], place: int, value: object) -> Job:
         """Return a job that enters a stage of a pipeline.
 
         Raises InvalidTaskPath, TypeError or ValueError if it cannot.
@@ -153,7 +157,7 @@ class DatabaseBackend(BaseTaskBackend):
         there.pipeline, there.stage, there.key, there.version = pipeline, place, None, None
         return there
 
-    def set_policy(self, job: Job, task: Any) -> None:
+    def set_policy(self, job: Job, task: AnyFrameworkTask) -> None:
         """Copy the task's retry and timeout options to the job.
 
         The OPTIONS for the queue supply the options that the task does not set.
@@ -164,7 +168,7 @@ class DatabaseBackend(BaseTaskBackend):
         if seconds := getattr(task, "timeout", None) or options.timeout:
             job.timeout = timedelta(seconds=seconds)
 
-    def columns_of(self, task: Any, args: Sequence[Any]) -> dict[str, Any]:
+    def columns_of(self, task: AnyFrameworkTask, args: Sequence[object]) -> dict[str, Json]:
         """Serialise a call as JSON, to be enqueued later.
 
         Raises TypeError or ValueError as ``enqueue`` does.
@@ -208,7 +212,7 @@ class DatabaseBackend(BaseTaskBackend):
             job, self.alias, task_or_stand_in(job, self.alias), executions, progress_of(job)
         )
 
-    def check(self, **kwargs: Any) -> list[CheckMessage]:
+    def check(self, **kwargs: object) -> list[CheckMessage]:
         given = task_backends.settings.get(self.alias, {})
         queues = given.get("QUEUES", ())
         if isinstance(queues, str) or not all(
@@ -236,7 +240,7 @@ class DatabaseBackend(BaseTaskBackend):
             ]
         return []
 
-    def _blank(self, task: Any) -> Job:
+    def _blank(self, task: AnyFrameworkTask) -> Job:
         """Return a job of the task with the columns that do not depend on its arguments."""
         job = _blank_job().copy(uuid7())
         job.task, job.queue, job.priority = task.module_path, task.queue_name, task.priority
@@ -260,7 +264,13 @@ class DatabaseBackend(BaseTaskBackend):
         entry = current_entry.get()
         return entry if entry and entry.database == self.database else None
 
-    def _called(self, job: Job, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Job:
+    def _called(
+        self,
+        job: Job,
+        task: AnyFrameworkTask,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> Job:
         """Return the job with the columns that depend on its arguments."""
         job.args, job.kwargs = self._bound(task, args, kwargs)
         if getattr(task, "concurrency", ()) or getattr(task, "rate", ()):
@@ -270,8 +280,8 @@ class DatabaseBackend(BaseTaskBackend):
         return job
 
     def _bound(
-        self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[list[Any], dict[str, Any]]:
+        self, task: AnyFrameworkTask, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> tuple[list[Json], dict[str, Json]]:
         bound = serialization.bind(task.func, task.takes_context, args, kwargs)
         # Ready-made tasks validate more of their arguments than the types.
         if check := getattr(task.func, "check_call", None):
@@ -279,7 +289,7 @@ class DatabaseBackend(BaseTaskBackend):
         return bound
 
     def _key_and_version(
-        self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, task: Any, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> tuple[str | None, int | None]:
         key, version = task.key, task.version
         if key is not None and not isinstance(key, str):
@@ -290,7 +300,7 @@ class DatabaseBackend(BaseTaskBackend):
             version = unique_keys.compute_version(version, task, args, kwargs)
         return key and f"{task.module_path} {key}", version
 
-    def _enqueue(self, task: Any, jobs: Sequence[Job]) -> Enqueued:
+    def _enqueue(self, task: AnyFrameworkTask, jobs: Sequence[Job]) -> Enqueued:
         results = Enqueued(jobs, partial(result_of, alias=self.alias, task=task))
         insert = partial(self._insert, task, jobs, results, self._entry)
         if jobs and connections[self.database].in_atomic_block:
@@ -300,7 +310,11 @@ class DatabaseBackend(BaseTaskBackend):
         return results
 
     def _insert(
-        self, task: Any, jobs: Sequence[Job], results: Enqueued, entry: Entry | None
+        self,
+        task: AnyFrameworkTask,
+        jobs: Sequence[Job],
+        results: Enqueued,
+        entry: Entry | None,
     ) -> None:
         keyed = [] if isinstance(jobs, LazyJobs) else [job for job in jobs if job.key]
         new = [job for job in jobs if not job.key] if keyed else jobs
@@ -334,5 +348,5 @@ class DatabaseBackend(BaseTaskBackend):
         return {job.pk: each for job, each in zip(jobs, rows, strict=True)}
 
 
-def _as_stage(task: Any) -> dict[str, Any]:
+def _as_stage(task: AnyTask) -> dict[str, Json]:
     return {"task": task.module_path, "queue": task.queue_name, "priority": task.priority}

@@ -13,7 +13,8 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 from django.db import connections
 
-from .compat import DEFAULT_TASK_BACKEND_ALIAS, FrameworkTask, InvalidTask, task_backends
+from .compat import DEFAULT_TASK_BACKEND_ALIAS, AnyFrameworkTask, InvalidTask, task_backends
+from .core.serialization import Json
 from .core.transactions import after_commit
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ class batch:
     def __init__(
         self,
         *,
-        on_finish: FrameworkTask[..., Any] | None = None,
-        on_success: FrameworkTask[..., Any] | None = None,
+        on_finish: AnyFrameworkTask | None = None,
+        on_success: AnyFrameworkTask | None = None,
         description: str = "",
         backend: str = DEFAULT_TASK_BACKEND_ALIAS,
     ) -> None:
@@ -176,7 +177,7 @@ class batch:
         # It finishes now if it had no jobs at all, or if all of them have ended.
         after_commit(partial(self._backend.finish_batches, [self.id]))
 
-    def _callback(self, name: str, task: Any) -> Any:
+    def _callback(self, name: str, task: object) -> Json:
         if task is None:
             return None
         if not isinstance(task, self._backend.task_class):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from importlib import import_module
-from typing import Any
 
 from django.conf import settings
 from django.core import management
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from . import limits
 from .backend import DatabaseBackend
@@ -20,14 +20,14 @@ from .exceptions import InvalidOption, InvalidSchedule, InvalidTaskPath
 from .limits import Limit, Rate
 from .recurrence.declare import Declared, declared
 from .registry import load, modules_with_tasks
-from .tasks import Task
+from .tasks import AnyTask, Task
 
 SUPPORTED = ("postgresql", "mysql", "sqlite")
 NOT_IMMEDIATE = "SQLite without immediate transactions fails with 'database is locked' under load."
 
 
 @register("dbqueue")
-def check_databases(app_configs: Any = None, **kwargs: Any) -> Iterator[CheckMessage]:
+def check_databases(app_configs: object = None, **kwargs: object) -> Iterator[CheckMessage]:
     """Check that each backend's database can hold a queue."""
     served: dict[tuple[str, str], str] = {}
     for alias in task_backends:
@@ -101,7 +101,7 @@ def _check_database(backend: DatabaseBackend) -> Iterator[CheckMessage]:
         )
 
 
-def is_immediate(connection: Any) -> bool:
+def is_immediate(connection: BaseDatabaseWrapper) -> bool:
     return bool(connection.settings_dict["OPTIONS"].get("transaction_mode") == "IMMEDIATE")
 
 
@@ -114,7 +114,7 @@ def options_for_sqlite(alias: str) -> str:
 
 # runqueue does not run this check: a supervisor imports no tasks.
 @register("dbqueue_recurring")
-def check_recurring_tasks(app_configs: Any = None, **kwargs: Any) -> Iterator[CheckMessage]:
+def check_recurring_tasks(app_configs: object = None, **kwargs: object) -> Iterator[CheckMessage]:
     """Check task modules, the recurring tasks that they declare, and shared limits.
 
     The modules can be imported, every declared recurring task can recur, and tasks that share a
@@ -165,7 +165,7 @@ def _check_groups() -> Iterator[CheckMessage]:
 
     Of different numbers, the smallest among the existing jobs applies.
     """
-    first: dict[tuple[Any, ...], tuple[Limit | Rate, str]] = {}
+    first: dict[tuple[object, ...], tuple[Limit | Rate, str]] = {}
     databases = {backend.alias: backend.database for backend in _backends()}
     for path, task in _tasks().items():
         for each in limits.of_task(task):
@@ -183,7 +183,7 @@ def _check_groups() -> Iterator[CheckMessage]:
                     )
 
 
-def _tasks() -> dict[str, Task[..., Any]]:
+def _tasks() -> dict[str, AnyTask]:
     """Return the tasks in the modules that hold tasks, by path."""
     modules = (
         vars(sys.modules[name])

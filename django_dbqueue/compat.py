@@ -7,7 +7,7 @@ backport, which has its own classes, registry and signals under the same names.
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import django
@@ -51,7 +51,10 @@ else:
 
 if TYPE_CHECKING:
     from django.tasks.base import Task as BaseTask
+
+    AnyFrameworkTask = FrameworkTask[..., Any]
 else:
+    AnyFrameworkTask = FrameworkTask
 
     class BaseTask(FrameworkTask):
         """The framework's Task, generic in its function's signature.
@@ -91,6 +94,7 @@ __all__ = [
     "DEFAULT_TASK_BACKEND_ALIAS",
     "DEFAULT_TASK_PRIORITY",
     "DEFAULT_TASK_QUEUE_NAME",
+    "AnyFrameworkTask",
     "BaseTask",
     "BaseTaskBackend",
     "FrameworkTask",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NoReturn
+from typing import NoReturn, Protocol
 
 from asgiref.sync import sync_to_async
 
@@ -13,9 +13,16 @@ from .batches import batch
 from .compat import TaskContext
 from .core import serialization
 from .core.progress_value import ProgressValue
+from .core.serialization import Json
 from .engine.claim import save_metadata
 from .exceptions import JobLost, Retried, Snoozed
 from .models import ClaimedJob
+
+
+class _Call(Protocol):
+    """The attempt's call, which the worker interrupts."""
+
+    should_stop: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +36,10 @@ class JobContext(TaskContext):  # type: ignore[misc, type-arg]
     """
 
     job: ClaimedJob
-    call: Any
+    call: _Call
 
     @property
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Json]:
         """Metadata of the job, from its caller and from its attempts so far.
 
         A dict of JSON values that the task may change; ``save_metadata()`` stores the changes.

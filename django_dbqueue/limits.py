@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing import Any, Literal
 
 from .core import unique_keys
+from .core.serialization import Json
 
 LONGEST_GROUP = 100
 # Characters that a column holds.
@@ -20,7 +21,7 @@ MOST = 10**6
 # Upper bound of a rate's ``per``, in seconds.
 LONGEST_PER = 10.0**8
 
-Key = Callable[..., Any]
+Key = Callable[..., object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class Limit:
         """Return the limit in words, for messages."""
         return f"{self.most} at a time"
 
-    def of_call(self, key: str) -> dict[str, Any]:
+    def of_call(self, key: str) -> dict[str, Json]:
         """Return the limit as stored with a job."""
         return {"key": _fitting(key), "most": self.most, "discard": self.on_conflict == "discard"}
 
@@ -126,7 +127,7 @@ class Rate:
         """Return the rate in words, for messages."""
         return f"{self.number} in {self.seconds:g} s with burst={self.burst}"
 
-    def of_call(self, key: str) -> dict[str, Any]:
+    def of_call(self, key: str) -> dict[str, Json]:
         """Return the rate as stored with a job. ``every`` is in seconds."""
         return {
             "key": _fitting(f"{RATE}{key}"),
@@ -151,8 +152,8 @@ def check(task: Any) -> None:
 
 
 def of_call(
-    task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[dict[str, Any]] | None:
+    task: Any, args: Sequence[object], kwargs: Mapping[str, object]
+) -> list[dict[str, Json]] | None:
     """Return the limits of a call of the task, as stored with its job."""
     return [
         each.of_call(key) for each in of_task(task) if (key := _key(each, task, args, kwargs))
@@ -164,7 +165,7 @@ def of_task(task: Any) -> tuple[Limit | Rate, ...]:
     return (*_as_tuple(task.concurrency), *_as_tuple(task.rate))
 
 
-def are_readable(stored: Any) -> bool:
+def are_readable(stored: Json) -> bool:
     """Return True if limits stored with a job have the form that ``of_call`` makes.
 
     A row written by hand may hold anything.
@@ -174,7 +175,7 @@ def are_readable(stored: Any) -> bool:
     )
 
 
-def _is_readable(stored: dict[str, Any]) -> bool:
+def _is_readable(stored: dict[str, Json]) -> bool:
     key, every = stored.get("key"), stored.get("every", 0)
     if not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY:
         return False
@@ -185,7 +186,7 @@ def _is_readable(stored: dict[str, Any]) -> bool:
 
 
 def _key(
-    each: Limit | Rate, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    each: Limit | Rate, task: Any, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> str | None:
     """Return the key of a limit for a call.
 
@@ -217,12 +218,12 @@ def _as_tuple(given: Any) -> tuple[Any, ...]:
     return given if isinstance(given, tuple) else (given,)
 
 
-def _must_be_whole(number: Any, where: str) -> None:
+def _must_be_whole(number: object, where: str) -> None:
     if type(number) is not int or not 1 <= number < MOST:
         raise ValueError(f"{where}: {number!r} is not a whole number of at least 1.")
 
 
-def _must_be_group(group: Any, where: str) -> None:
+def _must_be_group(group: object, where: str) -> None:
     if group is not None and (
         not isinstance(group, str) or not 0 < len(group) <= LONGEST_GROUP or "\x00" in group
     ):

@@ -5,7 +5,7 @@ Each task gets the return value of the task before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from asgiref.sync import sync_to_async
 from .compat import InvalidTask
 from .core import serialization
 from .core.transactions import after_commit
-from .tasks import Task, split
+from .tasks import AnyTask, Task, TaskCall, split
 
 if TYPE_CHECKING:
     from .results import JobResult
@@ -30,8 +30,8 @@ class GoTo:
     value: the argument of that stage; JSON.
     """
 
-    stage: Task[..., Any]
-    value: Any = None
+    stage: AnyTask
+    value: object = None
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Finish:
     value: the result of the job; JSON.
     """
 
-    value: Any = None
+    value: object = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class FanOut:
     the last stage, the attempt fails with ValueError.
     """
 
-    values: Sequence[Any]
+    values: Sequence[object]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Pipeline:
     Each stage has the queue, priority, limits, timeout and retries of its task.
     """
 
-    stages: tuple[Task[..., Any], ...]
+    stages: tuple[AnyTask, ...]
 
     def using(self, **settings: Any) -> Pipeline:
         """Return the same pipeline with other settings for its jobs.
@@ -88,7 +88,7 @@ class Pipeline:
             )
         return replace(self, stages=(self.stages[0].using(**settings), *self.stages[1:]))
 
-    def enqueue(self, *args: Any, **kwargs: Any) -> JobResult:
+    def enqueue(self, *args: object, **kwargs: object) -> JobResult:
         """Write one job that starts at the first stage with these arguments.
 
         Raises TypeError or ValueError for arguments that do not fit or are not JSON, and TypeError
@@ -96,11 +96,11 @@ class Pipeline:
         """
         return self._enqueue([(args, kwargs)])[0]
 
-    async def aenqueue(self, *args: Any, **kwargs: Any) -> JobResult:
+    async def aenqueue(self, *args: object, **kwargs: object) -> JobResult:
         """Asynchronous version of ``enqueue()``."""
         return await sync_to_async(self.enqueue, thread_sensitive=True)(*args, **kwargs)
 
-    def enqueue_on_commit(self, *args: Any, **kwargs: Any) -> None:
+    def enqueue_on_commit(self, *args: object, **kwargs: object) -> None:
         """Enqueue after the caller's open transactions have committed.
 
         Without an open transaction, enqueue immediately. Raises TypeError or ValueError at once for
@@ -109,9 +109,7 @@ class Pipeline:
         serialization.bind(self.stages[0].func, self.stages[0].takes_context, args, kwargs)
         after_commit(partial(self.enqueue, *args, **kwargs))
 
-    def enqueue_many(
-        self, calls: Iterable[tuple[Any, ...] | dict[str, Any]]
-    ) -> Sequence[JobResult]:
+    def enqueue_many(self, calls: Iterable[TaskCall]) -> Sequence[JobResult]:
         """Write many jobs, all or none.
 
         Each call is a tuple of positional or a dict of keyword arguments. Return one result for
@@ -119,7 +117,9 @@ class Pipeline:
         """
         return self._enqueue(map(split, calls))
 
-    def _enqueue(self, calls: Iterable[Any]) -> Sequence[JobResult]:
+    def _enqueue(
+        self, calls: Iterable[tuple[Sequence[object], Mapping[str, object]]]
+    ) -> Sequence[JobResult]:
         backend: Any = self.stages[0].get_backend()
         if not hasattr(backend, "enqueue_many"):
             raise TypeError(
@@ -129,7 +129,7 @@ class Pipeline:
         return backend.enqueue_many(self.stages[0], calls, stages=self.stages)  # type: ignore[no-any-return]
 
 
-def pipeline(*stages: Task[..., Any]) -> Pipeline:
+def pipeline(*stages: AnyTask) -> Pipeline:
     """Make a pipeline of tasks; each task gets the return value of the task before it.
 
     ``pipeline(fetch, parse, index).enqueue(url)`` runs fetch(url), then parse with the return value
@@ -156,7 +156,7 @@ def pipeline(*stages: Task[..., Any]) -> Pipeline:
     return Pipeline(stages)
 
 
-def _must_follow(stage: Task[..., Any]) -> None:
+def _must_follow(stage: AnyTask) -> None:
     leading = (None,) if stage.takes_context else ()
     try:
         serialization.signature_of(stage.func).bind(*leading, None)

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Iterable
 from dataclasses import fields
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.apps import apps as django_apps
 from django.utils.module_loading import module_has_submodule
 
 from .compat import FrameworkTask
 from .exceptions import InvalidTaskPath
-from .tasks import Task
+from .tasks import AnyTask, Task
 
 if TYPE_CHECKING:
     from .models import Job
@@ -49,7 +49,7 @@ def discover(modules: Iterable[str]) -> list[str]:
     return broken
 
 
-def load(path: str) -> Task[..., Any]:
+def load(path: str) -> AnyTask:
     """Return the task at a job's path.
 
     Never imports a module: the path comes from a row of a table, and finds only imported modules.
@@ -74,7 +74,7 @@ def load(path: str) -> Task[..., Any]:
     return Task(**{each.name: getattr(found, each.name) for each in fields(found)})
 
 
-def task_of(job: Job, alias: str) -> Task[..., Any]:
+def task_of(job: Job, alias: str) -> AnyTask:
     """Return the job's task as it was enqueued.
 
     Raises InvalidTaskPath if its path no longer has a task.
@@ -82,7 +82,7 @@ def task_of(job: Job, alias: str) -> Task[..., Any]:
     return _as_enqueued(load(job.task), job, alias)
 
 
-def task_or_stand_in(job: Job, alias: str) -> Task[..., Any]:
+def task_or_stand_in(job: Job, alias: str) -> AnyTask:
     """Return the job's task, or a stand-in if the task is gone.
 
     The stand-in has the same path and cannot be called.
@@ -93,13 +93,13 @@ def task_or_stand_in(job: Job, alias: str) -> Task[..., Any]:
         return _as_enqueued(_stand_in(job.task), job, alias)
 
 
-def _as_enqueued(task: Task[..., Any], job: Job, alias: str) -> Task[..., Any]:
+def _as_enqueued(task: AnyTask, job: Job, alias: str) -> AnyTask:
     """Return a copy of the task with the job's settings, made without the constructor.
 
     The constructor would validate the task, and a job whose queue is gone from ``QUEUES`` could not
     be read.
     """
-    wanted: dict[str, Any] = {
+    wanted: dict[str, object] = {
         "priority": job.priority,
         "queue_name": job.queue,
         "run_after": None if job.run_after == job.enqueued_at else job.run_after,
@@ -115,8 +115,8 @@ def _as_enqueued(task: Task[..., Any], job: Job, alias: str) -> Task[..., Any]:
     return enqueued
 
 
-def _stand_in(path: str) -> Task[..., Any]:
-    def gone(*args: Any, **kwargs: Any) -> None:
+def _stand_in(path: str) -> AnyTask:
+    def gone(*args: object, **kwargs: object) -> None:
         load(path)
 
     gone.__module__, _, gone.__qualname__ = path.rpartition(".")

@@ -11,8 +11,15 @@ from uuid import UUID
 
 from django.db import connections
 
-from .compat import FrameworkTask, TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
+from .compat import (
+    AnyFrameworkTask,
+    TaskError,
+    TaskResult,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+)
 from .core.progress_value import ProgressValue
+from .core.serialization import Json
 from .exceptions import NotYetVisible
 from .models import Execution, Job, Progress
 from .models.document import Unreadable
@@ -42,7 +49,7 @@ class JobResult(TaskResult):  # type: ignore[misc, type-arg]
     """
 
     enqueued: str = "created"
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Json] = field(default_factory=dict)
     progress: ProgressValue | None = None
 
     def __repr__(self) -> str:
@@ -181,7 +188,7 @@ class Enqueued(Sequence[JobResult]):
     def _learn(self, place: int) -> None:
         job = self._jobs[place]
         row, fate = self._met.get(job.pk, (job, EnqueueStatus.CREATED))
-        known: dict[str, Any] = {
+        known: dict[str, object] = {
             "id": str(row.pk),
             "enqueued_at": row.enqueued_at,
             "enqueued": fate.value,
@@ -192,7 +199,7 @@ class Enqueued(Sequence[JobResult]):
 
 def _is_committed(result_id: str, database: str) -> bool:
     """Return True if another connection sees the job."""
-    other: Any = connections.create_connection(database)
+    other = connections.create_connection(database)
     try:
         with other.cursor() as cursor:
             key = Job._meta.pk.get_db_prep_value(UUID(result_id), other)
@@ -205,7 +212,7 @@ def _is_committed(result_id: str, database: str) -> bool:
 def result_of(
     job: Job,
     alias: str,
-    task: FrameworkTask[..., Any],
+    task: AnyFrameworkTask,
     executions: Iterable[Execution] = (),
     progress: Progress | None = None,
 ) -> JobResult:
@@ -237,7 +244,7 @@ def result_of(
     return result
 
 
-def _as_json(document: Any) -> Any:
+def _as_json(document: Json) -> Json:
     """Replace a document that cannot be decoded with a text about it.
 
     TaskResult accepts only JSON.

@@ -5,9 +5,12 @@ Setting: ``DATABASE_ROUTERS = ["django_dbqueue.routers.QueueRouter"]``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .compat import task_backends
+
+if TYPE_CHECKING:
+    from django.db.models import Model
 
 LABEL = "dbqueue"
 
@@ -25,7 +28,7 @@ class QueueRouter:
         ]
         return [database for database in named if database]
 
-    def db_for_read(self, model: Any, **hints: Any) -> str | None:
+    def db_for_read(self, model: type[Model], **hints: Any) -> str | None:
         """Return the database for the queue's models: that of the instance, or the first named.
 
         Return None for models of other apps, and if no backend names a database. Writes follow the
@@ -39,12 +42,12 @@ class QueueRouter:
 
     db_for_write = db_for_read
 
-    def allow_relation(self, one: Any, other: Any, **hints: Any) -> bool | None:
+    def allow_relation(self, one: Model, other: Model, **hints: object) -> bool | None:
         """Return True if two rows of the queue are in one database; None for other apps."""
         labels = {one._meta.app_label, other._meta.app_label}
         return one._state.db == other._state.db if labels == {LABEL} else None
 
-    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+    def allow_migrate(self, db: str, app_label: str, **hints: object) -> bool | None:
         """Return True if a database has the queue's tables, None for other apps.
 
         Return None too if no backend names a database.

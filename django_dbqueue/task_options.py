@@ -5,6 +5,7 @@ An invalid value is refused where it is written; the error contains the value.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from inspect import iscoroutinefunction
 from typing import Any
@@ -33,7 +34,7 @@ def check(task: Any) -> None:
         raise InvalidTask(str(error)) from None
 
 
-def _check_place(function: Any) -> None:
+def _check_place(function: Callable[..., object]) -> None:
     name = getattr(function, "__qualname__", "")
     if name and not name.isidentifier():
         raise InvalidTask(

@@ -48,14 +48,14 @@ if TYPE_CHECKING:
         on_lost: Literal["retry", "fail"]
         atomic: bool
         delete_on_success: bool | None
-        key: str | Callable[..., Any] | None
+        key: str | Callable[..., object] | None
         version: int | Callable[..., int | None] | None
         on_conflict: Literal["rerun", "skip", "replace"]
         max_wait: timedelta | None
         concurrency: Limit | tuple[Limit, ...]
         rate: Rate | tuple[Rate, ...]
         expires: timedelta | None
-        metadata: Mapping[str, Any]
+        metadata: Mapping[str, object]
 
 
 logger = logging.getLogger("django_dbqueue")
@@ -64,6 +64,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 Exceptions = tuple[type[BaseException], ...]
+# A call for ``enqueue_many()``: its positional arguments, or its keyword arguments.
+TaskCall = tuple[Any, ...] | dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,14 +110,14 @@ class Task(BaseTask[P, R], Generic[P, R]):
     on_lost: Literal["retry", "fail"] = "retry"
     atomic: bool = False
     delete_on_success: bool | None = None
-    key: str | Callable[..., Any] | None = None
+    key: str | Callable[..., object] | None = None
     version: int | Callable[..., int | None] | None = None
     on_conflict: Literal["rerun", "skip", "replace"] = "rerun"
     max_wait: timedelta | None = None
     concurrency: Limit | tuple[Limit, ...] = ()
     rate: Rate | tuple[Rate, ...] = ()
     expires: timedelta | datetime | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    metadata: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     if TYPE_CHECKING:
         # The framework's methods, with other return types and with docstrings for editors.
@@ -146,7 +148,7 @@ class Task(BaseTask[P, R], Generic[P, R]):
         ) -> T: ...
         @overload
         def call(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
-        def call(self, *args: Any, **kwargs: Any) -> Any:
+        def call(self, *args: P.args, **kwargs: P.kwargs) -> object:
             """Run the task here and now, without the queue, and return its return value."""
 
         @overload
@@ -159,7 +161,7 @@ class Task(BaseTask[P, R], Generic[P, R]):
         ) -> T: ...
         @overload
         async def acall(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
-        async def acall(self, *args: Any, **kwargs: Any) -> Any:
+        async def acall(self, *args: P.args, **kwargs: P.kwargs) -> object:
             """Asynchronous version of ``call()``."""
 
     def __post_init__(self) -> None:
@@ -175,7 +177,7 @@ class Task(BaseTask[P, R], Generic[P, R]):
         run_after: datetime | timedelta | None = None,
         expires: datetime | timedelta | None = None,
         backend: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, object] | None = None,
         key: str | None = None,
         version: int | None = None,
         on_conflict: Literal["rerun", "skip", "replace"] | None = None,
@@ -206,9 +208,7 @@ class Task(BaseTask[P, R], Generic[P, R]):
         serialization.bind(self.func, self.takes_context, args, kwargs)
         after_commit(partial(self.enqueue, *args, **kwargs))
 
-    def enqueue_many(
-        self, calls: Iterable[tuple[Any, ...] | dict[str, Any]]
-    ) -> Sequence[JobResult]:
+    def enqueue_many(self, calls: Iterable[TaskCall]) -> Sequence[JobResult]:
         """Enqueue many jobs with a few statements, all or none.
 
         Each call is a tuple of positional or a dict of keyword arguments.
@@ -219,15 +219,16 @@ class Task(BaseTask[P, R], Generic[P, R]):
             return [backend.enqueue(self, args, kwargs) for args, kwargs in pairs]
         return backend.enqueue_many(self, pairs)  # type: ignore[no-any-return]
 
-    async def aenqueue_many(
-        self, calls: Iterable[tuple[Any, ...] | dict[str, Any]]
-    ) -> Sequence[JobResult]:
+    async def aenqueue_many(self, calls: Iterable[TaskCall]) -> Sequence[JobResult]:
         """Asynchronous version of ``enqueue_many()``."""
         return await sync_to_async(self.enqueue_many)(calls)
 
 
+AnyTask = Task[..., Any]
+
+
 @lru_cache(maxsize=1000)
-def is_coroutine(function: Callable[..., Any]) -> bool:
+def is_coroutine(function: Callable[..., object]) -> bool:
     """Return True if a task's function is an ``async def``.
 
     Cached, as a worker needs it twice per job.
@@ -246,14 +247,14 @@ def task(
     *, takes_context: Literal[False] = False, **options: Unpack[TaskOptions]
 ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 def task(
-    function: Callable[..., Any] | None = None,
+    function: Callable[..., object] | None = None,
     *,
     priority: int = DEFAULT_TASK_PRIORITY,
     queue_name: str = DEFAULT_TASK_QUEUE_NAME,
     backend: str = DEFAULT_TASK_BACKEND_ALIAS,
     takes_context: bool = False,
     **options: Any,
-) -> Any:
+) -> object:
     """Make a module-level function a task.
 
     This is Django's own decorator, which also takes Task's options on every version of Django.
@@ -271,7 +272,7 @@ def task(
             "Use .using()."
         )
 
-    def decorate(func: Callable[..., Any]) -> Task[..., Any]:
+    def decorate(func: Callable[..., object]) -> Task[..., object]:
         task_class = task_backends[backend].task_class
         if not issubclass(task_class, Task):
             task_class = Task  # A stand-in backend, as in tests, must still accept the options.
@@ -287,7 +288,7 @@ def task(
     return decorate(function) if function else decorate
 
 
-def split(call: tuple[Any, ...] | dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def split(call: TaskCall) -> tuple[Sequence[object], Mapping[str, object]]:
     """Return the positional and the keyword arguments of a call.
 
     Raises TypeError for a value that is not a call.

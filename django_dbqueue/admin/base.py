@@ -18,6 +18,11 @@ from django.utils.text import capfirst
 from ..models.bounded_count import count
 
 Text = str | Promise
+# A row of any model. Each page narrows it to its model, or to a protocol that has the details.
+Row = Any
+Rows = QuerySet[Row]
+# Fieldsets, or parts of them. Their fields may be callables: Django's stubs allow only names.
+Fields = Any
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]
@@ -36,7 +41,7 @@ class ReadOnlyChangeList(ChangeList):
 
     model_admin: ReadOnlyAdmin
 
-    def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
+    def get_ordering(self, request: HttpRequest, queryset: Rows) -> list[Any]:
         """Return the page's own ordering: a huge table is sorted by no other column."""
         return list(self.model_admin.ordering or ())
 
@@ -73,18 +78,18 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     class Media:
         css = {"all": ["django_dbqueue/admin.css"]}
 
-    def list_queryset(self, rows: QuerySet[Any]) -> QuerySet[Any]:
+    def list_queryset(self, rows: Rows) -> Rows:
         """Return the rows with the columns that the list needs."""
         return rows
 
-    def with_details(self, rows: list[Any]) -> list[Any]:
+    def with_details(self, rows: list[Row]) -> list[Row]:
         """Return the rows with data that is queried for all of them together."""
         return rows
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+    def get_changelist(self, request: HttpRequest, **kwargs: object) -> type[ChangeList]:
         return ReadOnlyChangeList
 
-    def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         """Allow only the filters of the page.
 
         Others, such as ``kwargs__password__startswith``, would reveal hidden values.
@@ -100,7 +105,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return lookup in offered
 
     def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+        self, request: HttpRequest, extra_context: dict[str, object] | None = None
     ) -> HttpResponse:
         title = capfirst(self.opts.verbose_name_plural)
         context = {"title": title, "hint": self.hint, **(extra_context or {})}
@@ -108,11 +113,11 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
-    ) -> Any:
+    ) -> Row:
         found = super().get_object(request, object_id, from_field)
         return self.with_details([found])[0] if found else None
 
-    def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+    def page_context(self, request: HttpRequest, row: Row) -> dict[str, object]:
         """Return the template context of a row's page, in addition to its fields."""
         return {"title": capfirst(self.opts.verbose_name)}
 
@@ -121,21 +126,21 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         request: HttpRequest,
         object_id: str,
         form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
+        extra_context: dict[str, object] | None = None,
     ) -> HttpResponse:
         may = self.has_view_permission(request)
         row = self.get_object(request, unquote(object_id)) if may else None
         context = {**(self.page_context(request, row) if row else {}), **(extra_context or {})}
         return super().change_view(request, object_id, form_url, context)
 
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+    def get_readonly_fields(self, request: HttpRequest, obj: Row = None) -> Fields:
         return flatten_fieldsets(self.fieldsets or ())
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+    def has_change_permission(self, request: HttpRequest, obj: Row = None) -> bool:
         return False
 
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+    def has_delete_permission(self, request: HttpRequest, obj: Row = None) -> bool:
         return False

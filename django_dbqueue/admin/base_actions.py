@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
-from django.db.models import Model, QuerySet
+from django.db.models import Model
 from django.forms import Field, Form
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
@@ -19,13 +20,15 @@ from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext as _
 
 from ..models.bounded_count import BoundedCount, count
-from .base import ReadOnlyAdmin, Text
+from .base import ReadOnlyAdmin, Row, Rows, Text
+
+if TYPE_CHECKING:
+    from django.contrib.admin.options import Action as AdminAction
+    from django.contrib.admin.options import ActionLocation
 
 EXAMPLES = 10
 # Parameters of a list that are not filters.
 PAGING = ("p", "o", "e")
-
-Rows = QuerySet[Any]
 
 
 def all_of(rows: Rows) -> Rows:
@@ -94,7 +97,9 @@ class ActionAdmin(ReadOnlyAdmin):
         permission = f"dbqueue.{action.permission}"
         return self.has_view_permission(request) and request.user.has_perm(permission)
 
-    def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
+    def get_actions(
+        self, request: HttpRequest, action_location: ActionLocation | None = None
+    ) -> dict[str, AdminAction | None]:
         """Return the actions that the user may run."""
         # Django passes ``action_location`` since version 6.1.
         given = {} if action_location is None else {"action_location": action_location}
@@ -105,7 +110,7 @@ class ActionAdmin(ReadOnlyAdmin):
     def get_urls(self) -> list[URLPattern]:
         return [*map(self._path, self.actions), *super().get_urls()]
 
-    def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+    def page_context(self, request: HttpRequest, row: Row) -> dict[str, object]:
         return {**super().page_context(request, row), "buttons": self._buttons(request, row)}
 
     def run_action(
@@ -173,7 +178,7 @@ class ActionAdmin(ReadOnlyAdmin):
         }
         return TemplateResponse(request, "admin/dbqueue/confirmation.html", context)
 
-    def _buttons(self, request: HttpRequest, one: Model) -> list[dict[str, Any]]:
+    def _buttons(self, request: HttpRequest, one: Model) -> list[dict[str, object]]:
         """Return buttons for the actions that the user may run and that would change a row."""
         return [
             {"action": action, "url": self._url(action.name, one.pk)}
@@ -191,7 +196,7 @@ class ActionAdmin(ReadOnlyAdmin):
         name = f"dbqueue_{self.opts.model_name}_{action.name}"
         return path(f"<path:object_id>/{action.name}/", view, name=name)
 
-    def _url(self, name: str, pk: Any) -> str:
+    def _url(self, name: str, pk: UUID | int | str) -> str:
         return reverse(
             f"admin:dbqueue_{self.opts.model_name}_{name}",
             args=[quote(pk)],
@@ -204,7 +209,9 @@ def _counted(rows: Rows, number: int) -> str:
     return f"{number} {opts.verbose_name if number == 1 else opts.verbose_name_plural}"
 
 
-def _result(target: Rows, total: int, changed: int, action: Action, values: dict[str, Any]) -> str:
+def _result(
+    target: Rows, total: int, changed: int, action: Action, values: dict[str, object]
+) -> str:
     if changed:
         done = action.done % values if values else action.done
         text = _("%(done)s: %(rows)s.") % {"done": done, "rows": _counted(target, changed)}

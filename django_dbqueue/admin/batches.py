@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from datetime import datetime
+from typing import ClassVar, Protocol
 from uuid import UUID
 
 from django.contrib import admin
@@ -16,6 +17,7 @@ from ..models.bounded_count import BoundedCount
 from ..models.enums import FINISHED, UNSUCCESSFUL, State
 from . import columns, formatting, progress
 from .actions import DISCARD_BATCH, RETRY_BATCH
+from .base import Fields
 from .base_actions import ActionAdmin
 from .filters import FinishedFilter
 
@@ -31,6 +33,20 @@ STATES = (
 )
 
 
+class CountedBatch(Protocol):
+    """A batch with the number of its jobs in each state."""
+
+    pk: UUID
+    sealed_at: datetime | None
+    finished_at: datetime | None
+    jobs_by_state: dict[str, int]
+
+    @property
+    def is_abandoned(self) -> bool: ...
+    def tally(self) -> dict[str, int]: ...
+    def follower(self, name: str) -> str | None: ...
+
+
 @admin.display(description=gettext_lazy("batch"))
 def description(batch: Batch) -> str:
     if not batch.description:
@@ -44,7 +60,7 @@ def full_id(batch: Batch) -> str:
 
 
 @admin.display(description=gettext_lazy("state"))
-def state(batch: Any) -> str:
+def state(batch: CountedBatch) -> str:
     if batch.is_abandoned:
         text = _("Finished, abandoned") if batch.finished_at else _("Abandoned")
         return formatting.badge(text, "✕", "bad")
@@ -58,9 +74,9 @@ def state(batch: Any) -> str:
 
 
 @admin.display(description=gettext_lazy("ended"))
-def bar(batch: Any) -> str:
+def bar(batch: CountedBatch) -> str:
     """Return the progress bar, or a text if there are more jobs than are counted."""
-    numbers: dict[str, int] = batch.jobs_by_state
+    numbers = batch.jobs_by_state
     if any(isinstance(number, BoundedCount) for number in numbers.values()):
         return _("too many jobs to count")
     if not numbers:
@@ -70,12 +86,12 @@ def bar(batch: Any) -> str:
 
 
 @admin.display(description=gettext_lazy("state"))
-def state_and_bar(batch: Batch) -> str:
+def state_and_bar(batch: CountedBatch) -> str:
     return format_html("{}<br>{}", state(batch), bar(batch))
 
 
 @admin.display(description=gettext_lazy("jobs"))
-def jobs(batch: Any) -> str:
+def jobs(batch: CountedBatch) -> str:
     """Return the number of jobs in each state, each linked to the jobs."""
     badges = [
         (each, formatting.state(f"{number} {each.label}", each))
@@ -83,7 +99,8 @@ def jobs(batch: Any) -> str:
         if (number := batch.jobs_by_state.get(each))
     ]
     links = [
-        (formatting.jobs_link(badge, batch=batch.pk, state=each.value),) for each, badge in badges
+        (formatting.jobs_link(badge, batch=str(batch.pk), state=each.value),)
+        for each, badge in badges
     ]
     return format_html_join(" ", '<span class="dbq-number">{}</span>', links) or "–"
 
@@ -108,9 +125,9 @@ class BatchAdmin(ActionAdmin):
         columns.time("created_at", gettext_lazy("created")),
         columns.time("finished_at", gettext_lazy("finished")),
     )
-    fieldsets: ClassVar[Any] = ((None, {"fields": ((state, bar, full_id), times)}),)
+    fieldsets: ClassVar[Fields] = ((None, {"fields": ((state, bar, full_id), times)}),)
 
-    def with_details(self, rows: list[Any]) -> list[Any]:
+    def with_details(self, rows: list[CountedBatch]) -> list[CountedBatch]:
         for batch in rows:
             batch.jobs_by_state = batch.tally()
         return rows
@@ -124,7 +141,7 @@ class BatchAdmin(ActionAdmin):
         except ValueError:
             return rows.filter(Q(description__icontains=text) if text else Q()), False
 
-    def page_context(self, request: HttpRequest, row: Batch) -> dict[str, Any]:
+    def page_context(self, request: HttpRequest, row: CountedBatch) -> dict[str, object]:
         return {
             **super().page_context(request, row),
             "may_view_jobs": request.user.has_perm("dbqueue.view_job"),
@@ -133,7 +150,7 @@ class BatchAdmin(ActionAdmin):
         }
 
 
-def _callbacks(batch: Batch) -> list[dict[str, str]]:
+def _callbacks(batch: CountedBatch) -> list[dict[str, str]]:
     """Return the callbacks, each with its job if it has been enqueued."""
     conditions = {
         "on_finish": _("When all jobs have ended"),
@@ -153,7 +170,7 @@ def _callbacks(batch: Batch) -> list[dict[str, str]]:
     ]
 
 
-def _callback_job(batch: Batch, pk: str | None, enqueued: dict[str, Job]) -> str:
+def _callback_job(batch: CountedBatch, pk: str | None, enqueued: dict[str, Job]) -> str:
     if pk in enqueued:
         link = formatting.link("job", pk, formatting.short_id(pk))
         return format_html("{} {}", link, columns.state(enqueued[pk]))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from datetime import datetime
+from typing import Protocol
 
 from django.contrib import admin
+from django.db.models import Model
 from django.utils.html import format_html
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
@@ -19,7 +21,20 @@ from .base import Text
 # Columns of a job that lists do not read.
 NOT_LISTED = ("args", "kwargs", "result", "metadata", "limits", "pipeline")
 
-Column = Callable[[Any], str]
+Column = Callable[[Model], str]
+
+
+class WithLastError(Protocol):
+    """A job with the error of its last attempt."""
+
+    error: str | None
+    error_message: str
+
+
+def seen_at(row: Model) -> datetime:
+    """Return the database's time at which the page's query read the row."""
+    time: datetime = row.seen_at  # type: ignore[attr-defined]
+    return time
 
 
 @admin.display(description=gettext_lazy("job"))
@@ -65,9 +80,9 @@ def linked_batch(job: Job) -> str:
 
 
 @admin.display(description=gettext_lazy("state"))
-def paused(row: Any) -> str:
+def paused(row: Pausable) -> str:
     """Return whether a queue or a task is paused, as a badge."""
-    if not row.is_paused(row.seen_at):
+    if not row.is_paused(seen_at(row)):
         return formatting.badge(_("Active"), "▸", "good")
     return format_html("{} {}", formatting.badge(_("Paused"), "‖", "waits"), pause_span(row))
 
@@ -97,7 +112,7 @@ def attempts(job: Job) -> str:
 
 
 @admin.display(description=gettext_lazy("last error"))
-def last_error(job: Any) -> str:
+def last_error(job: WithLastError) -> str:
     """Return the error of the last attempt, from the columns that the list adds."""
     if not job.error:
         return ""
@@ -109,8 +124,8 @@ def last_error(job: Any) -> str:
 
 
 @admin.display(description=gettext_lazy("running for"))
-def running_for(job: Any) -> str:
-    return formatting.duration(job.seen_at - job.started_at) if job.started_at else "–"
+def running_for(job: Job) -> str:
+    return formatting.duration(seen_at(job) - job.started_at) if job.started_at else "–"
 
 
 @admin.display(description=gettext_lazy("timeout"))
@@ -119,7 +134,7 @@ def timeout(job: Job) -> str:
 
 
 @admin.display(description=gettext_lazy("process"))
-def owner(job: Any) -> str:
+def owner(job: Job) -> str:
     """Return the process that runs a job, and whether it is alive.
 
     A process may be gone before its jobs are recovered.
@@ -128,27 +143,27 @@ def owner(job: Any) -> str:
         return "–"
     if job.process is None:
         return formatting.badge(_("Gone"), "✕", "bad")
-    is_alive = formatting.alive(job.process.is_alive(job.seen_at))
+    is_alive = formatting.alive(job.process.is_alive(seen_at(job)))
     return format_html("{} {}", is_alive, linked_process(job.process))
 
 
 @admin.display(description=gettext_lazy("process"))
-def owner_and_heartbeat(job: Any) -> str:
+def owner_and_heartbeat(job: Job) -> str:
     if job.process is None:
         return owner(job)
-    last = formatting.ago(job.process.heartbeat_at, job.seen_at)
+    last = formatting.ago(job.process.heartbeat_at, seen_at(job))
     text = format_html(_("last heartbeat {}"), last)
     return format_html("{}<br>{}", owner(job), formatting.quiet(text))
 
 
 @admin.display(description=gettext_lazy("last heartbeat"))
-def heartbeat(process: Any) -> str:
-    return formatting.ago(process.heartbeat_at, process.seen_at)
+def heartbeat(process: Process) -> str:
+    return formatting.ago(process.heartbeat_at, seen_at(process))
 
 
 @admin.display(description=gettext_lazy("state"))
-def alive(process: Any) -> str:
-    return formatting.alive(process.is_alive(process.seen_at))
+def alive(process: Process) -> str:
+    return formatting.alive(process.is_alive(seen_at(process)))
 
 
 def linked_process(process: Process) -> str:
@@ -159,7 +174,7 @@ def time(name: str, description: Text) -> Column:
     """Return a column for a time field: the exact time, and its age."""
 
     @admin.display(description=description)  # type: ignore[arg-type]
-    def column(row: Any) -> str:
+    def column(row: Model) -> str:
         value = getattr(row, name)
         if not value:
             return "–"
@@ -174,7 +189,7 @@ def age(name: str, description: Text) -> Column:
     """Return a column for a time field: its age."""
 
     @admin.display(description=description)  # type: ignore[arg-type]
-    def column(row: Any) -> str:
+    def column(row: Model) -> str:
         return formatting.ago(getattr(row, name))
 
     column.__name__ = name

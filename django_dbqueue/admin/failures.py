@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar, Protocol
 
 from django.contrib import admin
 from django.http import HttpRequest
@@ -10,10 +10,18 @@ from django.utils.translation import gettext_lazy as _
 from ..models import Execution, Failure
 from . import columns, formatting
 from .actions import DISCARD_FAILED, MUTE, REOPEN, RESOLVE, RETRY_FAILED
+from .base import Fields
 from .base_actions import ActionAdmin
 from .filters import LastSeenFilter, StateFilter
 
 MOST_EXECUTIONS = 50
+
+
+class CountedFailure(Protocol):
+    """A failure with the number of its failed jobs."""
+
+    pk: int
+    failed_jobs: int
 
 
 @admin.display(description=_("failure"))
@@ -27,7 +35,7 @@ def summary(failure: Failure) -> str:
 
 
 @admin.display(description=_("failed jobs"))
-def failed_jobs(failure: Any) -> str:
+def failed_jobs(failure: CountedFailure) -> str:
     return formatting.job_count(failure.failed_jobs, failure=failure.pk, state="failed")
 
 
@@ -51,7 +59,7 @@ class FailureAdmin(ActionAdmin):
         columns.time("first_seen", _("first seen")),
         columns.time("last_seen", _("last seen")),
     )
-    fieldsets: ClassVar[Any] = (
+    fieldsets: ClassVar[Fields] = (
         (
             None,
             {
@@ -64,13 +72,13 @@ class FailureAdmin(ActionAdmin):
         ),
     )
 
-    def with_details(self, rows: list[Any]) -> list[Any]:
+    def with_details(self, rows: list[CountedFailure]) -> list[CountedFailure]:
         numbers = Execution.objects.count_failed_jobs([failure.pk for failure in rows])
         for failure in rows:
             failure.failed_jobs = numbers[failure.pk]
         return rows
 
-    def page_context(self, request: HttpRequest, row: Failure) -> dict[str, Any]:
+    def page_context(self, request: HttpRequest, row: Failure) -> dict[str, object]:
         executions = Execution.objects.newest_of(row, MOST_EXECUTIONS)
         newest_by_job = {each.job_id: _attempt(each) for each in reversed(executions)}
         return {
@@ -81,7 +89,7 @@ class FailureAdmin(ActionAdmin):
         }
 
 
-def _attempt(execution: Execution) -> dict[str, Any]:
+def _attempt(execution: Execution) -> dict[str, object]:
     return {
         "job": columns.linked_job(execution.job),
         "state": columns.state(execution.job),

@@ -14,8 +14,9 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Batch, Execution, Failure, Job, Process, Queue
+from .base import Rows
 
-Choices = Iterable[tuple[Any, Any]]
+Choices = Iterable[tuple[str, Any]]
 
 
 class Filter(SimpleListFilter):
@@ -23,16 +24,17 @@ class Filter(SimpleListFilter):
 
     field: str
 
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> Choices:
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Model]) -> Choices:
         choices = list(self.options(model_admin.model))
         value = self.value()
-        is_known = value in (None, *(choice for choice, _text in choices))
-        return choices if is_known else [(value, value), *choices]
+        if value is None or any(value == choice for choice, _text in choices):
+            return choices
+        return [(value, value), *choices]
 
     def options(self, model: Any) -> Choices:
         return []
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
         return queryset if self.value() is None else queryset.filter(**{self.field: self.value()})
 
 
@@ -46,7 +48,7 @@ class StateFilter(Filter):
 class QueueFilter(Filter):
     title, parameter_name, field = _("queue"), "queue", "queue"
 
-    def options(self, model: Any) -> Choices:
+    def options(self, model: object) -> Choices:
         names = Queue.objects.order_by("name").values_list("name", flat=True)[:100]
         return [(name, name) for name in names]
 
@@ -54,7 +56,7 @@ class QueueFilter(Filter):
 class TaskFilter(Filter):
     title, parameter_name, field = _("task"), "task", "task"
 
-    def options(self, model: Any) -> Choices:
+    def options(self, model: object) -> Choices:
         named = [(task, task.rpartition(".")[2]) for task in Job.objects.recent_tasks()]
         return sorted(named, key=lambda choice: choice[1])
 
@@ -64,11 +66,12 @@ class IdFilter(SimpleListFilter):
 
     model: type[Model]
 
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> Choices:
-        if self.value() is None:
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Model]) -> Choices:
+        value = self.value()
+        if value is None:
             return []
         row = self.model._default_manager.filter(pk=self.pk).first()
-        return [(self.value(), row or self.value())]
+        return [(value, row or value)]
 
     @property
     def pk(self) -> Any:
@@ -90,10 +93,10 @@ class FailureFilter(IdFilter):
 class ProcessFilter(IdFilter):
     title, parameter_name, model = _("process"), "process", Process
 
-    def queryset(self, request: HttpRequest, queryset: Any) -> QuerySet[Job]:
+    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
         if self.value() is None:
-            return queryset  # type: ignore[no-any-return]
-        return queryset.running().filter(process=self.pk)  # type: ignore[no-any-return]
+            return queryset
+        return queryset.running().filter(process=self.pk)  # type: ignore[attr-defined,no-any-return]
 
 
 class BatchFilter(IdFilter):
@@ -126,7 +129,7 @@ class WaitingJobsFilter(SimpleListFilter):
 
     title, parameter_name = _("limits"), "which"
 
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> Choices:
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Model]) -> Choices:
         return [("all", _("All in use"))]
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
@@ -134,17 +137,17 @@ class WaitingJobsFilter(SimpleListFilter):
         yield {**default, "display": _("With waiting jobs")}
         yield from rest
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
         return queryset if self.value() else queryset.waiting()  # type: ignore[attr-defined]
 
 
 class FinishedFilter(SimpleListFilter):
     title, parameter_name = _("finished"), "finished"
 
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> Choices:
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Model]) -> Choices:
         return [("no", _("No")), ("yes", _("Yes"))]
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Batch]) -> QuerySet[Batch]:
         if self.value() is None:
             return queryset
         return queryset.filter(finished_at__isnull=self.value() == "no")
@@ -154,13 +157,13 @@ class LastSeenFilter(SimpleListFilter):
     title, parameter_name = _("last seen"), "seen"
     seconds = {"1h": 3600, "24h": 86400, "7d": 7 * 86400}
 
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> Choices:
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Model]) -> Choices:
         return [
             ("1h", _("In the last hour")),
             ("24h", _("In the last 24 hours")),
             ("7d", _("In the last 7 days")),
         ]
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
         seconds = self.seconds.get(self.value() or "")
         return queryset.seen_within(seconds) if seconds else queryset  # type: ignore[attr-defined]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta, timezone
-from typing import Any
 from uuid import UUID
 
 from django.conf import settings
@@ -171,13 +170,13 @@ def link(model: str, pk: UUID | int | str, text: object) -> str:
     return format_html('<a href="{}">{}</a>', address, text)
 
 
-def jobs_link(text: object, **filters: Any) -> str:
+def jobs_link(text: object, **filters: int | str) -> str:
     """Return a link to the list of jobs with these filters."""
     address = reverse("admin:dbqueue_job_changelist")
     return format_html('<a href="{}?{}">{}</a>', address, urlencode(filters), text)
 
 
-def job_count(number: int, **filters: Any) -> str:
+def job_count(number: int, **filters: int | str) -> str:
     """Return a number of jobs, with a link to them if there are any."""
     return jobs_link(number, **filters) if number else "0"
 

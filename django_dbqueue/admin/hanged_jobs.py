@@ -21,10 +21,10 @@ from .formatting import duration
 
 
 @admin.display(description=gettext_lazy("what happens next"))
-def outlook(job: Any) -> str:
+def outlook(job: HangedJob) -> str:
     if job.stop_requested_at:
         return _("It is being stopped.")
-    if job.process and job.process.is_alive(job.seen_at):
+    if job.process and job.process.is_alive(columns.seen_at(job)):
         return _("It runs until it ends or is stopped. Its page shows its stack trace.")
     if job.on_lost == OnLost.FAIL:
         return _("Its process is dead. The attempt is lost, and the job fails: it runs only once.")
@@ -55,7 +55,7 @@ class HangedJobAdmin(ReadOnlyAdmin):
         return rows.defer(*columns.NOT_LISTED)
 
     def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+        self, request: HttpRequest, extra_context: dict[str, object] | None = None
     ) -> HttpResponse:
         hint = _(
             "Jobs that have been running for more than {} (or the limit of their queue) "
@@ -70,12 +70,12 @@ class HangedJobAdmin(ReadOnlyAdmin):
         request: HttpRequest,
         object_id: str,
         form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
+        extra_context: dict[str, object] | None = None,
     ) -> HttpResponse:
         """Redirect to the job's page, which also shows a job that no longer hangs."""
         return HttpResponseRedirect(
             reverse("admin:dbqueue_job_change", args=[object_id], current_app=self.admin_site.name)
         )
 
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+    def has_view_permission(self, request: HttpRequest, obj: HangedJob | None = None) -> bool:
         return request.user.has_perm("dbqueue.view_job")

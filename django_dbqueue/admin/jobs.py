@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 from uuid import UUID
 
 from django.contrib import admin
@@ -15,7 +14,7 @@ from ..models.expressions import Now
 from . import columns, formatting, progress
 from .actions import DISCARD, MOVE, REPRIORITISE, RETRY, STOP
 from .attempts import attempts_of, stack_of
-from .base import Text
+from .base import Fields, Text
 from .base_actions import ActionAdmin
 from .filters import (
     BatchFilter,
@@ -81,13 +80,13 @@ class JobAdmin(ActionAdmin):
             error_message=Subquery(last.values("message")),
         )
 
-    def get_fieldsets(self, request: HttpRequest, obj: Job | None = None) -> Any:
+    def get_fieldsets(self, request: HttpRequest, obj: Job | None = None) -> Fields:
         if obj is None:
             return ()
         fields = _fields(obj, with_batch=request.user.has_perm("dbqueue.view_batch"))
         return ((None, {"fields": fields}),)
 
-    def get_readonly_fields(self, request: HttpRequest, obj: Job | None = None) -> Any:
+    def get_readonly_fields(self, request: HttpRequest, obj: Job | None = None) -> Fields:
         return flatten_fieldsets(self.get_fieldsets(request, obj))
 
     def get_search_results(
@@ -95,7 +94,7 @@ class JobAdmin(ActionAdmin):
     ) -> tuple[QuerySet[Job], bool]:
         return rows.filter(_matching(text.strip())), False
 
-    def page_context(self, request: HttpRequest, row: Job) -> dict[str, Any]:
+    def page_context(self, request: HttpRequest, row: Job) -> dict[str, object]:
         TaskState.objects.ensure_rows([row.task])
         stack, attempts = stack_of(row), attempts_of(row)
         return {
@@ -113,7 +112,7 @@ class JobAdmin(ActionAdmin):
         }
 
 
-def _fields(job: Job, with_batch: bool) -> tuple[tuple[Any, ...], ...]:
+def _fields(job: Job, with_batch: bool) -> Fields:
     """Return the rows of fields, without fields that the job does not have."""
     batch = [columns.linked_batch] if with_batch and job.batch else []
     key = [columns.key, *["version"] * (job.version is not None)] if job.key else []

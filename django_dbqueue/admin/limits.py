@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from django.contrib import admin
 from django.db.models import OuterRef, QuerySet, Subquery
@@ -15,10 +15,23 @@ from ..models import Job, Semaphore, Slot
 from ..models.bounded_count import count
 from ..models.expressions import Now
 from . import columns, formatting
-from .base import ReadOnlyAdmin
+from .base import Fields, ReadOnlyAdmin
 from .filters import WaitingJobsFilter
 
 MOST_JOBS = 20
+
+
+class UsedLimit(Protocol):
+    """A limit with its current use."""
+
+    pk: str
+    most: int | None
+    every: timedelta | None
+    earliest: datetime | None
+    seen_at: datetime
+    next_enqueued_at: datetime | None
+    taken_slots: int
+    waiting_jobs: int
 
 
 @admin.display(description=gettext_lazy("limit"))
@@ -32,19 +45,19 @@ def allows(row: Semaphore) -> str:
 
 
 @admin.display(description=gettext_lazy("now"))
-def usage(row: Any) -> str:
+def usage(row: UsedLimit) -> str:
     if row.every and row.earliest and row.earliest > row.seen_at:
         return format_html(_("next start {}"), formatting.ago(row.earliest, row.seen_at))
     return _taken(row.taken_slots, row.most)
 
 
 @admin.display(description=gettext_lazy("waiting jobs"))
-def waiting(row: Any) -> str:
+def waiting(row: UsedLimit) -> str:
     return formatting.job_count(row.waiting_jobs, waits_for=row.pk)
 
 
 @admin.display(description=gettext_lazy("next job, enqueued"))
-def next_job(row: Any) -> str:
+def next_job(row: UsedLimit) -> str:
     return formatting.ago(row.next_enqueued_at, row.seen_at)
 
 
@@ -58,14 +71,14 @@ class SemaphoreAdmin(ReadOnlyAdmin):
     list_per_page = 25
     ordering = ("pk",)
     search_fields = ("key",)
-    fieldsets: ClassVar[Any] = ((None, {"fields": ((allows, usage), (waiting, next_job))}),)
+    fieldsets: ClassVar[Fields] = ((None, {"fields": ((allows, usage), (waiting, next_job))}),)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Semaphore]:
         rows: QuerySet[Semaphore] = super().get_queryset(request)
         first = Job.objects.waiting_for(OuterRef("pk")).values("enqueued_at")[:1]
         return rows.annotate(seen_at=Now(), next_enqueued_at=Subquery(first))
 
-    def with_details(self, rows: list[Any]) -> list[Any]:
+    def with_details(self, rows: list[UsedLimit]) -> list[UsedLimit]:
         taken = Slot.objects.count_by_key(row.pk for row in rows)
         for row in rows:
             blocked = Job.objects.waiting_for(row.pk)
@@ -73,7 +86,7 @@ class SemaphoreAdmin(ReadOnlyAdmin):
             row.waiting_jobs = count(blocked, "blocked_by", "-priority", "id")
         return rows
 
-    def page_context(self, request: HttpRequest, row: Semaphore) -> dict[str, Any]:
+    def page_context(self, request: HttpRequest, row: Semaphore) -> dict[str, object]:
         taken = Slot.objects.taken().filter(semaphore=row.pk).select_related("job")
         slots = taken.order_by("job__started_at", "slot_group", "-job__priority", "job")[:MOST_JOBS]
         blocked = Job.objects.waiting_for(row.pk).defer(*columns.NOT_LISTED)[:MOST_JOBS]
@@ -91,7 +104,7 @@ class SemaphoreAdmin(ReadOnlyAdmin):
         }
 
 
-def _job(job: Job, since: datetime | None) -> dict[str, Any]:
+def _job(job: Job, since: datetime | None) -> dict[str, object]:
     return {
         "job": columns.linked_job(job),
         "since": formatting.ago(since),

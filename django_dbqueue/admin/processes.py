@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from django.contrib import admin
 from django.db.models import QuerySet
@@ -9,7 +9,14 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import Job, Process
 from . import columns, formatting
-from .base import ReadOnlyAdmin
+from .base import Fields, ReadOnlyAdmin
+
+
+class CountedProcess(Protocol):
+    """A process with the number of its running jobs."""
+
+    pk: int
+    running: int
 
 
 @admin.display(description=_("name"))
@@ -19,7 +26,7 @@ def name(process: Process) -> str:
 
 
 @admin.display(description=_("running jobs"))
-def running(process: Any) -> str:
+def running(process: CountedProcess) -> str:
     return formatting.job_count(process.running, process=process.pk)
 
 
@@ -48,7 +55,7 @@ class ProcessAdmin(ReadOnlyAdmin):
     )
     list_filter = (("kind", admin.ChoicesFieldListFilter),)
     ordering = ("hostname", "kind", "pk")
-    fieldsets: ClassVar[Any] = (
+    fieldsets: ClassVar[Fields] = (
         (
             None,
             {
@@ -66,7 +73,7 @@ class ProcessAdmin(ReadOnlyAdmin):
         rows: Any = super().get_queryset(request)
         return rows.select_related("supervisor").seen()  # type: ignore[no-any-return]
 
-    def with_details(self, rows: list[Any]) -> list[Any]:
+    def with_details(self, rows: list[CountedProcess]) -> list[CountedProcess]:
         numbers = Job.objects.count_running()
         for process in rows:
             process.running = numbers.get(process.pk, 0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib import admin
 from django.utils.formats import number_format
 from django.utils.html import format_html
@@ -29,25 +27,25 @@ def state_and_progress(job: Job) -> str:
     return format_html("{}<br>{}", columns.state(job), detail) if detail else columns.state(job)
 
 
-def _detail(job: Any) -> str:
+def _detail(job: Job) -> str:
     if job.state == State.RUNNING and (progress := progress_of(job)):
         return bar(progress.value)
-    if job.state in WAITING and job.expires_at and job.expires_at <= job.seen_at:
+    if job.state in WAITING and job.expires_at and job.expires_at <= columns.seen_at(job):
         return formatting.quiet(_("expired"))
     if job.state == State.SCHEDULED:
-        return formatting.ago(job.run_after, job.seen_at)
+        return formatting.ago(job.run_after, columns.seen_at(job))
     if job.state == State.BLOCKED:
         return formatting.quiet(Truncator(limit_name(job.blocked_by)).chars(60))
     return ""
 
 
-def summary(job: Any) -> str:
+def summary(job: Job) -> str:
     """Return the progress for the job's page; empty if the job has not reported any."""
     progress = progress_of(job)
     if progress is None:
         return ""
     value = progress.value
-    when = format_html("({})", formatting.ago(progress.updated_at, job.seen_at))
+    when = format_html("({})", formatting.ago(progress.updated_at, columns.seen_at(job)))
     return format_html("{} {} {}", bar(value), value.note, formatting.quiet(when))
 
 

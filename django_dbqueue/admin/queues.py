@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Protocol
 
 from django.contrib import admin
-from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext_lazy
 
@@ -13,20 +12,28 @@ from ..models.enums import State
 from ..models.queue import Load
 from . import columns, formatting
 from .actions import CLEAR, PAUSE, PAUSE_FOR, RESTRICT, RESUME
+from .base import Fields, Rows
 from .base_actions import ActionAdmin
 from .config import limit_of
 
 
+class LoadedQueue(Protocol):
+    """A queue with its load."""
+
+    name: str
+    load: Load
+
+
 @admin.display(description=gettext_lazy("oldest ready job"))
-def oldest(queue: Any) -> str:
+def oldest(queue: LoadedQueue) -> str:
     return formatting.ago(queue.load.oldest)
 
 
-def jobs(state: State) -> columns.Column:
+def jobs(state: State) -> Callable[[LoadedQueue], str]:
     """Return a column with the number of jobs in a state, linked to them."""
 
     @admin.display(description=state.label)
-    def column(queue: Any) -> str:
+    def column(queue: LoadedQueue) -> str:
         number = getattr(queue.load, state.value)
         return formatting.job_count(number, queue=queue.name, state=state.value)
 
@@ -61,13 +68,13 @@ class PausableAdmin(ActionAdmin):
         raise NotImplementedError
 
     def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+        self, request: HttpRequest, extra_context: dict[str, object] | None = None
     ) -> HttpResponse:
         if self.has_view_permission(request):
             self.model.objects.ensure_rows(self.names())
         return super().changelist_view(request, extra_context)
 
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+    def get_queryset(self, request: HttpRequest) -> Rows:
         rows: Any = super().get_queryset(request)
         return rows.seen()  # type: ignore[no-any-return]
 
@@ -77,12 +84,12 @@ class QueueAdmin(PausableAdmin):
     hint = gettext_lazy("Workers claim no jobs from a paused queue. Running jobs continue.")
     actions = (PAUSE, PAUSE_FOR, RESUME, RESTRICT, CLEAR)
     list_display = ("name", *COLUMNS)
-    fieldsets: ClassVar[Any] = ((None, {"fields": (("name", columns.paused), COLUMNS[1:])}),)
+    fieldsets: ClassVar[Fields] = ((None, {"fields": (("name", columns.paused), COLUMNS[1:])}),)
 
     def names(self) -> Iterable[str]:
         return {lane.queue for lane in Job.objects.lanes()}
 
-    def with_details(self, rows: list[Any]) -> list[Any]:
+    def with_details(self, rows: list[LoadedQueue]) -> list[LoadedQueue]:
         loads = Queue.objects.loads(Job.objects.lanes(queue.name for queue in rows))
         for queue in rows:
             queue.load = loads.get(queue.name, Load())

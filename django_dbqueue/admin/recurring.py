@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, ClassVar
+from typing import Protocol
 
 from django.contrib import admin, messages
 from django.db.models import Model, OuterRef, Subquery
@@ -18,13 +18,22 @@ from ..models import Job, RecurringExecution, RecurringTask
 from ..registry import discover
 from . import columns, formatting
 from .actions import DISABLE, ENABLE, RUN_NOW
-from .base_actions import Action, ActionAdmin, Rows
+from .base import Fields, Rows
+from .base_actions import Action, ActionAdmin
 from .config import options
 from .recurring_form import RecurringTaskForm
 from .redaction import call_without_secrets
 
 MOST_RUNS = 20
 NEXT_TIMES = 5
+
+
+class WithLastJob(Protocol):
+    """A recurring task with the job of its last run."""
+
+    pk: int
+    last_run_at: datetime | None
+    last_job: Job | None
 
 
 @admin.display(description=gettext_lazy("task or command"))
@@ -71,7 +80,7 @@ def next_run(row: RecurringTask) -> str:
 
 
 @admin.display(description=gettext_lazy("last run"))
-def last_run(row: Any) -> str:
+def last_run(row: WithLastJob) -> str:
     if row.last_run_at is None:
         return "–"
     return format_html("{} {}", formatting.ago(row.last_run_at), _job(row.last_job))
@@ -102,8 +111,8 @@ class RecurringTaskAdmin(ActionAdmin):
     list_filter = ("is_enabled", "is_from_code")
     ordering = ("name",)
     search_fields = ("name", "task", "command")
-    status_fields: ClassVar[Any] = ((state, origin), (schedule, next_run, last_run))
-    schedule_fieldsets: ClassVar[Any] = (
+    status_fields = ((state, origin), (schedule, next_run, last_run))
+    schedule_fieldsets = (
         (
             gettext_lazy("Schedule"),
             {"fields": (("cron", "timezone"), ("every", "drift"), ("starts_at", "ends_at"))},
@@ -111,24 +120,24 @@ class RecurringTaskAdmin(ActionAdmin):
         (gettext_lazy("Missed runs and jitter"), {"fields": (("missed", "most_missed"), "jitter")}),
     )
 
-    def get_fieldsets(self, request: HttpRequest, obj: RecurringTask | None = None) -> Any:
+    def get_fieldsets(self, request: HttpRequest, obj: RecurringTask | None = None) -> Fields:
         may_change = obj is None or self.has_change_permission(request, obj)
         args = ("args", "kwargs") if may_change else arguments
         fields = ("name", ("task", "command"), args, ("queue", "priority"))
-        fieldsets: list[Any] = [(_("Task"), {"fields": fields}), *self.schedule_fieldsets]
+        fieldsets: list[Fields] = [(_("Task"), {"fields": fields}), *self.schedule_fieldsets]
         if obj:
             fieldsets = [(None, {"fields": self.status_fields}), *fieldsets]
         if obj is None or may_change:
             return fieldsets
         return [(name, {"fields": _given(obj, each["fields"])}) for name, each in fieldsets]
 
-    def get_readonly_fields(self, request: HttpRequest, obj: RecurringTask | None = None) -> Any:
+    def get_readonly_fields(self, request: HttpRequest, obj: RecurringTask | None = None) -> Fields:
         status = [state, origin, schedule, next_run, last_run]
         if obj is None or self.has_change_permission(request, obj):
             return status
         return [*status, arguments, *RecurringTaskForm.Meta.fields]
 
-    def with_details(self, rows: list[Any]) -> list[Any]:
+    def with_details(self, rows: list[WithLastJob]) -> list[WithLastJob]:
         newest = RecurringExecution.objects.filter(task=OuterRef("pk")).order_by("-run_at")
         found = RecurringTask.objects.filter(pk__in=[row.pk for row in rows])
         ids = dict(found.values_list("pk", Subquery(newest.values("job")[:1])))
@@ -137,7 +146,7 @@ class RecurringTaskAdmin(ActionAdmin):
             row.last_job = jobs.get(ids.get(row.pk))
         return rows
 
-    def page_context(self, request: HttpRequest, row: RecurringTask) -> dict[str, Any]:
+    def page_context(self, request: HttpRequest, row: RecurringTask) -> dict[str, object]:
         return {
             **super().page_context(request, row),
             "times": _times(row),
@@ -145,7 +154,9 @@ class RecurringTaskAdmin(ActionAdmin):
             "problem": row.problem,
         }
 
-    def save_model(self, request: HttpRequest, obj: RecurringTask, form: Any, change: bool) -> None:
+    def save_model(
+        self, request: HttpRequest, obj: RecurringTask, form: RecurringTaskForm, change: bool
+    ) -> None:
         obj.problem = ""
         obj.save(update_fields=[*form.changed_data, "problem"] if change else None)
         if set(form.changed_data) & {"name", *SCHEDULE}:
@@ -184,7 +195,7 @@ class RecurringTaskAdmin(ActionAdmin):
         )
 
 
-def _given(row: RecurringTask, fields: Any) -> list[Any]:
+def _given(row: RecurringTask, fields: Fields) -> Fields:
     """Return the fields that are not empty in the row, for users with read-only access."""
     lines = [
         [name for name in (line if isinstance(line, tuple) else (line,)) if _is_given(row, name)]
@@ -211,14 +222,14 @@ def _times(row: RecurringTask) -> list[str]:
         return [str(error)]
 
 
-def _runs(row: RecurringTask) -> list[dict[str, Any]]:
+def _runs(row: RecurringTask) -> list[dict[str, object]]:
     """Return the newest runs."""
     executions = list(row.executions.order_by("-run_at")[:MOST_RUNS])
     jobs = Job.objects.defer(*columns.NOT_LISTED).in_bulk([each.job for each in executions])
     return [_run(each.run_at, each.enqueued_at, jobs.get(each.job)) for each in executions]
 
 
-def _run(planned: datetime, enqueued: datetime, job: Job | None) -> dict[str, Any]:
+def _run(planned: datetime, enqueued: datetime, job: Job | None) -> dict[str, object]:
     return {
         "planned": formatting.timestamp(planned),
         "enqueued": formatting.ago(enqueued),

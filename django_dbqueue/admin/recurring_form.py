@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django import forms
 from django.utils.translation import gettext_lazy as _
 
@@ -24,13 +22,13 @@ class RecurringTaskForm(forms.ModelForm):  # type: ignore[type-arg]
         )
         widgets = {"args": forms.Textarea({"rows": 2}), "kwargs": forms.Textarea({"rows": 2})}
 
-    def clean_args(self) -> Any:
+    def clean_args(self) -> object:
         return [] if self.cleaned_data["args"] is None else self.cleaned_data["args"]
 
-    def clean_kwargs(self) -> Any:
+    def clean_kwargs(self) -> object:
         return {} if self.cleaned_data["kwargs"] is None else self.cleaned_data["kwargs"]
 
-    def clean(self) -> dict[str, Any] | None:
+    def clean(self) -> dict[str, object] | None:
         given = super().clean() or self.cleaned_data
         # The model's constraints report missing and surplus values.
         if not self.errors and bool(given["cron"]) != (given["every"] is not None):

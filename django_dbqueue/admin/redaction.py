@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from inspect import Parameter
 from itertools import chain, repeat
-from typing import Any
 
 from ..core.serialization import signature_of
 from ..exceptions import InvalidTaskPath
@@ -19,7 +18,7 @@ HIDDEN = "••••••"
 DEEPEST = 100
 
 
-def without_secrets(value: Any, depth: int = 0) -> Any:
+def without_secrets(value: object, depth: int = 0) -> object:
     """Replace hidden values in JSON. Values nested deeper than ``DEEPEST`` levels become "…"."""
     match value:
         case str():
@@ -36,13 +35,13 @@ def without_secrets(value: Any, depth: int = 0) -> Any:
     return value
 
 
-def call_without_secrets(row: Job | RecurringTask) -> tuple[Any, Any]:
+def call_without_secrets(row: Job | RecurringTask) -> tuple[object, object]:
     """Return the redacted positional and keyword arguments of a job or a recurring task.
 
     The parameter names of the task's function decide. The name of ``*args`` counts for each of its
     values. For a keyword without a parameter, the name of ``**kwargs`` counts too.
     """
-    by_kind: dict[Any, list[str]] = {}
+    by_kind: dict[object, list[str]] = {}
     for each in _parameters(row):
         by_kind.setdefault(each.kind, []).append(each.name)
     [rest] = by_kind.get(Parameter.VAR_POSITIONAL, [""])
@@ -74,7 +73,7 @@ def _parameters(row: Job | RecurringTask) -> list[Parameter]:
     return list(signature_of(task.func).parameters.values())[task.takes_context :]
 
 
-def _load(path: str) -> Task[..., Any]:
+def _load(path: str) -> Task[..., object]:
     """Load a task, which a web process may not have imported before."""
     try:
         return load(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from uuid import UUID
 
 from django.utils.html import format_html, format_html_join
@@ -15,7 +14,7 @@ from .attempts import Attempt
 MOST_CHILDREN = 50
 
 
-def stages_of(job: Job, attempts: list[Attempt]) -> list[dict[str, Any]]:
+def stages_of(job: Job, attempts: list[Attempt]) -> list[dict[str, object]]:
     """Return the stages of a job in order; empty for a job without stages."""
     executions = [attempt.execution for attempt in attempts if not attempt.is_earlier]
     passed = {each.stage for each in executions if each.outcome == Execution.Outcome.SUCCESSFUL}

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from django.contrib import admin
 from django.http import HttpRequest
@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy
 from ..models import Job, TaskState
 from . import columns, formatting
 from .actions import PAUSE, PAUSE_FOR, RESUME
+from .base import Fields
 from .queues import PausableAdmin
 
 
@@ -27,10 +28,10 @@ class TaskStateAdmin(PausableAdmin):
     )
     actions = (PAUSE, PAUSE_FOR, RESUME)
     list_display = ("name", columns.paused, jobs)
-    fieldsets: ClassVar[Any] = ((None, {"fields": (("name", columns.paused, jobs),)}),)
+    fieldsets: ClassVar[Fields] = ((None, {"fields": (("name", columns.paused, jobs),)}),)
 
     def names(self) -> Iterable[str]:
         return Job.objects.recent_tasks()
 
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+    def has_view_permission(self, request: HttpRequest, obj: TaskState | None = None) -> bool:
         return request.user.has_perm("dbqueue.view_job")

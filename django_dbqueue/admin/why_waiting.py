@@ -11,7 +11,7 @@ from django.utils.translation import ngettext
 from ..models import Job, Process, Queue, Semaphore, Slot, TaskState
 from ..models.bounded_count import count
 from ..models.enums import WAITING, State
-from .columns import pause_span
+from .columns import pause_span, seen_at
 from .config import limit_of
 from .formatting import ago, duration, link, timestamp
 
@@ -32,7 +32,7 @@ def _expired(job: Job) -> str:
     """Return the reason if a waiting job expires before it can run; otherwise empty."""
     if job.expires_at is None or job.state not in WAITING:
         return ""
-    now = job.seen_at  # type: ignore[attr-defined]
+    now = seen_at(job)
     if job.expires_at <= now:
         text = _("It expired {}, at {}. It does not run: the next worker discards it.")
     elif job.state == State.SCHEDULED and job.run_after >= job.expires_at:
@@ -43,7 +43,7 @@ def _expired(job: Job) -> str:
 
 
 def _scheduled(job: Job) -> str:
-    now = job.seen_at  # type: ignore[attr-defined]
+    now = seen_at(job)
     if job.run_after > now:
         text = _("It is scheduled {}, at {}.")
         if job.failures:

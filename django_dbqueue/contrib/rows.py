@@ -8,7 +8,10 @@ from datetime import date, datetime, time, timedelta
 from typing import Any
 
 from django.db import connections
+from django.db.backends.utils import CursorWrapper
 from django.utils.duration import duration_iso_string
+
+from ..core.serialization import Json
 
 # Number of rows to keep by default.
 KEPT = 1000
@@ -17,7 +20,7 @@ KEPT = 1000
 AFTER = 0.5
 
 
-def run(sql: str, parameters: Any, database: str, keep: int, timeout: timedelta | None) -> Any:
+def run(sql: str, parameters: Any, database: str, keep: int, timeout: timedelta | None) -> Json:
     """Run a statement and return its first ``keep`` rows as dicts.
 
     For a statement that returns no rows, return the number of changed rows. Raises ValueError for
@@ -38,7 +41,7 @@ def run(sql: str, parameters: Any, database: str, keep: int, timeout: timedelta 
         return result
 
 
-def _rows(cursor: Any, keep: int) -> list[dict[str, Any]]:
+def _rows(cursor: CursorWrapper, keep: int) -> list[dict[str, Json]]:
     names = [column[0] for column in cursor.description]
     if twice := [name for name, times in Counter(names).items() if times > 1]:
         raise ValueError(
@@ -48,7 +51,7 @@ def _rows(cursor: Any, keep: int) -> list[dict[str, Any]]:
     return [dict(zip(names, map(as_json, row), strict=True)) for row in found]
 
 
-def as_json(value: Any) -> Any:
+def as_json(value: object) -> Json:
     """Convert a database value to JSON. Values without a JSON type become text."""
     match value:
         case None | bool() | int():

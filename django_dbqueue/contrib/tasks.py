@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from django.core import management
 from django.db import DEFAULT_DB_ALIAS, transaction
 
-from ..compat import DEFAULT_TASK_BACKEND_ALIAS, DEFAULT_TASK_QUEUE_NAME, task_backends
+from ..compat import (
+    DEFAULT_TASK_BACKEND_ALIAS,
+    DEFAULT_TASK_QUEUE_NAME,
+    BaseTaskBackend,
+    task_backends,
+)
 from ..core import serialization
+from ..core.serialization import Json
 from ..exceptions import CommandNotAllowed, SqlNotAllowed
 from ..recurrence.declare import declared
 from ..tasks import task
@@ -20,7 +26,7 @@ from .output import Output
 if TYPE_CHECKING:
     from ..context import JobContext
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 MOST_ROWS = 10_000
 
@@ -51,7 +57,9 @@ def _where() -> dict[str, Any]:
     return {"backend": alias, "queue_name": queue}
 
 
-def _check_command(backend: Any, name: Any, /, *args: Any, **options: Any) -> None:
+def _check_command(
+    backend: BaseTaskBackend, name: object, /, *args: object, **options: object
+) -> None:
     known = management.get_commands()
     if not isinstance(name, str) or name not in known:
         near = difflib.get_close_matches(str(name), known, n=1)
@@ -68,7 +76,7 @@ def _check_command(backend: Any, name: Any, /, *args: Any, **options: Any) -> No
         )
 
 
-def _is_declared(alias: str, *call: Any) -> bool:
+def _is_declared(alias: str, *call: object) -> bool:
     """Return whether the code declares exactly this call with recurring_command().
 
     Table rows cannot add to the declarations.
@@ -83,11 +91,11 @@ def _is_declared(alias: str, *call: Any) -> bool:
 
 
 def _check_sql(
-    backend: Any,
-    sql: Any,
-    parameters: Any = None,
+    backend: BaseTaskBackend,
+    sql: object,
+    parameters: object = None,
     database: str = DEFAULT_DB_ALIAS,
-    keep: Any = rows.KEPT,
+    keep: object = rows.KEPT,
 ) -> None:
     config = getattr(backend, "config", None)
     if config is None or database not in config.allow_sql:
@@ -107,7 +115,7 @@ def _check_sql(
 
 @task(takes_context=True, **_where())
 @_checked_by(_check_command)
-def call_command(context: JobContext, name: str, /, *args: Any, **options: Any) -> str:
+def call_command(context: JobContext, name: str, /, *args: object, **options: object) -> str:
     """Run a management command with the arguments of Django's ``call_command``.
 
     Returns its output on ``stdout`` and ``stderr``; of a long one, the last 20,000 characters.
@@ -129,7 +137,7 @@ def run_sql(
     parameters: list[Any] | dict[str, Any] | None = None,
     database: str = DEFAULT_DB_ALIAS,
     keep: int = rows.KEPT,
-) -> Any:
+) -> Json:
     """Run a statement in a transaction that is committed on success.
 
     sql: one statement.

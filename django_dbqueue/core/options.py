@@ -145,7 +145,7 @@ class Options:
         return self.dead_after / 2
 
     @classmethod
-    def from_settings(cls, given: Mapping[str, Any]) -> Options:
+    def from_settings(cls, given: Mapping[str, object]) -> Options:
         """Return the options of a backend's ``OPTIONS``.
 
         Raises InvalidOption for an unknown key, naming the nearest one, and for an invalid value.
@@ -190,7 +190,7 @@ class Options:
         return replace(self, per_queue={}, **own) if own else self
 
 
-def _must_know(given: Any, names: Iterable[str], where: str = "") -> None:
+def _must_know(given: object, names: Iterable[str], where: str = "") -> None:
     if not isinstance(given, Mapping):
         raise InvalidOption(f"{where}{given!r} is not a dict. Pass a dict, or remove it.")
     for key in given:
@@ -200,7 +200,7 @@ def _must_know(given: Any, names: Iterable[str], where: str = "") -> None:
             raise InvalidOption(f"{where}{key!r} is not an option. {hint}")
 
 
-def _as_names(given: Any) -> Any:
+def _as_names(given: object) -> object:
     """Return names as a tuple, from a list or from text with commas."""
     if isinstance(given, str):
         given = [name.strip() for name in given.split(",") if name.strip()]
@@ -258,19 +258,19 @@ def _problems_of_a_queue(options: Options, queue: str) -> Iterator[str]:
         yield str(error)
 
 
-def _names(options: Any, name: str, such_as: str) -> Iterator[str]:
+def _names(options: Options, name: str, such_as: str) -> Iterator[str]:
     value = getattr(options, name)
     if not isinstance(value, tuple) or not all(isinstance(each, str) for each in value):
         yield f"{name}={value!r} is not a list of names. Give {such_as}."
 
 
-def _whole(options: Any, name: str, *, least: int) -> Iterator[str]:
+def _whole(options: Options, name: str, *, least: int) -> Iterator[str]:
     value = getattr(options, name)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         yield f"{name}={value!r} is not a whole number of at least {least}. Change it."
 
 
-def _seconds(options: Any, name: str) -> Iterator[str]:
+def _seconds(options: Options, name: str) -> Iterator[str]:
     value = getattr(options, name)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 10**9:
         yield f"{name}={value!r} is not a number of seconds above 0. Change it."

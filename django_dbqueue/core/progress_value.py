@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .error_reports import clean
 
@@ -46,7 +46,7 @@ class ProgressValue(NamedTuple):
         )
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: float) -> float:
     if isinstance(value, bool) or not issubclass(type(value), Real):
         raise TypeError(
             f"progress(): {name}={value!r} is not a number. Count steps, bytes or rows."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from ..exceptions import InvalidOption
 
@@ -12,7 +11,7 @@ from ..exceptions import InvalidOption
 NAME = re.compile(r"[^-*,\s][^*,]{0,99}")
 
 
-def check_name(name: Any) -> None:
+def check_name(name: object) -> None:
     """Raise ValueError for a value that cannot be a queue's name."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(

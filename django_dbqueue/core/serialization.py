@@ -16,14 +16,17 @@ LONGEST_INTEGER_BITS = 14_000
 # MariaDB reads JSON of at most 31 levels, and the list of arguments is one of them.
 DEEPEST = 30
 
+# A JSON value: None, a bool, an int, a float, text, a list, or a dict with text as keys.
+Json = Any
+
 
 @lru_cache(maxsize=4096)
-def signature_of(func: Callable[..., Any]) -> inspect.Signature:
+def signature_of(func: Callable[..., object]) -> inspect.Signature:
     return inspect.signature(func)
 
 
 @lru_cache(maxsize=4096)
-def fitting(func: Callable[..., Any]) -> range:
+def fitting(func: Callable[..., object]) -> range:
     """Return the numbers of positional arguments that the function takes.
 
     The range is empty if the function needs an argument by name.
@@ -43,8 +46,11 @@ def fitting(func: Callable[..., Any]) -> range:
 
 
 def bind(
-    func: Callable[..., Any], takes_context: bool, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[list[Any], dict[str, Any]]:
+    func: Callable[..., object],
+    takes_context: bool,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> tuple[list[Json], dict[str, Json]]:
     """Return the call's arguments as JSON values.
 
     Raises TypeError if they do not fit the signature, or contain a value that JSON cannot hold;
@@ -69,7 +75,7 @@ def bind(
         raise type(error)(f"{_name(func)}(): argument {culprit!r}: {error}") from None
 
 
-def to_json(value: Any, of: str = "") -> Any:
+def to_json(value: object, of: str = "") -> Json:
     """Return the value in JSON's types.
 
     Raises TypeError or ValueError, about ``of``, for a value that JSON cannot hold unchanged.
@@ -80,7 +86,7 @@ def to_json(value: Any, of: str = "") -> Any:
         raise type(error)(f"{of}: {error}" if of else str(error)) from None
 
 
-def _plain(value: Any, depth: int) -> Any:
+def _plain(value: object, depth: int) -> Json:
     match value:
         case None | bool():
             return value
@@ -123,7 +129,7 @@ def _deeper(depth: int) -> int:
     return depth - 1
 
 
-def _key(key: Any) -> str:
+def _key(key: object) -> str:
     if not isinstance(key, str):
         raise TypeError(
             f"Unsupported type: {type(key)} as the key {key!r}; JSON's keys are text. "
@@ -158,5 +164,5 @@ def _culprit(bound: inspect.BoundArguments) -> str:
     raise AssertionError("every argument is JSON")
 
 
-def _name(func: Callable[..., Any]) -> str:
+def _name(func: Callable[..., object]) -> str:
     return f"{func.__module__}.{func.__qualname__}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from datetime import datetime, timedelta
-from typing import Any
 
 from django.conf import settings
 from django.utils import timezone
@@ -15,7 +14,7 @@ from ..compat import InvalidTask
 LONGEST_WAIT = timedelta(days=36_500)
 
 
-def check_expires(expires: Any, run_after: Any) -> None:
+def check_expires(expires: object, run_after: object) -> None:
     """Raise InvalidTask, with the value, for an ``expires`` by which no job could start."""
     if expires is None:
         return
@@ -37,7 +36,7 @@ def check_expires(expires: Any, run_after: Any) -> None:
         _check_order(expires, run_after)
 
 
-def _check_order(expires: datetime, run_after: Any) -> None:
+def _check_order(expires: datetime, run_after: object) -> None:
     # This host's clock is enough, as the result is not stored: the check only avoids a job that
     # would wait in vain.
     first = timezone.now() + run_after if isinstance(run_after, timedelta) else run_after
@@ -55,7 +54,7 @@ def _a_datetime() -> str:
     return "an aware datetime" if settings.USE_TZ else "a naive datetime, as USE_TZ is False"
 
 
-def seconds_of(delay: Any, name: str) -> float:
+def seconds_of(delay: object, name: str) -> float:
     """Return a delay in seconds.
 
     Raises TypeError or ValueError, with the value, for an invalid delay.
@@ -70,7 +69,7 @@ def seconds_of(delay: Any, name: str) -> float:
     return float(seconds)
 
 
-def seconds_or_time(delay: Any, name: str) -> float | datetime:
+def seconds_or_time(delay: object, name: str) -> float | datetime:
     """Return a delay in seconds, or the time at which it ends. Raises as ``seconds_of()``."""
     if not isinstance(delay, datetime):
         return seconds_of(delay, name)

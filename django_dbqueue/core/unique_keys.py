@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter
-from typing import Any
+from typing import Protocol
 from uuid import UUID
 
 from . import serialization
@@ -17,7 +17,22 @@ LONGEST = 200
 LARGEST_VERSION = 2**63 - 1
 
 
-def check(function: Any, task_function: Callable[..., Any], takes_context: bool, what: str) -> None:
+class Called(Protocol):
+    """A task, as far as its keys depend on it."""
+
+    @property
+    def func(self) -> Callable[..., object]: ...
+
+    @property
+    def takes_context(self) -> bool: ...
+
+    @property
+    def module_path(self) -> str: ...
+
+
+def check(
+    function: object, task_function: Callable[..., object], takes_context: bool, what: str
+) -> None:
     """Raise ValueError for a value that is not a function of the task's arguments.
 
     ``what`` names the value in the message.
@@ -37,10 +52,10 @@ def check(function: Any, task_function: Callable[..., Any], takes_context: bool,
 
 
 def compute(
-    function: Callable[..., Any],
-    task: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    function: Callable[..., object],
+    task: Called,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     what: str,
 ) -> str | None:
     """Return the key of a call of the task; None if the function returns None.
@@ -51,7 +66,10 @@ def compute(
 
 
 def compute_version(
-    function: Callable[..., Any], task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    function: Callable[..., object],
+    task: Called,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
 ) -> int | None:
     """Return the version of a call of the task; None if the function returns None.
 
@@ -62,7 +80,7 @@ def compute_version(
     )
 
 
-def as_text(value: Any, what: str) -> str | None:
+def as_text(value: object, what: str) -> str | None:
     """Return the key as text. Raises ValueError for a value that cannot be a key."""
     if value is None:
         return None
@@ -75,14 +93,14 @@ def as_text(value: Any, what: str) -> str | None:
     return str(serialization.to_json(text, of=what))
 
 
-def as_version(value: Any, what: str) -> int | None:
+def as_version(value: object, what: str) -> int | None:
     """Return the version. Raises ValueError for a value that cannot be a version."""
     if value is not None and (type(value) is not int or abs(value) > LARGEST_VERSION):
         raise ValueError(f"{what} must be a whole number of at most 63 bits, not {value!r}.")
     return value
 
 
-def wanted(function: Callable[..., Any]) -> list[str]:
+def wanted(function: Callable[..., object]) -> list[str]:
     named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     return [
         each.name
@@ -92,8 +110,11 @@ def wanted(function: Callable[..., Any]) -> list[str]:
 
 
 def _of_call(
-    function: Callable[..., Any], task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Any:
+    function: Callable[..., object],
+    task: Called,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> object:
     leading = (None,) if task.takes_context else ()
     bound = serialization.signature_of(task.func).bind(*leading, *args, **kwargs)
     bound.apply_defaults()

@@ -85,7 +85,7 @@ class QueueDatabase:
         else:
             yield
 
-    def ask(self, query: str, *values: Any) -> list[Any]:
+    def ask(self, query: str, *values: object) -> list[Any]:
         """Return the rows as named tuples of their columns."""
         with self.connection.cursor() as cursor:
             cursor.execute(query, values or None)
@@ -93,19 +93,19 @@ class QueueDatabase:
             row: Any = namedtuple("Row", names, rename=True)  # type: ignore[misc]
             return [row(*each) for each in cursor.fetchall()]
 
-    def value(self, query: str, *values: Any) -> Any:
+    def value(self, query: str, *values: object) -> Any:
         """Return the first column of the only row."""
         return self.ask(query, *values)[0][0]
 
 
 def queue_databases(backends: Iterable[DatabaseBackend]) -> list[QueueDatabase]:
     """Return each database of the backends once, even if it has several aliases."""
-    found: dict[Any, list[DatabaseBackend]] = {}
+    found: dict[tuple[str, ...], list[DatabaseBackend]] = {}
     for backend in backends:
         found.setdefault(_address(backend.database), []).append(backend)
     return [QueueDatabase(each[0].database, tuple(each)) for each in found.values()]
 
 
-def _address(alias: str) -> tuple[Any, ...]:
+def _address(alias: str) -> tuple[str, ...]:
     settings = connections[alias].settings_dict
     return tuple(str(settings[name]) for name in ("ENGINE", "HOST", "PORT", "NAME"))

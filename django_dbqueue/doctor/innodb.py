@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Protocol
 
 from .database import QueueDatabase
 from .finding import Finding, lasting, megabytes
@@ -30,6 +30,14 @@ SELECT table_name AS name, data_length + index_length AS size, data_free AS free
 FROM information_schema.tables
 WHERE table_schema = DATABASE() AND table_name IN ({})
 """
+
+
+class Table(Protocol):
+    """A row of ``TABLES``. Sizes are in bytes."""
+
+    name: str
+    size: int
+    free: int
 
 
 def transactions(database: QueueDatabase) -> Iterator[Finding]:
@@ -97,6 +105,6 @@ def privilege(database: QueueDatabase) -> str:
     return f"GRANT PROCESS ON *.* TO `{user}`@`{host}`;"
 
 
-def _tables(database: QueueDatabase) -> list[Any]:
+def _tables(database: QueueDatabase) -> list[Table]:
     names = database.tables
     return database.ask(TABLES.format(", ".join(["%s"] * len(names))), *names)

@@ -6,11 +6,11 @@ These checks do index lookups only.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from ..models import Process, Queue, TaskState
 from ..models.enums import State
 from ..models.expressions import Now, after
+from ..models.job import JobQuerySet
 from .database import QueueDatabase
 from .finding import Finding, lasting
 
@@ -90,10 +90,10 @@ def retention(database: QueueDatabase) -> Iterator[Finding]:
                 yield from _kept_too_long(rows.filter(state=state), name, getattr(options, name))
 
 
-def _kept_too_long(rows: Any, name: str, seconds: float | None) -> Iterator[Finding]:
+def _kept_too_long(rows: JobQuerySet, name: str, seconds: float | None) -> Iterator[Finding]:
     first = rows.order_by("finished_at").values_list("queue", "finished_at", Now()).first()
     age = (first[2] - first[1]).total_seconds() if first else 0.0
-    if seconds is not None and age > seconds + LATE["pruned"]:
+    if first and seconds is not None and age > seconds + LATE["pruned"]:
         yield Finding(
             f"A job of the queue {first[0]!r} ended {lasting(age)} ago, and {name} is "
             f"{lasting(seconds)}.",

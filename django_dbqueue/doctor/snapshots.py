@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from .database import QueueDatabase
 from .finding import Finding, NotChecked, lasting
@@ -117,5 +116,5 @@ def hidden_sessions(database: QueueDatabase) -> Iterator[NotChecked]:
         )
 
 
-def _literal(text: Any) -> str:
+def _literal(text: object) -> str:
     return "'" + str(text).replace("'", "''") + "'"

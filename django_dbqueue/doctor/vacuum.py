@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Protocol
 
 from .database import QueueDatabase
 from .finding import Finding, lasting
@@ -33,7 +33,22 @@ ORDER BY pg_relation_size(c.oid) DESC
 """
 
 
-def tables(database: QueueDatabase) -> list[Any]:
+class Table(Protocol):
+    """A row of ``TABLES``. ``vacuumed`` is in seconds; None for a table without any vacuum."""
+
+    name: str
+    live: int
+    dead: int
+    updated: int
+    size: int
+    options: list[str] | None
+    vacuumed: float | None
+    is_known: bool
+    threshold: float
+    scale_factor: float
+
+
+def tables(database: QueueDatabase) -> list[Table]:
     return database.ask(TABLES, database.tables)
 
 
@@ -102,13 +117,13 @@ def statistics(database: QueueDatabase) -> Iterator[Finding]:
             )
 
 
-def _options(table: Any) -> dict[str, str]:
+def _options(table: Table) -> dict[str, str]:
     return dict(option.split("=", 1) for option in table.options or ())
 
 
-def _threshold(table: Any) -> float:
+def _threshold(table: Table) -> float:
     """Return the number of dead rows at which autovacuum begins."""
-    own: dict[str, Any] = _options(table)
+    own = _options(table)
     least = float(own.get("autovacuum_vacuum_threshold", table.threshold))
     return least + float(own.get("autovacuum_vacuum_scale_factor", table.scale_factor)) * float(
         table.live

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ..core.error_reports import ErrorReport
 from ..core.progress_value import ProgressValue
+from ..core.serialization import Json
 from ..models import ClaimedJob, Job
 from ..models.enums import FAILURES, FINISHED, Fence, Outcome, State
 
@@ -37,7 +38,7 @@ class AttemptResult:
     started_at: datetime
     finished_at: datetime
     wait: float | datetime = 0.0
-    result: Any = None
+    result: Json = None
     error: ErrorReport | None = None
     erase: bool = False
     recorded: bool = True

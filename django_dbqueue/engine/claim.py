@@ -35,7 +35,7 @@ ROUNDS = 50
 _WAS_STOPPED = Q(stop_requested_at__isnull=False, rerun_requested=False)
 # The changes of a release. MySQL sets one column after the other: each expression reads only
 # columns that are set after it.
-_RELEASED: dict[str, Any] = {
+_RELEASED: dict[str, object] = {
     "state": Case(
         When(_WAS_STOPPED, then=Value(State.DISCARDED)),
         When(run_after__gt=Now(), then=Value(State.SCHEDULED)),

@@ -66,7 +66,7 @@ class SingleStatementClaim:
         return sorted(jobs, key=lambda job: (job.run_after, job.id))
 
 
-def _quoted(database: str, sql: str, values: Sequence[Any]) -> str:
+def _quoted(database: str, sql: str, values: Sequence[object]) -> str:
     """Return the statement with its values inlined.
 
     The statement is prepared, and the planner must know which partial index holds the rows.
@@ -84,8 +84,8 @@ def _preparing_cursor(database: str) -> CursorWrapper:
     """
     from django.db.backends.postgresql import base
 
-    connection: Any = connections[database]
+    connection = connections[database]
     connection.ensure_connection()
     bound_by_server: Any = base.ServerBindingCursor
     make = connection.make_debug_cursor if connection.queries_logged else connection.make_cursor
-    return make(bound_by_server(connection.connection))  # type: ignore[no-any-return]
+    return make(bound_by_server(connection.connection))

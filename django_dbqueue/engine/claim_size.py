@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from django.db import models
 from django.db.models import F, lookups
 
 from ..models import ClaimedJob
 from ..models.document import DocumentField
+from ..models.expressions import Sql
 from ..models.job import JobQuerySet
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.db.models.sql.compiler import SQLCompiler
 
 # Arguments up to this many bytes in their row are loaded with it, and not counted. (PostgreSQL may
 # have compressed them; decompressed, they are some 90 times as large.) Larger arguments are loaded
@@ -26,8 +32,8 @@ class StoredSize(models.Func):
 
     function, output_field = "LENGTH", models.IntegerField()
 
-    def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> Any:
-        return self.as_sql(compiler, connection, function="pg_column_size", **context)
+    def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> Sql:
+        return self.as_sql(compiler, connection, function="pg_column_size")
 
 
 class TextSize(models.Func):
@@ -35,10 +41,8 @@ class TextSize(models.Func):
 
     function, output_field = "LENGTH", models.IntegerField()
 
-    def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> Any:
-        return self.as_sql(
-            compiler, connection, template="octet_length((%(expressions)s)::text)", **context
-        )
+    def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> Sql:
+        return self.as_sql(compiler, connection, template="octet_length((%(expressions)s)::text)")
 
 
 class IfSmall(models.Func):
@@ -50,12 +54,11 @@ class IfSmall(models.Func):
     output_field = DocumentField()
     template = f"CASE WHEN LENGTH(%(expressions)s) <= {SMALL} THEN %(expressions)s END"
 
-    def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+    def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> Sql:
         return self.as_sql(
             compiler,
             connection,
             template=self.template.replace("LENGTH", "pg_column_size"),
-            **context,
         )
 
 
@@ -90,7 +93,7 @@ class Budget:
         return self._without_too_large(found, jobs.filter(pk__in=large)) if large else found
 
     def _without_too_large(self, found: list[ClaimedJob], large: JobQuerySet) -> list[ClaimedJob]:
-        sizes: dict[Any, int] = dict(
+        sizes: dict[UUID, int] = dict(
             large.values_list("pk", TextSize(F("args")) + TextSize(F("kwargs")))
         )
         taken: list[ClaimedJob] = []

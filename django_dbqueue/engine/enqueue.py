@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from operator import itemgetter
-from typing import Any
 from uuid import UUID
 
+from ..core.serialization import Json
 from ..core.transactions import writing
 from ..models import Job
 from .fast_sql import create, insert
@@ -27,14 +27,14 @@ class LazyJobs(Sequence[Job]):
     """
 
     def __init__(
-        self, common: Job, differing: Sequence[tuple[UUID, list[Any], dict[str, Any]]]
+        self, common: Job, differing: Sequence[tuple[UUID, list[Json], dict[str, Json]]]
     ) -> None:
         self._common, self._differing = common, differing
 
     def __len__(self) -> int:
         return len(self._differing)
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, place: int) -> Job:  # type: ignore[override]
         """Return one job. Slices are not supported: no caller needs one."""
         pk, args, kwargs = self._differing[place]
         job = self._common.copy(pk)
@@ -42,7 +42,7 @@ class LazyJobs(Sequence[Job]):
         job._state.adding, job._state.db = self._common._state.adding, self._common._state.db
         return job
 
-    def rows_behind(self, first: Job) -> list[tuple[Any, ...]]:
+    def rows_behind(self, first: Job) -> list[tuple[object, ...]]:
         """Return the rows of all jobs but the first, which is written and has the times of all."""
         _copy_times(self._common, first)
         common = itemgetter(*_COMMON)(self._common.__dict__)
@@ -64,7 +64,7 @@ def write(database: str, jobs: Sequence[Job]) -> None:
             insert(rows, COLUMNS, _rows_behind(first, jobs))
 
 
-def _rows_behind(first: Job, jobs: Sequence[Job]) -> list[tuple[Any, ...]]:
+def _rows_behind(first: Job, jobs: Sequence[Job]) -> list[tuple[object, ...]]:
     """Return the rows of all jobs but the first, for any sequence of jobs."""
     if isinstance(jobs, LazyJobs):
         return jobs.rows_behind(first)

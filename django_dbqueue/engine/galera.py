@@ -5,9 +5,11 @@ The later COMMIT detects a row that two nodes have written at the same time.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db import connections, models
+
+M = TypeVar("M", bound=models.Model)
 
 
 def is_cluster(database: str) -> bool:
@@ -22,7 +24,7 @@ def is_cluster(database: str) -> bool:
     return bool(connection.dbqueue_is_cluster)
 
 
-def certify(rows: models.QuerySet[Any], there: dict[str, Any], back: dict[str, Any]) -> None:
+def certify(rows: models.QuerySet[M], there: dict[str, object], back: dict[str, object]) -> None:
     """Extend the lock of these rows to all nodes of a cluster.
 
     Of two transactions that hold the lock at the same time, one fails. A row that is only locked

@@ -19,6 +19,7 @@ from django.db.models import Count, Exists, F, OuterRef, Q, Subquery
 from django.db.models.functions import Coalesce
 
 from ..core.notify import notify_queues
+from ..core.serialization import Json
 from ..core.transactions import writing
 from ..core.uuid7 import uuid7
 from ..models import ClaimedJob, Job, Semaphore, Slot
@@ -197,7 +198,7 @@ def replan_rates(database: str) -> None:
 
     They were reserved while the database's clock was ahead.
     """
-    rows: Any = (
+    rows = (
         _rows(database)
         .filter(Q(earliest__gt=Now()) | Q(booked__gt=after(RESERVED_AHEAD_SECONDS)))
         .annotate(db_now=Now())
@@ -234,7 +235,7 @@ def release_slots(database: str, jobs: Sequence[Job]) -> list[str]:
     return _signal(database, keys, left_by=[job for job in jobs if job.limits])
 
 
-def _insert_and_lock(database: str, limits: dict[str, dict[str, Any]]) -> dict[str, Semaphore]:
+def _insert_and_lock(database: str, limits: dict[str, dict[str, Json]]) -> dict[str, Semaphore]:
     """Lock and return the rows of the keys.
 
     Missing rows are inserted before any row is locked, which avoids deadlocks.
@@ -262,7 +263,7 @@ def _insert_and_lock(database: str, limits: dict[str, dict[str, Any]]) -> dict[s
 
 
 def _locked(database: str, keys: Iterable[str]) -> list[Semaphore]:
-    rows: Any = _rows(database).filter(pk__in=list(keys)).order_by("pk").annotate(db_now=Now())
+    rows = _rows(database).filter(pk__in=list(keys)).order_by("pk").annotate(db_now=Now())
     return list(lock_waiting(rows))
 
 
@@ -419,7 +420,7 @@ def _slots_taken() -> Coalesce:
     return Coalesce(Subquery(slots.values("number")), 0)
 
 
-def _breadth(limit: dict[str, Any]) -> float:
+def _breadth(limit: dict[str, Json]) -> float:
     """Sort key: a job waits for its narrowest limit that has no free slot.
 
     Jobs of a busy account wait for the account's limit, not for that of the bank of all accounts.

@@ -64,7 +64,7 @@ def save_problem(database: str, row: RecurringTask, problem: str) -> None:
 
 
 def synchronise(
-    database: str, declared: Mapping[str, Mapping[str, Any]], *, takes_over: bool
+    database: str, declared: Mapping[str, Mapping[str, object]], *, takes_over: bool
 ) -> list[str]:
     """Insert or update the rows of tasks declared in code.
 
@@ -119,7 +119,7 @@ def replan_ahead(database: str) -> None:
 
 
 def _declare(
-    database: str, row: RecurringTask, values: Mapping[str, Any], takes_over: bool
+    database: str, row: RecurringTask, values: Mapping[str, object], takes_over: bool
 ) -> None:
     changes = {**values, "declared_at": Now(), "problem": ""}
     if any(getattr(row, name) != values[name] for name in SCHEDULE):

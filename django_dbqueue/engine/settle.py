@@ -105,7 +105,7 @@ def _move_jobs(jobs: JobQuerySet, outcomes: Sequence[AttemptResult], again: set[
         if not outcome.then:
             alike[outcome.state, outcome.wait, outcome.is_failure].append(outcome.fence[0])
     for (state, wait, failed), ids in alike.items():
-        changes: dict[str, Any] = {"failures": F("failures") + 1} if failed else {}
+        changes: dict[str, object] = {"failures": F("failures") + 1} if failed else {}
         changes |= {"finished_at": Now()} if state in FINISHED else {"run_after": after(wait)}
         jobs.filter(Among(ids)).update(state=state, process=None, **changes)
     results = {

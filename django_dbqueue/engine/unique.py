@@ -87,7 +87,7 @@ def upsert(
 
     Returns the row of each, and the effect of the call on it.
     """
-    connection: Any = connections[database]
+    connection = connections[database]
     for _ in range(TRIES):
         try:
             return _upsert(database, jobs, policy)
@@ -106,7 +106,7 @@ def restart_run(rows: JobQuerySet, wait: float | datetime) -> None:
     time), as its retry would have.
     """
     # MySQL sets one column after the other: the state depends on the time that the call set.
-    changes: dict[str, Any] = {
+    changes: dict[str, object] = {
         "state": Case(
             When(run_after__gt=after(wait), then=Value(State.SCHEDULED)), default=Value(State.READY)
         )

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from uuid import UUID
 
 from django.db import models
 from django.db.models import Count, Exists, OuterRef, Q
@@ -110,7 +110,7 @@ class Batch(models.Model):
         """
         return self.sealed_at is not None and self.opened_until is not None
 
-    def jobs(self) -> Any:
+    def jobs(self) -> JobQuerySet:
         return Job.objects.using(self._state.db).filter(batch=self.pk)
 
     def tally(self) -> dict[str, int]:
@@ -135,7 +135,7 @@ class Batch(models.Model):
         """Discard the batch's waiting jobs. Returns how many."""
         return int(self.jobs().waiting().discard())
 
-    def withdraw(self, ids: Sequence[Any]) -> None:
+    def withdraw(self, ids: Sequence[UUID]) -> None:
         """Discard waiting jobs as if they had not been added.
 
         They do not count as failed members.

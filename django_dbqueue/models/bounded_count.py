@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.db import models
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
@@ -18,7 +16,7 @@ class BoundedCount(int):
         return _("%(number)s+") % {"number": number_format(int(self), force_grouping=True)}
 
 
-def count(rows: models.QuerySet[Any], *along: str) -> int:
+def count(rows: models.QuerySet[models.Model, object], *along: str) -> int:
     """Count rows, or return a BoundedCount: no more rows than the limit are read.
 
     along: the order of the index that holds the rows. Without it PostgreSQL may scan the table

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timedelta
-from typing import Any
 from uuid import UUID
 
 from ..core.progress_value import ProgressValue
@@ -47,7 +46,7 @@ class ClaimedJob(Job):
         return self.id, self.attempt, self.process_id
 
     @property
-    def log_fields(self) -> dict[str, Any]:
+    def log_fields(self) -> dict[str, object]:
         """Structured fields of log lines about the job."""
         process = self.process.log_fields if self.process else {}
         return {

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from django.db import models
 
 if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
     JSONField = models.JSONField[Any, Any]
 else:
     JSONField = models.JSONField
@@ -38,7 +40,9 @@ class DocumentField(JSONField):
     read.
     """
 
-    def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
+    def from_db_value(
+        self, value: str | None, expression: models.Expression, connection: BaseDatabaseWrapper
+    ) -> object:
         # Most values are one of these two, and a claim reads six documents a job.
         if value is None:
             return None
@@ -50,7 +54,7 @@ class DocumentField(JSONField):
             return Unreadable(error)
 
 
-def decoded(text: str) -> Any:
+def decoded(text: str) -> object:
     """Decode a document that a cursor has read, and not a model."""
     try:
         return json.loads(text)

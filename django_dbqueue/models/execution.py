@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 from django.db import models
 from django.db.models import Exists, F, OuterRef
@@ -34,12 +33,12 @@ class ExecutionQuerySet(PrimaryQuerySet["Execution"]):
             self.of_this_run(job).filter(stage=job.stage) if job.pipeline else self.of_this_run(job)
         )
 
-    def failed_jobs(self, failures: Iterable[Any]) -> JobQuerySet:
+    def failed_jobs(self, failures: Iterable[Failure]) -> JobQuerySet:
         """Return the jobs that are failed now and were last failed by one of these failures."""
         last = self.filter(job=OuterRef("pk"), attempt=OuterRef("attempt"), failure__in=failures)
         return Job.objects.using(self.db).failed().filter(Exists(last))
 
-    def count_failed_jobs(self, failures: Iterable[Any]) -> dict[int, int]:
+    def count_failed_jobs(self, failures: Iterable[int]) -> dict[int, int]:
         """Count the jobs that each of these failures has failed now.
 
         The counts are lower bounds if there are very many jobs in all.

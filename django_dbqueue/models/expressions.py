@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from django.db import connections, models
 from django.db.models import functions, lookups
 from django.db.models.sql.datastructures import BaseTable
 
-QS = TypeVar("QS", bound=models.QuerySet[Any])
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+    from django.db.backends.ddl_references import Statement
+    from django.db.models.sql.compiler import SQLCompiler
+
+# SQL with placeholders, and the values for them.
+Sql = tuple[str, tuple[Any, ...]]
+QS = TypeVar("QS", bound=models.QuerySet[models.Model, object])
 
 
 class Now(functions.Now):
@@ -20,7 +28,9 @@ class Now(functions.Now):
     On MySQL and MariaDB in UTC, as Django stores times, whatever the server's time zone is.
     """
 
-    def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+    def as_mysql(
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **context: Any
+    ) -> Sql:
         return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)
 
 
@@ -33,7 +43,7 @@ class Among(lookups.In):
     def __init__(self, ids: Sequence[UUID]) -> None:
         super().__init__(models.F("pk"), ids)
 
-    def as_postgresql(self, compiler: Any, connection: Any) -> Any:
+    def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> Sql:
         column, values = compiler.compile(self.lhs)
         return f"{column} = ANY(%s::uuid[])", (
             *values,
@@ -58,7 +68,7 @@ class NotBefore(lookups.GreaterThanOrEqual):
             )
         )
 
-    def as_mysql(self, compiler: Any, connection: Any) -> Any:
+    def as_mysql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> Sql:
         (at, pk), (at_place, pk_place) = (
             [compiler.compile(each) for each in side.get_source_expressions()]
             for side in (self.lhs, self.rhs)
@@ -86,9 +96,9 @@ class _TableByIndex(BaseTable):
         super().__init__(table, table)
         self._index = index
 
-    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, Any]:
+    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> Sql:
         table, index = map(connection.ops.quote_name, (self.table_name, self._index))
-        return f"{table} FORCE INDEX ({index})", []
+        return f"{table} FORCE INDEX ({index})", ()
 
 
 def after(wait: timedelta | float | datetime) -> models.Expression:
@@ -114,7 +124,7 @@ def after_start(start: timedelta | datetime | None, wait: timedelta) -> models.E
     return models.ExpressionWrapper(later + models.Value(wait), output_field=models.DateTimeField())
 
 
-def composed(rows: models.QuerySet[Any]) -> tuple[str, tuple[Any, ...]]:
+def composed(rows: models.QuerySet[models.Model, object]) -> Sql:
     """Return the statement for these rows in the SQL of their database, and its values.
 
     Composing a statement anew each time takes the ORM longer than most statements take to run.
@@ -135,12 +145,18 @@ class PartialIndex(models.Index):
         self.states, self.present = [str(state) for state in states], present
         super().__init__(fields=fields, name=name)
 
-    def deconstruct(self) -> Any:
+    def deconstruct(self) -> tuple[str, Sequence[object], dict[str, object]]:
         path, args, kwargs = super().deconstruct()
         own = {"states": self.states, "present": self.present}
         return path, args, {**kwargs, **{name: value for name, value in own.items() if value}}
 
-    def create_sql(self, model: Any, schema_editor: Any, using: str = "", **kwargs: Any) -> Any:
+    def create_sql(
+        self,
+        model: type[models.Model],
+        schema_editor: BaseDatabaseSchemaEditor,
+        using: str = "",
+        **kwargs: object,
+    ) -> Statement:
         if schema_editor.connection.features.supports_partial_indexes:
             index = models.Index(fields=self.fields, name=self.name, condition=self._rows())
         else:
@@ -178,17 +194,17 @@ class StrictOnSQLite(models.BaseConstraint):
         )
         return f"CONSTRAINT {schema_editor.quote_name(self.name)} CHECK ({checks})"
 
-    def create_sql(self, model: Any, schema_editor: Any) -> Any:
+    def create_sql(self, model: object, schema_editor: object) -> Any:
         """Do nothing: SQLite recreates the table, and elsewhere there is nothing to create."""
 
-    def remove_sql(self, model: Any, schema_editor: Any) -> Any:
+    def remove_sql(self, model: object, schema_editor: object) -> Any:
         """Do nothing, as in create_sql()."""
 
-    def validate(self, *args: Any, **kwargs: Any) -> None:
+    def validate(self, *args: object, **kwargs: object) -> None:
         """Do nothing: a value that Django writes has the column's type."""
 
 
-def _strict(field: Any) -> str:
+def _strict(field: models.Field[object, object]) -> str:
     kind = getattr(field, "target_field", field).get_internal_type()
     match kind:
         case "UUIDField":
@@ -218,20 +234,20 @@ class UniqueIfPresent(models.UniqueConstraint):
     def __init__(self, *, field: str, name: str) -> None:
         super().__init__(fields=[field], name=name)
 
-    def deconstruct(self) -> Any:
+    def deconstruct(self) -> tuple[str, Sequence[object], dict[str, object]]:
         path, args, kwargs = super().deconstruct()
         return path, args, {"field": self.fields[0], "name": kwargs["name"]}
 
-    def constraint_sql(self, model: Any, schema_editor: Any) -> Any:
+    def constraint_sql(self, model: type[models.Model] | None, schema_editor: Any) -> Any:
         return self._for(schema_editor).constraint_sql(model, schema_editor)
 
-    def create_sql(self, model: Any, schema_editor: Any) -> Any:
+    def create_sql(self, model: type[models.Model] | None, schema_editor: Any) -> Any:
         return self._for(schema_editor).create_sql(model, schema_editor)
 
-    def remove_sql(self, model: Any, schema_editor: Any) -> Any:
+    def remove_sql(self, model: type[models.Model] | None, schema_editor: Any) -> Any:
         return self._for(schema_editor).remove_sql(model, schema_editor)
 
-    def _for(self, schema_editor: Any) -> Any:
+    def _for(self, schema_editor: Any) -> models.UniqueConstraint:
         if not schema_editor.connection.features.supports_partial_indexes:
             return models.UniqueConstraint(fields=self.fields, name=self.name)
         present = models.Q(**{f"{self.fields[0]}__isnull": False})

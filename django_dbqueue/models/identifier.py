@@ -23,7 +23,7 @@ class IdentifierField(CharField):
     There the column has a binary collation without padding, whatever the database's default is.
     """
 
-    def db_parameters(self, connection: Any) -> dict[str, Any]:
+    def db_parameters(self, connection: Any) -> dict[str, str | None]:
         parameters = super().db_parameters(connection)
         if connection.vendor == "mysql":
             parameters["collation"] = (
@@ -31,7 +31,7 @@ class IdentifierField(CharField):
             )
         return parameters
 
-    def check(self, **kwargs: Any) -> list[CheckMessage]:
+    def check(self, **kwargs: object) -> list[CheckMessage]:
         """Check the field, without mysql.W003.
 
         W003 is about the 767 bytes of old row formats. In all supported row formats, a unique

@@ -9,12 +9,19 @@ primary key.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import connections, models
 from django.db.models.sql.datastructures import BaseTable
 
-QS = TypeVar("QS", bound=models.QuerySet[Any])
+from .expressions import Sql
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.db.models.sql.compiler import SQLCompiler
+
+K = TypeVar("K")
+QS = TypeVar("QS", bound=models.QuerySet[models.Model, object])
 
 # Limits on skipping rows that other transactions hold: number of parts, and rows in one part.
 PARTS = 50
@@ -55,7 +62,7 @@ def locked_parts(rows: QS, limit: int) -> Iterator[QS]:
     if not _is_mysql(rows):
         yield lock(rows)[:limit]
         return
-    passed: set[Any] = set()
+    passed: set[object] = set()
     size = limit
     for _ in range(PARTS):
         # Most of the rows passed by are gone: other transactions have claimed them. Excluding all
@@ -69,26 +76,26 @@ def locked_parts(rows: QS, limit: int) -> Iterator[QS]:
         size = min(2 * size, MOST_IN_A_PART)
 
 
-def lock_keys(rows: QS, keys: Sequence[Any]) -> list[Any]:
+def lock_keys(rows: QS, keys: Sequence[K]) -> list[K]:
     """Lock the rows with these keys, except rows that other transactions have locked.
 
     Return the keys of the locked rows.
     """
     if _is_mysql(rows):
-        field: Any = rows.model._meta.pk
+        field = rows.model._meta.pk
         wanted = _by_key(rows, [field.get_db_prep_value(key, connections[rows.db]) for key in keys])
     else:
         wanted = rows.filter(pk__in=keys)
     return list(lock(wanted).order_by("pk").values_list("pk", flat=True))
 
 
-def delete(rows: models.QuerySet[Any]) -> int:
+def delete(rows: models.QuerySet[models.Model, object]) -> int:
     """Delete rows that nothing refers to. Return their number."""
     if not _is_mysql(rows):
         return rows._raw_delete(rows.db)
     if not (keys := list(_stored_keys(rows.order_by()))):
         return 0
-    connection: Any = connections[rows.db]
+    connection = connections[rows.db]
     table = _JoinedToKeys(rows.model, keys)
     source, values = table.as_sql(None, connection)
     with connection.cursor() as cursor:
@@ -98,13 +105,15 @@ def delete(rows: models.QuerySet[Any]) -> int:
         return int(cursor.rowcount)
 
 
-def _stored_keys(rows: models.QuerySet[Any]) -> Any:
+def _stored_keys(
+    rows: models.QuerySet[models.Model, object],
+) -> models.QuerySet[models.Model, object]:
     """Primary keys in the database's form. The conversion to UUID and back takes 10 µs a key."""
     key = models.Func(models.F("pk"), template="%(expressions)s", output_field=models.TextField())
     return rows.values_list(key, flat=True)
 
 
-def _by_key(rows: QS, keys: Sequence[Any]) -> QS:
+def _by_key(rows: QS, keys: Sequence[object]) -> QS:
     found = rows.all()
     found.query.alias_map[found.query.get_initial_alias()] = _JoinedToKeys(rows.model, keys)
     return found
@@ -117,20 +126,20 @@ class _JoinedToKeys(BaseTable):
     or entries of another index.
     """
 
-    def __init__(self, model: type[models.Model], keys: Sequence[Any]) -> None:
+    def __init__(self, model: type[models.Model], keys: Sequence[object]) -> None:
         super().__init__(model._meta.db_table, model._meta.db_table)
         self._column: Any = model._meta.pk.column
         self._keys = keys
 
-    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, Any]:
+    def as_sql(self, compiler: SQLCompiler | None, connection: BaseDatabaseWrapper) -> Sql:
         table, column = map(connection.ops.quote_name, (self.table_name, self._column))
         keys = " UNION ALL ".join(["SELECT %s AS wanted", *["SELECT %s"] * (len(self._keys) - 1)])
         sql = (
             f"({keys}) AS wanted STRAIGHT_JOIN {table} FORCE INDEX (PRIMARY)"
             f" ON {table}.{column} = wanted.wanted"
         )
-        return sql, list(self._keys)
+        return sql, tuple(self._keys)
 
 
-def _is_mysql(rows: models.QuerySet[Any]) -> bool:
+def _is_mysql(rows: models.QuerySet[models.Model, object]) -> bool:
     return connections[rows.db].vendor == "mysql"

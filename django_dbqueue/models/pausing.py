@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import models
 from django.db.models import Case, F, Q, Value, When
@@ -16,6 +16,9 @@ from ..core.time_values import LONGEST_WAIT
 from .expressions import Now, after
 from .primary import PrimaryQuerySet
 
+if TYPE_CHECKING:
+    from typing import Self
+
 M = TypeVar("M", bound="Pausable")
 
 # In the database's time, so that a pause ends without any process running.
@@ -26,7 +29,7 @@ ENDLESS = Q(paused_at__isnull=False) & Q(resume_at__isnull=True)
 class PausableQuerySet(PrimaryQuerySet[M]):
     """Rows that operators pause and resume."""
 
-    def named(self, *names: str) -> Any:
+    def named(self, *names: str) -> Self:
         """Filter by name, and insert missing rows first. Raises ValueError for an invalid name."""
         for name in names:
             self.model.check_name(name)
@@ -42,7 +45,7 @@ class PausableQuerySet(PrimaryQuerySet[M]):
         """Annotate with the database's time as ``seen_at``, for is_paused()."""
         return self.annotate(seen_at=Now())
 
-    def paused(self) -> Any:
+    def paused(self) -> Self:
         """Filter rows that are paused now."""
         return self.filter(PAUSED)
 
@@ -50,7 +53,7 @@ class PausableQuerySet(PrimaryQuerySet[M]):
         """Return the names whose jobs may not be claimed now."""
         return list(self.paused().values_list("name", flat=True))
 
-    def pausable(self) -> Any:
+    def pausable(self) -> Self:
         """Exclude rows that are paused until they are resumed."""
         return self.exclude(ENDLESS)
 
@@ -61,7 +64,7 @@ class PausableQuerySet(PrimaryQuerySet[M]):
         rows affected: 0 if the time has passed. Raises ValueError for an invalid time.
         """
         ends = _end(until)
-        rows: Any = self.annotate(ends=ends).filter(ends__gt=Now()) if until else self.pausable()
+        rows = self.annotate(ends=ends).filter(ends__gt=Now()) if until else self.pausable()
         # In this order: MySQL sets one column after the other, and ``paused_at`` depends on
         # ``resume_at``.
         since = Case(When(PAUSED, then=F("paused_at")), default=Now())
@@ -86,12 +89,12 @@ class Pausable(models.Model):
         return self.paused_at is not None and (self.resume_at is None or self.resume_at > now)
 
     @classmethod
-    def check_name(cls, name: Any) -> None:
+    def check_name(cls, name: object) -> None:
         """Raise ValueError for an invalid name."""
         raise NotImplementedError
 
 
-def _end(until: datetime | timedelta | None) -> Any:
+def _end(until: datetime | timedelta | None) -> models.Expression | None:
     match until:
         case None:
             return None

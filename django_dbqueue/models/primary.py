@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from django.db import connections, models, router
 
@@ -31,7 +31,7 @@ class PrimaryQuerySet(models.QuerySet[M]):
             list(rows), update_conflicts=True, unique_fields=unique, update_fields=fields
         )
 
-    def update_in_parts(self, **changes: Any) -> int:
+    def update_in_parts(self, **changes: object) -> int:
         """Update the rows that match now, in transactions of up to a thousand rows.
 
         Like ``update()``, but no transaction waits for a row while it holds another one. So none

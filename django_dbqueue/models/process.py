@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import secrets
 from datetime import datetime
-from typing import Any
 
 from django.db import models
 from django.db.models import Q
@@ -111,7 +110,7 @@ class Process(models.Model):
         return f"<Process {self.name}>"
 
     @property
-    def log_fields(self) -> dict[str, Any]:
+    def log_fields(self) -> dict[str, object]:
         """Structured fields of log records about the process."""
         return {"process_name": self.name}
 

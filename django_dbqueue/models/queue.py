@@ -4,7 +4,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
 from django.db import models
 from django.db.models import Q
@@ -177,5 +176,5 @@ class Queue(Pausable):
         return str(self.name)
 
     @classmethod
-    def check_name(cls, name: Any) -> None:
+    def check_name(cls, name: object) -> None:
         check_name(name)

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any
 
 from django.db import models
 from django.db.models import OuterRef, Subquery
 from django.utils.translation import gettext_lazy as _
 
+from ..core.serialization import Json
 from ..limits import LONGEST_KEY, RATE
 from .enums import State
 from .identifier import IdentifierField
@@ -17,6 +17,8 @@ from .primary import PrimaryQuerySet
 RESERVED_AHEAD_SECONDS = 5.0
 # Seconds that a job may start before its time: finding and claiming due jobs is no more precise.
 EARLY_SECONDS = 0.1
+# The numbers of a limit, as stored with a job.
+StoredLimit = dict[str, Json]
 
 
 class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
@@ -62,7 +64,7 @@ class Semaphore(models.Model):
     def __str__(self) -> str:
         return str(self.key).removeprefix(RATE)
 
-    def adopt(self, limit: dict[str, Any]) -> None:
+    def adopt(self, limit: StoredLimit) -> None:
         """Adopt the limit of a claimed job. The numbers of a rate change only when a job starts."""
         if "most" in limit and self.most != limit["most"]:
             self.most, self.is_changed = limit["most"], True
@@ -72,12 +74,12 @@ class Semaphore(models.Model):
         """Number of further jobs that may run, with the limit of the job claimed last."""
         return self.free_for({"most": self.most or 0})
 
-    def free_for(self, limit: dict[str, Any]) -> int:
+    def free_for(self, limit: StoredLimit) -> int:
         """Return the number of further jobs with this limit that may run."""
         most: int = limit["most"]
         return min(most, self.smallest or most) - self.taken
 
-    def is_free(self, limit: dict[str, Any]) -> bool:
+    def is_free(self, limit: StoredLimit) -> bool:
         """Return True if its own limit and those of earlier jobs allow a job to start."""
         if "most" in limit:
             return self.free_for(limit) > 0
@@ -89,7 +91,7 @@ class Semaphore(models.Model):
         slack = every * (min(limit.get("burst", 1), self.burst) - 1)
         return bool(earliest - now <= slack + timedelta(seconds=EARLY_SECONDS))
 
-    def use(self, limit: dict[str, Any]) -> None:
+    def use(self, limit: StoredLimit) -> None:
         if "most" in limit:
             self.taken += 1
             self.smallest = min(limit["most"], self.smallest or limit["most"])

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from uuid import UUID
 
 from django.db import models
 from django.db.models import Exists, OuterRef, Q
@@ -19,7 +19,7 @@ class StackTraceQuerySet(PrimaryQuerySet["StackTrace"]):
         row = self.model(job=job, attempt=job.attempt, text=text, taken_at=Now())
         self.upsert([row], key=["job"], fields=["attempt", "text", "taken_at"])
 
-    def of(self, jobs: Iterable[Job]) -> dict[Any, str]:
+    def of(self, jobs: Iterable[Job]) -> dict[UUID, str]:
         """Return the stack traces of the jobs' current attempts, by job."""
         attempts = {job.pk: job.attempt for job in jobs}
         rows = (

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 from django.utils.translation import gettext_lazy as _
 
 from .identifier import IdentifierField
@@ -25,7 +23,7 @@ class TaskState(Pausable):
         return str(self.name)
 
     @classmethod
-    def check_name(cls, name: Any) -> None:
+    def check_name(cls, name: object) -> None:
         if not isinstance(name, str) or "." not in name or len(name) > 255:
             raise ValueError(
                 f"{name!r} is not a task. "

@@ -31,7 +31,7 @@ class Declared:
     recurrence: Recurrence
     call: RecurringCall
     backend: str | None = None
-    func: Any = None
+    func: Callable[..., object] | None = None
 
     @property
     def name(self) -> str:
@@ -53,7 +53,7 @@ class Declared:
 
     def values(self) -> dict[str, Any]:
         """Return the fields of its row, with a fingerprint of them all."""
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         for part in (self.recurrence, self.call):
             values |= {each.name: getattr(part, each.name) for each in fields(part)}
         values |= {name: serialization.to_json(values[name]) for name in ("args", "kwargs")}
@@ -85,8 +85,8 @@ def recurring(
     drift: bool = False,
     timezone: str = "",
     name: str | None = None,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     queue_name: str = "",
     priority: int | None = None,
     missed: Literal["skip", "one", "all"] = "skip",
@@ -150,10 +150,10 @@ def recurring(
 
 def recurring_command(
     command: str,
-    *args: Any,
+    *args: object,
     cron: str = "",
     every: timedelta | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     name: str | None = None,
     queue_name: str = "",
     priority: int | None = None,

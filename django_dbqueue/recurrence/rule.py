@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.conf import settings
 
@@ -146,7 +146,7 @@ class Recurrence:
 
     def _check_span(self) -> None:
         for name in ("starts_at", "ends_at"):
-            time: Any = getattr(self, name)
+            time: object = getattr(self, name)
             if time is not None and (not isinstance(time, datetime) or time.utcoffset() is None):
                 raise InvalidSchedule(f"{name} must be an aware datetime, not {time!r}.")
         if self.starts_at and self.ends_at and self.ends_at <= self.starts_at:

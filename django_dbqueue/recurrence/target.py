@@ -30,8 +30,8 @@ class RecurringCall:
 
     task: str = ""
     command: str = ""
-    args: Sequence[Any] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    args: Sequence[object] = ()
+    kwargs: Mapping[str, object] = field(default_factory=dict)
     queue: str = ""
     priority: int | None = None
 
@@ -88,7 +88,7 @@ class RecurringCall:
             raise InvalidSchedule(str(error)) from None
 
     @property
-    def _arguments(self) -> Sequence[Any]:
+    def _arguments(self) -> Sequence[object]:
         return [self.command, *self.args] if self.command else self.args
 
 

@@ -80,7 +80,7 @@ def prepare(database: str, limit: float) -> None:
     discard(database)
 
 
-def _prepare_unconnected(connection: Any, limit: float) -> None:
+def _prepare_unconnected(connection: BaseDatabaseWrapper, limit: float) -> None:
     options = {
         key: value
         for key, value in connection.settings_dict["OPTIONS"].items()
@@ -99,7 +99,7 @@ def _prepare_unconnected(connection: Any, limit: float) -> None:
     connection.settings_dict = {**connection.settings_dict, "OPTIONS": options}
 
 
-def _prepare_connected(connection: Any, **kwargs: Any) -> None:
+def _prepare_connected(connection: BaseDatabaseWrapper, **kwargs: object) -> None:
     """Configure a new connection. Receiver of Django's ``connection_created``."""
     if getattr(_thread, "is_of_coroutines", False):
         of_coroutines.set()

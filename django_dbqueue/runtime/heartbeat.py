@@ -13,7 +13,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from django import get_version
 from django.db import DatabaseError, InterfaceError
@@ -49,7 +48,7 @@ class Heartbeat:
         database: str,
         options: Options,
         status: SharedStatus,
-        details: dict[str, Any],
+        details: dict[str, object],
         back: Callable[[], object] = lambda: None,
     ) -> None:
         self._options, self._status, self._back = options, status, back

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 PROC = Path("/proc")
 
 
-def identity() -> dict[str, Any]:
+def identity() -> dict[str, str | int]:
     """Return the identity of this process.
 
     Others on its host use it to detect later that the process is gone. Empty without /proc.
@@ -29,7 +28,7 @@ def identity() -> dict[str, Any]:
     return {}
 
 
-def is_gone(pid: int, noted: dict[str, Any]) -> bool:
+def is_gone(pid: int, noted: dict[str, str | int]) -> bool:
     """Return whether a process certainly ran here and has ended. False if this is unknown here."""
     own = identity()
     if not own or any(noted.get(key) != own[key] for key in ("boot", "space")):

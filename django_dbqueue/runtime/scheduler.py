@@ -87,7 +87,7 @@ class Scheduler:
 
     def _enqueue_due(self, now: float) -> float:
         self._aside = {pk: until for pk, until in self._aside.items() if until > now}
-        rows: list[Any] = list(
+        rows = list(
             self._tasks.of(self._definitions).upcoming().exclude(pk__in=self._aside)[: self.BATCH]
         )
         waits = [wait for row in rows if (wait := _wait(row)) > 0]
@@ -132,7 +132,7 @@ class Scheduler:
                 f"scheduler: {name!r} is declared in the code and also made in the admin: "
                 "rename one of them.",
             )
-        self._definitions = [values["definition"] for values in mine.values()]
+        self._definitions = [str(values["definition"]) for values in mine.values()]
         self._is_new = False
 
     def _report(self, row: RecurringTask, error: Exception) -> None:

@@ -13,7 +13,6 @@ import struct
 import tempfile
 import time
 from contextlib import suppress
-from typing import Any
 from uuid import UUID
 
 _TIME = struct.Struct("d")
@@ -37,7 +36,7 @@ class SharedStatus:
     # Name of the file in the temporary directory of this host; empty if there is no file.
     name = ""
 
-    def __init__(self, memory: Any) -> None:
+    def __init__(self, memory: bytearray | mmap.mmap) -> None:
         self._memory = memoryview(memory).cast("B")
         self._free = list(range(_PLACES, len(self._memory), _ID))
         self._places: dict[UUID, int] = {}
@@ -131,7 +130,7 @@ class SharedStatus:
         return time.monotonic() - then if then else 0.0
 
 
-def not_started_of(name: Any) -> set[UUID]:
+def not_started_of(name: str) -> set[UUID]:
     """Return the jobs that a dead process had claimed and not started.
 
     Empty if its status is not on this host.

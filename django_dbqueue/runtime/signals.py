@@ -6,9 +6,11 @@ import signal
 import threading
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
-from typing import Any
+from typing import TypeVar
 
 from .shutdown import Shutdown
+
+R = TypeVar("R")
 
 # Windows has no SIGQUIT.
 NOW = getattr(signal, "SIGQUIT", signal.SIGTERM)
@@ -55,14 +57,14 @@ def _pass_on(numbers: Iterable[int], ask: Callable[[int], None]) -> None:
 
 
 def run_beside_signals(
-    target: Callable[[], Any], mark_gil_alive: Callable[[], object] = lambda: None
-) -> Any:
+    target: Callable[[], R], mark_gil_alive: Callable[[], object] = lambda: None
+) -> R:
     """Run ``target`` on another thread and return its result.
 
     Meanwhile, ``pulse`` is called twice a second. The main thread does nothing else, so that a
     signal handler never finds a lock held by the thread that it interrupts.
     """
-    results: list[Any] = []
+    results: list[R] = []
     errors: list[BaseException] = []
 
     def run() -> None:

@@ -15,16 +15,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from django.db.backends.base.base import BaseDatabaseWrapper
+
 _LOOK = 0.5
 
 # By thread: its Django connection, and its deadline.
-_lines: dict[int, Any] = {}
+_lines: dict[int, BaseDatabaseWrapper] = {}
 _ends: dict[int, float] = {}
 _start = threading.Lock()
 _started = False
 
 
-def watch_socket(line: Any) -> None:
+def watch_socket(line: BaseDatabaseWrapper) -> None:
     """Watch the driver's connection of ``line`` for the calling thread, from its first query on."""
     _lines[threading.get_ident()] = line
 

@@ -175,9 +175,8 @@ class TestTwoNodes:
                     LANE,
                     processes[0],
                     1,
-                    room=lambda: direct.queue_room(
-                        "default", 1, jobs=ClaimedJob.objects.filter(pk=one.id)
-                    ),
+                    room=lambda: direct.queue_room("default", 1),
+                    jobs=ClaimedJob.objects.filter(pk=one.id),
                 )
             )
             return found

@@ -41,7 +41,7 @@ class Command(BaseCommand):
         )
         parser.add_argument("--json", action="store_true", help="Write the findings as JSON.")
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
         if unknown := set(options["ignore"]) - set(names()):
             raise CommandError(
                 f"There is no check {', '.join(sorted(unknown))} to ignore. "
@@ -113,7 +113,7 @@ def _filled(first: str, text: str) -> str:
     )
 
 
-def _as_json(database: QueueDatabase, found: Found) -> dict[str, Any]:
+def _as_json(database: QueueDatabase, found: Found) -> dict[str, object]:
     return {
         "database": database.alias,
         "vendor": database.connection.vendor,

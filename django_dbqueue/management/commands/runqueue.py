@@ -99,7 +99,7 @@ class Command(BaseCommand):
             help="The time that running jobs may continue after SIGTERM, in seconds.",
         )
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
         log_to_console(LEVELS.get(options["verbosity"], logging.DEBUG))
         if options["reload"] and options["drain"]:
             raise CommandError("--reload and --drain exclude each other. Leave one out.")

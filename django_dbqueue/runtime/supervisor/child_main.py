@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 from multiprocessing.connection import Connection, wait
-from typing import Any
 
 from ..shutdown import Shutdown
 
@@ -21,7 +20,7 @@ STACKS: int | None = getattr(signal, "SIGUSR2", None)
 def main(
     role: str,
     alias: str,
-    changes: dict[str, Any],
+    changes: dict[str, object],
     supervisor: int,
     status_name: str,
     stacks: str,

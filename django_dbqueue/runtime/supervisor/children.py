@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from ...core.options import Options
 from ..shared_status import SharedStatus
@@ -57,7 +56,7 @@ class ChildThread:
         role: str,
         alias: str,
         options: Options,
-        changes: dict[str, Any],
+        changes: dict[str, object],
         supervisor: int,
         finished: Connection,
         ended: Callable[[], None],
@@ -87,7 +86,7 @@ class ChildThread:
         """Do nothing: there is nothing to clean up."""
 
     def _run(
-        self, alias: str, changes: dict[str, Any], supervisor: int, finished: Connection
+        self, alias: str, changes: dict[str, object], supervisor: int, finished: Connection
     ) -> None:
         try:
             self.exitcode = run_role(
@@ -113,7 +112,7 @@ class ChildProcess:
         role: str,
         alias: str,
         options: Options,
-        changes: dict[str, Any],
+        changes: dict[str, object],
         supervisor: int,
         finished: Connection,
         ended: Callable[[], None],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from multiprocessing.connection import Connection
-from typing import Any
 
 from ...backend import DatabaseBackend
 from ...compat import remember_receivers, signals, task_backends
@@ -29,7 +28,7 @@ CANNOT_IMPORT = 78
 def run_role(
     role: str,
     alias: str,
-    changes: dict[str, Any],
+    changes: dict[str, object],
     status: SharedStatus,
     stop: Shutdown,
     supervisor: int,

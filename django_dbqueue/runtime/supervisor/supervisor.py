@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections import Counter
-from typing import Any
 
 from django.db import DatabaseError, InterfaceError
 
@@ -53,7 +52,7 @@ class Supervisor:
         self,
         backend: DatabaseBackend,
         roles: list[str],
-        changes: dict[str, Any],
+        changes: dict[str, object],
         *,
         drain: bool = False,
     ) -> None:

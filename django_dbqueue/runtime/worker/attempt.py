@@ -27,7 +27,7 @@ from ...models.enums import OnLost, Outcome, State
 from ...models.execution import ExecutionQuerySet
 from ...registry import load, task_of
 from ...results import JobResult, result_of
-from ...tasks import Task
+from ...tasks import AnyTask
 from .log_capture import LogCapture
 from .pipeline_step import after_stage
 from .task_call import Call
@@ -46,7 +46,7 @@ class Attempt:
     """
 
     options: Options
-    task: Task[..., Any] | None = None
+    task: AnyTask | None = None
     is_atomic = False
     is_unserialized = False
 
@@ -124,7 +124,7 @@ class Attempt:
         alias = self.backend.alias
         return result_of(self.job, alias, task_of(self.job, alias), self.earlier)
 
-    def succeed(self, value: Any) -> AttemptResult:
+    def succeed(self, value: object) -> AttemptResult:
         """Return the result of a successful attempt.
 
         Raises TypeError or ValueError for a return value that is not JSON: the attempt then fails.
@@ -136,7 +136,7 @@ class Attempt:
         erase = self.options.delete_on_success if own is None else own
         return self.end(Outcome.SUCCESSFUL, State.SUCCESSFUL, result=result, erase=erase)
 
-    def settle_in_transaction(self, run: Callable[[], Any]) -> Settled:
+    def settle_in_transaction(self, run: Callable[[], object]) -> Settled:
         """Run the task and settle its job in one transaction.
 
         The task's changes to the queue's database and the job's success are committed together or
@@ -182,7 +182,7 @@ class Attempt:
                 report.traceback,
             )
 
-    def warn(self, what: str, *args: Any) -> None:
+    def warn(self, what: str, *args: object) -> None:
         logger.warning(
             f"executor: job %s of %s {what}",
             self.job.pk,
@@ -208,7 +208,7 @@ class Attempt:
             )
         return end
 
-    def _send(self, signal: Signal, status: TaskResultStatus, **changes: Any) -> None:
+    def _send(self, signal: Signal, status: TaskResultStatus, **changes: object) -> None:
         if not is_heard(
             signal, logging.ERROR if status == TaskResultStatus.FAILED else logging.INFO
         ):

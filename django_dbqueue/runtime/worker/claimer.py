@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
-from typing import Any
 
 from django.db.models import Exists, Q
 
@@ -221,7 +220,7 @@ class Claimer:
     def _read_queues(self, names: set[str]) -> set[str]:
         """Read the limits of these queues. Return the paused ones."""
         self._ensure_rows(names)
-        rows: list[Any] = list(self._queues.filter(name__in=names).seen()) if names else []
+        rows = list(self._queues.filter(name__in=names).seen()) if names else []
         limits = {row.name: row.limit or self._options.of(row.name).limit for row in rows}
         self.limits = {name: limit for name, limit in limits.items() if limit}
         return {row.name for row in rows if row.is_paused(row.seen_at)}

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections import deque
 from contextvars import ContextVar, Token
-from typing import Any
 
 from ...core.error_reports import clean
 from ...models import ClaimedJob
@@ -66,7 +65,7 @@ _format = logging.Formatter("%(levelname)s %(name)s: %(message)s").format
 
 
 class _Listener(logging.Handler):
-    def handle(self, record: logging.LogRecord) -> Any:
+    def handle(self, record: logging.LogRecord) -> bool:
         """Capture the record, without the lock of other handlers.
 
         Attempts share no state here.

@@ -132,7 +132,7 @@ class NotifyListener:
             self._closed.wait(1.0)
 
     def _listen(self) -> None:
-        connection: Any = connections.create_connection(self._database)
+        connection = connections.create_connection(self._database)
         connection.set_autocommit(True)
         try:
             with connection.cursor() as cursor:

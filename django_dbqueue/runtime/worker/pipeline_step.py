@@ -11,7 +11,7 @@ from ...models.enums import State
 from ...pipelines import FanOut, Finish, GoTo
 
 
-def after_stage(job: Any, value: Any, backend: DatabaseBackend) -> dict[str, Any]:
+def after_stage(job: Any, value: object, backend: DatabaseBackend) -> dict[str, Any]:
     """Return the settlement of a stage: the state, and the result, the next stage or the new jobs.
 
     Raises TypeError or ValueError if the pipeline has no such step.
@@ -34,14 +34,14 @@ def after_stage(job: Any, value: Any, backend: DatabaseBackend) -> dict[str, Any
     return {"then": _at(job, following, value, backend), "state": State.READY}
 
 
-def _end(job: Any, value: Any) -> dict[str, Any]:
+def _end(job: Job, value: object) -> dict[str, object]:
     return {
         "state": State.SUCCESSFUL,
         "result": serialization.to_json(value, of=f"The return value of {job.task}"),
     }
 
 
-def _at(job: Any, place: int, value: Any, backend: DatabaseBackend) -> Job:
+def _at(job: Job, place: int, value: object, backend: DatabaseBackend) -> Job:
     """Return the job as it is at that stage."""
     value = serialization.to_json(value, of=f"The return value of {job.task}")
     there = backend.at_stage(job.pipeline, place, value)
@@ -61,7 +61,7 @@ def _place_of(job: Any, wanted: GoTo) -> int:
     return next((place for place in places if place > job.stage), places[0])
 
 
-def _must_be(job: Any, place: int) -> None:
+def _must_be(job: Job, place: int) -> None:
     if place >= len(job.pipeline):
         raise ValueError(
             f"{job.task} returned FanOut(...), but is the last stage of its pipeline. "

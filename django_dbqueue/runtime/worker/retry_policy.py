@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from ...backoff import Exponential
 from ...core.options import Options
@@ -11,12 +10,13 @@ from ...core.time_values import LONGEST_WAIT
 from ...exceptions import Retried
 from ...models import ClaimedJob
 from ...results import JobResult
+from ...tasks import AnyTask
 
 logger = logging.getLogger("django_dbqueue")
 
 
 def wait_before_retry(
-    job: ClaimedJob, task: Any, error: BaseException, result: JobResult, options: Options
+    job: ClaimedJob, task: AnyTask, error: BaseException, result: JobResult, options: Options
 ) -> float | None:
     """Return the seconds until the next attempt, or None for no retry.
 
@@ -29,7 +29,7 @@ def wait_before_retry(
     return None if wait is None or job.has_expired(wait) else wait
 
 
-def _wait(task: Any, error: BaseException, result: JobResult, options: Options) -> float | None:
+def _wait(task: AnyTask, error: BaseException, result: JobResult, options: Options) -> float | None:
     """Return the delay of the task's policy. A delay set by the task itself takes precedence."""
     if isinstance(error, Retried):
         if error.delay is not None:

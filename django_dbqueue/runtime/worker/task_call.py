@@ -11,12 +11,14 @@ import traceback
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import nullcontext
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from ...exceptions import Interruption
 from ...log import running_job
 from ...models import ClaimedJob
 from .log_capture import LogCapture
+
+R = TypeVar("R")
 
 NO_LOG = nullcontext()
 
@@ -61,7 +63,7 @@ class ThreadCall(Call):
 
     _thread: int | None = None
 
-    def run(self, function: Callable[[], Any]) -> Any:
+    def run(self, function: Callable[[], R]) -> R:
         try:
             with self._lock:
                 self._thread = threading.get_ident()
@@ -97,7 +99,7 @@ class ThreadCall(Call):
 class CoroutineCall(Call):
     """A call on an event loop. An interruption cancels it, which takes effect at an ``await``."""
 
-    _task: asyncio.Task[Any] | None = None
+    _task: asyncio.Task[object] | None = None
     _coroutine: Any = None
 
     async def run(self, function: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
