@@ -10,6 +10,7 @@ from typing import Any
 
 from django.db import connection, transaction
 
+from django_dbqueue.engine.recurring import run_now
 from django_dbqueue.models import Batch, Job, Queue, RecurringTask, Semaphore
 from django_dbqueue.models.locking import lock
 from django_dbqueue.recurrence.target import enqueue
@@ -96,9 +97,8 @@ class Operators(RandomActor):
         Job.objects.filter(pk__in=list(last)).move("default")
 
     def _run_now(self) -> None:
-        RecurringTask.objects.filter(name__startswith="by hand").run_now(
-            lambda row, wait: enqueue(row, wait)
-        )
+        tasks_by_hand = RecurringTask.objects.filter(name__startswith="by hand")
+        run_now(tasks_by_hand, lambda row, wait: enqueue(row, wait))
 
 
 class LockHolder(RandomActor):
