@@ -15,15 +15,15 @@ from collections.abc import Iterator
 
 from .conformance import fetch
 
+OWN_POSTGRES = "PostgreSQL (its own)"
+
 
 def main(arguments: list[str]) -> int:
     failed = []
     with contextlib.suppress(subprocess.CalledProcessError):
         fetch.main()
     with contextlib.ExitStack() as stack:
-        for name, url in _databases(stack):
-            if not name.startswith(os.environ.get("TEST_ON", "")):
-                continue
+        for name, url in _databases(stack, os.environ.get("TEST_ON", "")):
             print(f"\n=== {name} ===", flush=True)
             # Most tests wait for processes that they have started: four at a time keep two cores busy.
             command = [
@@ -53,15 +53,19 @@ def _environment() -> dict[str, str]:
     return environment
 
 
-def _databases(stack: contextlib.ExitStack) -> Iterator[tuple[str, str]]:
-    yield "SQLite", ""
+def _databases(stack: contextlib.ExitStack, wanted: str) -> Iterator[tuple[str, str]]:
+    """Yield name and URL of the databases whose names start with ``wanted``."""
+    if "SQLite".startswith(wanted):
+        yield "SQLite", ""
     if url := os.environ.get("POSTGRES_URL"):
-        yield "PostgreSQL", url
-    else:
+        if "PostgreSQL".startswith(wanted):
+            yield "PostgreSQL", url
+    elif OWN_POSTGRES.startswith(wanted):
         yield from _own_postgres(stack)
     if url := os.environ.get("MARIADB_URL"):
-        yield "MariaDB", url
-    else:
+        if "MariaDB".startswith(wanted):
+            yield "MariaDB", url
+    elif not wanted:
         print("\n=== MariaDB is left out: MARIADB_URL names none. ===")
 
 
@@ -87,7 +91,7 @@ def _own_postgres(stack: contextlib.ExitStack) -> Iterator[tuple[str, str]]:
             flush=True,
         )
         return
-    yield "PostgreSQL (its own)", server.get_uri("dbqueue")
+    yield OWN_POSTGRES, server.get_uri("dbqueue")
 
 
 if __name__ == "__main__":

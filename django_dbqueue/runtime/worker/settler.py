@@ -86,6 +86,7 @@ class Settler:
                 self._changed.notify()
 
     def unsettled(self) -> list[AttemptResult]:
+        """Return the outcomes that are not written yet."""
         with self._changed:
             return [*self._writing, *self._waiting, *(held[-1] for held in self._held)]
 
