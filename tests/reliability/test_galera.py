@@ -119,6 +119,11 @@ class TestTwoNodes:
 
         return do
 
+    def apply_all(self):
+        """Let reads wait until this node has applied what other nodes have committed."""
+        with connections["default"].cursor() as cursor:
+            cursor.execute("SET SESSION wsrep_sync_wait = 1")
+
     def test_job_claimed_by_both_nodes_is_claimed_once(self, processes, first):
         add.enqueue_many([(1,), (2,)])
 
@@ -130,6 +135,7 @@ class TestTwoNodes:
 
         (job,) = direct.claim(LANE, processes[1], 1, budget=Staged(10**6))
 
+        self.apply_all()
         assert job.args == [2]
         assert list(Job.objects.order_by("pk").values_list("process", "attempt")) == [
             (processes[0].pk, 1),
@@ -159,6 +165,7 @@ class TestTwoNodes:
             )
             == []
         )
+        self.apply_all()
         assert list(Job.objects.order_by("pk").values_list("state", flat=True)) == [
             "running",
             "blocked",
@@ -187,6 +194,7 @@ class TestTwoNodes:
             )
             == []
         )
+        self.apply_all()
         assert Job.objects.running().count() == 1
         assert Queue.objects.get().limit is None
 
@@ -203,6 +211,7 @@ class TestTwoNodes:
         with pytest.raises(OperationalError, match="Deadlock"):
             direct.finish_batches([opened.id])
 
+        self.apply_all()
         assert Job.objects.get().batch == Batch.objects.get(finished_at=None)
 
     def test_heartbeat_at_one_node_prevents_declared_death_at_other(self, processes, first):
@@ -213,6 +222,7 @@ class TestTwoNodes:
             assert recovery._deregister_dead(dead, recovery.ExitReason(how="was silent")) != {}
             first(lambda: Process.objects.filter(pk=processes[0].pk).beat(60))
 
+        self.apply_all()
         assert Process.objects.alive().get() == processes[0]
 
     def test_result_is_settled_where_claim_is_not_applied_yet(self, nodes, processes):
