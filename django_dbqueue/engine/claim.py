@@ -120,10 +120,10 @@ def _claim(
         # may have stood still.
         owner = Process.objects.using(database).filter(pk=process.pk)
         found: list[ClaimedJob] = []
-        for part in locked_parts(waiting.filter(Exists(owner)).annotate(db_now=Now()), limit):
-            rows: Any = part[: limit - len(found)]
-            found += budget.take(rows, ClaimedJob.objects.using(database)) if budget else rows
-            if len(found) == limit or (budget and budget.is_spent):
+        rows: Any = waiting.filter(Exists(owner)).annotate(db_now=Now())
+        for part in locked_parts(rows, limit, found):
+            found += budget.take(part, ClaimedJob.objects.using(database)) if budget else part
+            if budget and budget.is_spent:
                 break
         claimed = found
         if unreadable := [

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from django.db import connections, models
 from django.db.models.sql.datastructures import BaseTable
 
-from .expressions import Sql
+from .expressions import Sql, composed
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 QS = TypeVar("QS", bound=models.QuerySet[models.Model, object])
 
-# Limits on skipping rows that other transactions hold: number of parts, and rows in one part.
+# Rows that the first statement finds for each row that it may lock: other claims hold the first.
+MARGIN = 4
+# Limits on skipping more rows that other transactions hold: number of parts, and rows in one part.
 PARTS = 50
 MOST_IN_A_PART = 1000
 
@@ -45,35 +47,46 @@ def lock_waiting(rows: QS) -> QS:
 
 
 def lock_first(rows: QS, limit: int) -> list[Any]:
-    """Lock and return the first rows that no other transaction has locked."""
+    """Lock and return the first rows that no other transaction has locked.
+
+    ``rows`` are instances or lists of values; the first value is the primary key.
+    """
     found: list[Any] = []
-    for part in locked_parts(rows, limit):
-        found += part[: limit - len(found)]
-        if len(found) == limit:
-            break
+    for part in locked_parts(rows, limit, found):
+        found += part
     return found
 
 
-def locked_parts(rows: QS, limit: int) -> Iterator[QS]:
-    """Yield locked rows in parts.
+def locked_parts(rows: QS, limit: int, found: list[Any]) -> Iterator[QS]:
+    """Yield the first rows that no other transaction has locked, in parts, and lock them.
 
-    The caller reads each part before the next, and stops when it has enough rows.
+    The caller adds each part to ``found`` before it takes the next.
     """
     if not _is_mysql(rows):
         yield lock(rows)[:limit]
         return
-    passed: set[object] = set()
+    yield lock(_first(rows, MARGIN * limit))[:limit]
+    prepare = rows.model._meta.pk.get_db_prep_value
+    passed = {str(prepare(_key_of(row), connections[rows.db])) for row in found}
     size = limit
     for _ in range(PARTS):
+        if len(found) == limit:
+            return
         # Most of the rows passed by are gone: other transactions have claimed them. Excluding all
         # of them in SQL would take longer.
-        found = list(_stored_keys(rows)[: size + len(passed)])
-        if keys := [key for key in found if key not in passed]:
-            yield lock(_by_key(rows, keys))
-        if len(found) < size + len(passed):
+        keys = [str(key) for key in _stored_keys(rows)[: size + len(passed)]]
+        if new := [key for key in keys if key not in passed]:
+            yield lock(_by_key(rows, new))[: limit - len(found)]
+        if len(keys) < size + len(passed):
             return
-        passed.update(keys)
+        passed.update(new)
         size = min(2 * size, MOST_IN_A_PART)
+
+
+def _key_of(row: Any) -> object:
+    if isinstance(row, models.Model):
+        return row.pk
+    return row[0] if isinstance(row, tuple) else row
 
 
 def lock_keys(rows: QS, keys: Sequence[K]) -> list[K]:
@@ -96,7 +109,7 @@ def delete(rows: models.QuerySet[models.Model, object]) -> int:
     if not (keys := list(_stored_keys(rows.order_by()))):
         return 0
     connection = connections[rows.db]
-    table = _JoinedToKeys(rows.model, keys)
+    table = _JoinedToKeys(rows.model, _listed(keys))
     source, values = table.as_sql(None, connection)
     with connection.cursor() as cursor:
         cursor.execute(
@@ -114,31 +127,47 @@ def _stored_keys(
 
 
 def _by_key(rows: QS, keys: Sequence[object]) -> QS:
+    """Return those of the rows that have these keys, in the order of the keys."""
+    return _joined(rows, _listed(keys))
+
+
+def _listed(keys: Sequence[object]) -> Sql:
+    return f"SELECT %s AS wanted{' UNION ALL SELECT %s' * (len(keys) - 1)}", tuple(keys)
+
+
+def _first(rows: QS, limit: int) -> QS:
+    """Return the first of the rows in their order. A lock on the result locks no others."""
+    return _joined(rows, composed(rows.values(wanted=models.F("pk"))[:limit]))
+
+
+def _joined(rows: QS, keys: Sql) -> QS:
     found = rows.all()
+    # The keys are in order. A sort would come after the locks, and a LIMIT after the sort.
+    found.query.clear_ordering(force=True)
     found.query.alias_map[found.query.get_initial_alias()] = _JoinedToKeys(rows.model, keys)
     return found
 
 
 class _JoinedToKeys(BaseTable):
-    """A table in a FROM clause, joined after a list of its primary keys in the database's form.
+    """A table in a FROM clause, joined after a table of its primary keys in the database's form.
 
     With the keys in a WHERE clause, the optimizer may read, and lock, all rows of a small table,
     or entries of another index.
     """
 
-    def __init__(self, model: type[models.Model], keys: Sequence[object]) -> None:
+    def __init__(self, model: type[models.Model], keys: Sql) -> None:
         super().__init__(model._meta.db_table, model._meta.db_table)
         self._column: Any = model._meta.pk.column
         self._keys = keys
 
     def as_sql(self, compiler: SQLCompiler | None, connection: BaseDatabaseWrapper) -> Sql:
         table, column = map(connection.ops.quote_name, (self.table_name, self._column))
-        keys = " UNION ALL ".join(["SELECT %s AS wanted", *["SELECT %s"] * (len(self._keys) - 1)])
+        keys, values = self._keys
         sql = (
             f"({keys}) AS wanted STRAIGHT_JOIN {table} FORCE INDEX (PRIMARY)"
             f" ON {table}.{column} = wanted.wanted"
         )
-        return sql, tuple(self._keys)
+        return sql, values
 
 
 def _is_mysql(rows: models.QuerySet[models.Model, object]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import connection, transaction
 from django.db.models import F
+from django.test.utils import CaptureQueriesContext
 
 from django_dbqueue.models import Job
 from django_dbqueue.models.locking import lock_first
@@ -31,6 +32,26 @@ def test_claim_skips_any_number_of_locked_jobs(claim):
 
     with locked(*jobs[:240]):
         assert [job.pk for job in claim(limit=5)] == [job.pk for job in jobs[240:245]]
+
+
+def test_two_claims_of_one_lane_skip_each_other_in_one_statement(claim):
+    tasks.nothing.enqueue_many([()] * 40)
+    jobs = list(Job.objects.order_by("run_after", "id"))
+
+    with held_open(lambda: claim(limit=10)), CaptureQueriesContext(connection) as statements:
+        second = claim(limit=10)
+
+    assert [job.pk for job in second] == [job.pk for job in jobs[10:20]]
+    assert len([each for each in statements if "SKIP LOCKED" in each["sql"]]) == 1
+
+
+def test_claim_locks_no_more_jobs_than_it_takes(claim):
+    tasks.nothing.enqueue_many([()] * 40)
+    first = Job.objects.order_by("run_after", "id").first()
+
+    with locked(first), held_open(lambda: claim(limit=10)), transaction.atomic():
+        free = Job.objects.select_for_update(skip_locked=True)
+        assert len(free) == 40 - 1 - 10
 
 
 def test_claim_skips_jobs_of_concurrent_claim(claim):
