@@ -2,7 +2,8 @@
 
 A real worker, with one thread and PostgreSQL, runs one job of a task without options. Every function
 that the enqueueing thread, the worker's loop, the job's thread and the settler call is recorded, from
-the call of ``enqueue()`` until the job's execution is committed. Needs Python 3.12.
+the call of ``enqueue()`` until the job's execution is committed. Those that the worker's threads call
+without a job too are listed last. Needs Python 3.12.
 """
 
 from __future__ import annotations
@@ -26,14 +27,20 @@ STEPS = {
     "job-0": "Run, on a thread of the pool",
     "settler": "Settle, on the settler's thread",
 }
+ROUNDS = "Each round of the worker's threads"
 
 
 class Walk:
-    """Records each function of the package once, under the thread that calls it first."""
+    """Records each function of the package once, under the thread that calls it first.
+
+    ``rounds`` are the functions that are called before ``job_is_enqueued`` is set.
+    """
 
     def __init__(self, package: Path) -> None:
         self._package = f"{package}{os.sep}"
         self.functions: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        self.rounds: dict[str, list[str]] = defaultdict(list)
+        self.job_is_enqueued = False
         self._seen: set[Any] = set()
 
     def __call__(self, frame: Any, event: str, argument: Any) -> None:
@@ -44,14 +51,17 @@ class Walk:
         if code.co_filename.startswith(self._package):
             name = threading.current_thread().name
             file = code.co_filename.removeprefix(self._package)
-            self.functions[name][file].append(code.co_qualname.replace(".<locals>", ""))
+            found = self.functions[name] if self.job_is_enqueued else self.rounds
+            found[file].append(code.co_qualname.replace(".<locals>", ""))
 
     def table(self) -> str:
         steps = {step: self.functions[name] for name, step in STEPS.items()}
         number = sum(len(each) for files in steps.values() for each in files.values())
         files = {file for step in steps.values() for file in step}
+        steps[ROUNDS] = self.rounds
         lines = [
-            f"{number} functions in {len(files)} files:",
+            f"{number} functions in {len(files)} files, and {sum(map(len, self.rounds.values()))} that"
+            " the worker's threads call in each round, with or without a job:",
             "",
             "| Module | Functions |",
             "| --- | --- |",
@@ -101,6 +111,10 @@ def record() -> Walk:
         assert is_settled(tasks.add.enqueue(1, 2).id)
         time.sleep(2.0)  # The worker is idle, and listens.
         threading.setprofile_all_threads(walk)
+        for _ in range(5):
+            worker._listener.wake()
+            time.sleep(1.0)
+        walk.job_is_enqueued = True
         job = tasks.add.enqueue(1, 2)
         threading.setprofile_all_threads(None)
         threading.setprofile_all_threads(walk_without_caller(walk))

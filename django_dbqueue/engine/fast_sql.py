@@ -109,8 +109,6 @@ def set_json(rows: models.QuerySet[Any], name: str, values: Mapping[UUID, Json])
 
     On PostgreSQL 6 µs, on SQLite 4, on MariaDB 40; with bulk_update() and its CASE, 130 on all.
     """
-    if not values:
-        return
     connection, meta = connections[rows.db], rows.model._meta
     field, key = meta.get_field(name), meta.pk
     table, column, id_ = map(connection.ops.quote_name, (meta.db_table, field.column, key.column))

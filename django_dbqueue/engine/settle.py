@@ -61,19 +61,23 @@ def settle(database: str, outcomes: Sequence[AttemptResult]) -> Settled:
         owned = [outcome for outcome in outcomes if seen.get(outcome.fence[0]) == outcome.fence]
         ends = [o.stopped() if o.continues and o.fence[0] in stopped else o for o in owned]
         settled = Settled(ends, [], [], [], [])
-        erased = [
+        erased = {
             outcome.fence[0]
             for outcome in settled.written
             if outcome.erase and outcome.fence[0] not in again
-        ]
+        }
         kept = [outcome for outcome in settled.written if outcome.fence[0] not in erased]
         _move_jobs(jobs, kept, set(again))
         _record(database, [outcome for outcome in kept if outcome.recorded])
-        Progress.objects.using(database).write([(o.job, o.progress) for o in kept if o.progress])
-        erase(database, erased)
-        _forget_runs(database, kept)
+        if reports := [(o.job, o.progress) for o in kept if o.progress]:
+            Progress.objects.using(database).write(reports)
+        if erased:
+            erase(database, list(erased))
+        if repeated := [o for o in kept if o.job.key and o.fence[1] % KEPT == 0]:
+            _forget_runs(database, repeated)
         left = [outcome.job for outcome in settled.written]
-        settled.unblocked.extend(release_slots(database, left))
+        if limited := [job for job in left if job.limits]:
+            settled.unblocked.extend(release_slots(database, limited))
         settled.unblocked.extend(again[job.id] for job in left if job.id in again)
         if len(settled.written) < len(outcomes):
             _classify_unlocked(
@@ -91,8 +95,8 @@ def _move_jobs(jobs: JobQuerySet, outcomes: Sequence[AttemptResult], again: set[
     for outcome in outcomes:
         if outcome.fence[0] in again:
             anew[outcome.wait].append(outcome.fence[0])
-    ended = [o for o in outcomes if o.fence[0] in again and (o.state in FINISHED or o.then)]
-    close_shares(jobs.db, [EndedRun(o.fence[0], o.state, attempt=o.fence[1]) for o in ended])
+    if ended := [o for o in outcomes if o.fence[0] in again and (o.state in FINISHED or o.then)]:
+        close_shares(jobs.db, [EndedRun(o.fence[0], o.state, attempt=o.fence[1]) for o in ended])
     for wait, ids in anew.items():
         restart_run(jobs.filter(pk__in=ids), wait)
     outcomes = [outcome for outcome in outcomes if outcome.fence[0] not in again]
@@ -108,10 +112,8 @@ def _move_jobs(jobs: JobQuerySet, outcomes: Sequence[AttemptResult], again: set[
         changes: dict[str, object] = {"failures": F("failures") + 1} if failed else {}
         changes |= {"finished_at": Now()} if state in FINISHED else {"run_after": after(wait)}
         jobs.filter(Among(ids)).update(state=state, process=None, **changes)
-    results = {
-        outcome.fence[0]: outcome.result for outcome in outcomes if outcome.result is not None
-    }
-    set_json(jobs, "result", results)
+    if results := {o.fence[0]: o.result for o in outcomes if o.result is not None}:
+        set_json(jobs, "result", results)
 
 
 def _enter_stages(jobs: JobQuerySet, moves: Iterable[tuple[UUID, Job]]) -> None:
@@ -157,16 +159,15 @@ def _record(database: str, outcomes: Sequence[AttemptResult]) -> None:
 
 
 def _forget_runs(database: str, outcomes: Iterable[AttemptResult]) -> None:
-    """Keep only the newest attempts of the earlier runs of a keyed job.
+    """Keep only the newest attempts of the earlier runs of keyed jobs.
 
     Such a job may run without end.
     """
     for outcome in outcomes:
         job, attempt = outcome.job, outcome.fence[1]
-        if job.key and attempt % KEPT == 0:
-            Execution.objects.using(database).filter(
-                job=job.id, attempt__lte=min(attempt - KEPT, job.attempts_before)
-            )._raw_delete(database)
+        Execution.objects.using(database).filter(
+            job=job.id, attempt__lte=min(attempt - KEPT, job.attempts_before)
+        )._raw_delete(database)
 
 
 def _classify_unlocked(

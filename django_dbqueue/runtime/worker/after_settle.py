@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container
 
 from ...backend import DatabaseBackend
 from ...core.notify import notify_queues
@@ -23,7 +23,9 @@ def wake_dependents(settled: Settled, backend: DatabaseBackend, limited: Contain
         if outcome.state == State.READY and not outcome.then
     )
     queues.update(new.queue for outcome in settled.written for new in outcome.new)
-    return _wake(queues, backend)
+    if queues:
+        notify_queues(backend.database, queues)
+    return bool(queues)
 
 
 def finish_batches(settled: Settled, backend: DatabaseBackend) -> bool:
@@ -33,9 +35,3 @@ def finish_batches(settled: Settled, backend: DatabaseBackend) -> bool:
     """
     batches = {pk for outcome in settled.written if (pk := outcome.job.batch_id)}
     return backend.finish_batches(batches) if batches else False
-
-
-def _wake(queues: Iterable[str], backend: DatabaseBackend) -> bool:
-    found = set(queues)
-    notify_queues(backend.database, found)
-    return bool(found)

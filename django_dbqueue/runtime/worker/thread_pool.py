@@ -12,6 +12,7 @@ from uuid import UUID
 
 from ...core.options import Options
 from ...models import ClaimedJob
+from ...models.enums import Fence
 from ..connections import (
     close_connections,
     close_interrupted,
@@ -24,9 +25,6 @@ from .services import DEFAULT, WorkerServices
 from .task_call import ThreadCall
 
 logger = logging.getLogger("django_dbqueue")
-
-# A job may be released and claimed again, so a waiting job is identified by its id and attempt.
-Fence = tuple[UUID, int]
 
 
 class ThreadPool:
@@ -82,12 +80,12 @@ class ThreadPool:
                 if job.slot_group in self._behind:
                     self._behind[job.slot_group].append(job)
                     continue
-                self._waiting[_fence(job)] = job
+                self._waiting[job.fence] = job
                 if job.slot_group:
                     self._behind[job.slot_group] = deque()
-                    first.append(_fence(job))
+                    first.append(job.fence)
                 else:
-                    self._order.append(_fence(job))
+                    self._order.append(job.fence)
             self._order.extendleft(reversed(first))
             self._changed.notify(len(jobs))
 
@@ -144,7 +142,7 @@ class ThreadPool:
         with self._changed:
             now = time.monotonic() if late else float("inf")
             old = [job for job in list(self._waiting.values()) if job.clock <= now - self.LATE]
-            stale = [job for job in old if self._waiting.pop(_fence(job), None)]
+            stale = [job for job in old if self._waiting.pop(job.fence, None)]
             for behind in self._behind.values():
                 stale += _take_old(behind, now - self._late(behind))
             here = {
@@ -204,7 +202,7 @@ class ThreadPool:
                 continue
             else:
                 self._running[thread] = call = ThreadCall(job)
-                if self._waiting.pop(_fence(job), None):
+                if self._waiting.pop(job.fence, None):
                     self._status.mark_started(job.pk)
                     return call
                 del self._running[thread]
@@ -229,15 +227,11 @@ class ThreadPool:
     def _let_follow(self, slot_group: UUID) -> None:
         with self._changed:
             if behind := self._behind.get(slot_group):
-                self._waiting[_fence(behind[0])] = behind[0]
-                self._order.appendleft(_fence(behind.popleft()))
+                self._waiting[behind[0].fence] = behind[0]
+                self._order.appendleft(behind.popleft().fence)
                 self._changed.notify()
             else:
                 self._behind.pop(slot_group, None)
-
-
-def _fence(job: ClaimedJob) -> Fence:
-    return job.pk, job.attempt
 
 
 def _has_the_only_slot(job: ClaimedJob) -> bool:

@@ -182,7 +182,8 @@ class Worker:
                 self._not_held(jobs) if self._before else jobs, self._claimer.leave
             )
             self._pool.put(others)
-            self._release(too_many)
+            if too_many:
+                self._release(too_many)
             self._claimed += len(jobs)
         return self._claimed - before, room
 
