@@ -1,4 +1,7 @@
-"""A headless Chromium, of the system. CI asks for it with ``DBQUEUE_BROWSER``; without that it is left out where there is none."""
+"""The system's headless Chromium.
+
+``DBQUEUE_BROWSER``, which CI sets, requires it. Otherwise tests are skipped if it is not installed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ REQUIRED = bool(os.environ.get("DBQUEUE_BROWSER"))
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory):
     if not REQUIRED and not (shutil.which("chromium") and shutil.which("chromedriver")):
-        pytest.skip("There is no Chromium with its chromedriver.")
+        pytest.skip("Chromium or chromedriver is not installed.")
     if not REQUIRED:
         pytest.importorskip("selenium")
     from selenium import webdriver

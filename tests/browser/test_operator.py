@@ -1,4 +1,4 @@
-"""What an operator does in the admin, in a real browser."""
+"""Workflows of an operator in the admin, in a real browser."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(
         connection.vendor != "sqlite",
-        reason="What a browser shows is the same on each database: once is enough.",
+        reason="Pages are the same on every database: one run is enough.",
     ),
 ]
 
 
-class Visitor:
-    """Somebody at the browser: goes to pages, presses what has a name, reads what is there."""
+class BrowserUser:
+    """A browser that opens pages, presses buttons by their names and returns the visible text."""
 
     def __init__(self, browser, address: str) -> None:
         self.browser, self.address = browser, address
 
-    def go(self, path: str) -> str:
+    def open(self, path: str) -> str:
         self.browser.get(f"{self.address}{path}")
         return self.text()
 
@@ -43,7 +43,7 @@ class Visitor:
         self._wait_for_another_page(before)
         return self.text()
 
-    def complaints(self) -> list[str]:
+    def console_errors(self) -> list[str]:
         return [
             entry["message"]
             for entry in self.browser.get_log("browser")
@@ -61,26 +61,26 @@ class Visitor:
 def operator(chromium, live_server, client):
     user = User.objects.create_superuser("operator")
     client.force_login(user)
-    visitor = Visitor(chromium, live_server.url)
-    visitor.go("/admin/login/")
+    browser_user = BrowserUser(chromium, live_server.url)
+    browser_user.open("/admin/login/")
     chromium.add_cookie(
         {
             "name": settings.SESSION_COOKIE_NAME,
             "value": client.cookies[settings.SESSION_COOKIE_NAME].value,
         }
     )
-    return visitor
+    return browser_user
 
 
 @pytest.fixture
-def trouble():
+def failed_jobs():
     for number in range(3):
         tasks.fail.enqueue(f"order {number} is <script>gone</script>")
     tasks.add.enqueue(1)
     testing.drain()
 
 
-def test_each_page_opens_and_the_browser_has_nothing_to_complain_of(operator, trouble):
+def test_each_page_opens_without_console_errors(operator, failed_jobs):
     a_process("worker@web1:1:abc")
     for model in [
         "job",
@@ -93,27 +93,27 @@ def test_each_page_opens_and_the_browser_has_nothing_to_complain_of(operator, tr
         "batch",
         "semaphore",
     ]:
-        assert "Job queue" in operator.go(f"/admin/dbqueue/{model}/")
-    assert operator.go(f"/admin/dbqueue/job/{Job.objects.first().pk}/change/")
+        assert "Job queue" in operator.open(f"/admin/dbqueue/{model}/")
+    assert operator.open(f"/admin/dbqueue/job/{Job.objects.first().pk}/change/")
 
-    assert operator.complaints() == []
+    assert operator.console_errors() == []
 
 
-def test_from_the_failure_to_running_its_jobs_again(operator, trouble):
-    assert "ValueError" in operator.go("/admin/dbqueue/failure/")
+def test_jobs_are_retried_from_the_page_of_their_failure(operator, failed_jobs):
+    assert "ValueError" in operator.open("/admin/dbqueue/failure/")
     operator.browser.find_element("css selector", "#result_list tbody th a").click()
     page = operator.text()
     assert "order 0 is <script>gone</script>" in page
 
-    assert "3 jobs" in operator.press("Retry all failed jobs")
-    assert "3 jobs" in operator.press("Retry all failed jobs")
+    assert "3 jobs" in operator.press("Retry all jobs now")
+    assert "3 jobs" in operator.press("Retry all jobs now")
 
     assert Job.objects.ready().count() == 3
 
 
-def test_a_queue_is_paused_and_resumed(operator):
+def test_queue_is_paused_and_resumed(operator):
     Queue.objects.ensure_rows(["mail"])
-    operator.go("/admin/dbqueue/queue/mail/change/")
+    operator.open("/admin/dbqueue/queue/mail/change/")
 
     operator.press("Pause")
     assert Queue.objects.paused().exists()
@@ -122,8 +122,8 @@ def test_a_queue_is_paused_and_resumed(operator):
     assert not Queue.objects.paused().exists()
 
 
-def test_a_recurring_task_is_made_and_run(operator):
-    operator.go("/admin/dbqueue/recurringtask/add/")
+def test_recurring_task_is_added_run_and_disabled(operator):
+    operator.open("/admin/dbqueue/recurringtask/add/")
     for name, text in {
         "name": "report",
         "task": "tests.tasks.nothing",
@@ -140,6 +140,6 @@ def test_a_recurring_task_is_made_and_run(operator):
     assert "Enqueued: 1 recurring task" in operator.press("Run now")
 
     assert Job.objects.get().task == "tests.tasks.nothing"
-    assert operator.complaints() == []
+    assert operator.console_errors() == []
     operator.press("Disable")
     assert not RecurringTask.objects.get().is_enabled
