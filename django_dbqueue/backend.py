@@ -32,7 +32,7 @@ from .core.options import Options
 from .core.queue_selector import NAME, QueueSelector, check_name
 from .core.serialization import Json
 from .core.time_values import LONGEST_WAIT
-from .core.transactions import after_commit, writing
+from .core.transactions import on_commit_all, writing
 from .core.uuid7 import uuid7
 from .engine import batches
 from .engine.enqueue import LazyJobs, write
@@ -41,7 +41,7 @@ from .exceptions import InvalidOption
 from .models import Batch, Execution, Job
 from .models.batch import BatchQuerySet
 from .models.enums import Conflict, EnqueueStatus
-from .models.expressions import after, after_start
+from .models.expressions import now_plus, start_plus
 from .models.progress import progress_of
 from .registry import load, task_or_stand_in
 from .results import Enqueued, JobResult, result_of
@@ -251,10 +251,10 @@ class DatabaseBackend(BaseTaskBackend):
             job.batch_id = entry.id
         if task.run_after:
             job.state = Job.State.SCHEDULED
-            job.run_after = after(task.run_after)
+            job.run_after = now_plus(task.run_after)
         expires = getattr(task, "expires", None)
         job.expires_at = (
-            after_start(task.run_after, expires) if isinstance(expires, timedelta) else expires
+            start_plus(task.run_after, expires) if isinstance(expires, timedelta) else expires
         )
         return job
 
@@ -306,7 +306,7 @@ class DatabaseBackend(BaseTaskBackend):
         if jobs and connections[self.database].in_atomic_block:
             insert()
         elif jobs:
-            after_commit(insert)
+            on_commit_all(insert)
         return results
 
     def _insert(

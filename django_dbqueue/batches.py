@@ -15,7 +15,7 @@ from django.db import connections
 
 from .compat import DEFAULT_TASK_BACKEND_ALIAS, AnyFrameworkTask, InvalidTask, task_backends
 from .core.serialization import Json
-from .core.transactions import after_commit
+from .core.transactions import on_commit_all
 
 if TYPE_CHECKING:
     from .models import Batch, Job
@@ -160,7 +160,7 @@ class batch:
         if connections[self._backend.database].in_atomic_block:
             action()
         else:
-            after_commit(action)
+            on_commit_all(action)
 
     def _leave(self, entry: Entry, has_failed: bool) -> None:
         if has_failed and entry.opens:
@@ -175,7 +175,7 @@ class batch:
         if entry.opens:
             self._backend.seal_batch(self.id)
         # It finishes now if it had no jobs at all, or if all of them have ended.
-        after_commit(partial(self._backend.finish_batches, [self.id]))
+        on_commit_all(partial(self._backend.finish_batches, [self.id]))
 
     def _callback(self, name: str, task: object) -> Json:
         if task is None:

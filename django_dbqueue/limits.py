@@ -61,7 +61,11 @@ class Limit:
 
     def of_call(self, key: str) -> dict[str, Json]:
         """Return the limit as stored with a job."""
-        return {"key": _fitting(key), "most": self.most, "discard": self.on_conflict == "discard"}
+        return {
+            "key": _fitting(key),
+            "max_running": self.most,
+            "discard": self.on_conflict == "discard",
+        }
 
 
 def limit(
@@ -128,10 +132,10 @@ class Rate:
         return f"{self.number} in {self.seconds:g} s with burst={self.burst}"
 
     def of_call(self, key: str) -> dict[str, Json]:
-        """Return the rate as stored with a job. ``every`` is in seconds."""
+        """Return the rate as stored with a job. ``interval`` is in seconds."""
         return {
             "key": _fitting(f"{RATE}{key}"),
-            "every": self.seconds / self.number,
+            "interval": self.seconds / self.number,
             "burst": self.burst,
         }
 
@@ -176,12 +180,12 @@ def are_readable(stored: Json) -> bool:
 
 
 def _is_readable(stored: dict[str, Json]) -> bool:
-    key, every = stored.get("key"), stored.get("every", 0)
+    key, interval = stored.get("key"), stored.get("interval", 0)
     if not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY:
         return False
-    if "most" in stored:
-        return type(stored["most"]) is int and 1 <= stored["most"] < MOST
-    is_rate = type(every) in (int, float) and 0 < every < LONGEST_PER
+    if "max_running" in stored:
+        return type(stored["max_running"]) is int and 1 <= stored["max_running"] < MOST
+    is_rate = type(interval) in (int, float) and 0 < interval < LONGEST_PER
     return is_rate and type(burst := stored.get("burst", 1)) is int and 1 <= burst < MOST
 
 

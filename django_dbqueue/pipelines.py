@@ -14,7 +14,7 @@ from asgiref.sync import sync_to_async
 
 from .compat import InvalidTask
 from .core import serialization
-from .core.transactions import after_commit
+from .core.transactions import on_commit_all
 from .tasks import AnyTask, Task, TaskCall, split
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Pipeline:
         arguments that do not fit or are not JSON.
         """
         serialization.bind(self.stages[0].func, self.stages[0].takes_context, args, kwargs)
-        after_commit(partial(self.enqueue, *args, **kwargs))
+        on_commit_all(partial(self.enqueue, *args, **kwargs))
 
     def enqueue_many(self, calls: Iterable[TaskCall]) -> Sequence[JobResult]:
         """Write many jobs, all or none.

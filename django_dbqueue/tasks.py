@@ -23,7 +23,7 @@ from .compat import (
     task_backends,
 )
 from .core import serialization
-from .core.transactions import after_commit
+from .core.transactions import on_commit_all
 from .limits import Limit, Rate
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class Task(BaseTask[P, R], Generic[P, R]):
         Without an open transaction, enqueue immediately.
         """
         serialization.bind(self.func, self.takes_context, args, kwargs)
-        after_commit(partial(self.enqueue, *args, **kwargs))
+        on_commit_all(partial(self.enqueue, *args, **kwargs))
 
     def enqueue_many(self, calls: Iterable[TaskCall]) -> Sequence[JobResult]:
         """Enqueue many jobs with a few statements, all or none.

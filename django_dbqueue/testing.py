@@ -14,7 +14,7 @@ from .engine.claim import claim, release
 from .engine.dispatch import dispatch
 from .engine.settle import settle
 from .models import ClaimedJob, Process
-from .models.expressions import after
+from .models.expressions import now_plus
 from .registry import discover
 from .runtime.shutdown import Shutdown
 from .runtime.worker import executor
@@ -92,7 +92,7 @@ def _process(database: str) -> Iterator[Process]:
         hostname="",
         pid=os.getpid(),
         # No heartbeat follows: no other process may take its jobs while a test inspects them.
-        expires_at=after(86_400),
+        expires_at=now_plus(86_400),
     )
     Process.objects.using(database).register(process)
     try:

@@ -20,7 +20,7 @@ from django.test import TransactionTestCase
 
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Job, Process
-from django_dbqueue.models.expressions import after
+from django_dbqueue.models.expressions import now_plus
 from django_dbqueue.runtime.shared_status import SharedStatus
 from django_dbqueue.runtime.shutdown import Shutdown
 from django_dbqueue.runtime.worker.claimer import Claimer
@@ -77,7 +77,7 @@ def a_process(name: str, **values: Any) -> Process:
             "kind": "worker",
             "hostname": "here",
             "pid": 1,
-            "expires_at": after(3600),
+            "expires_at": now_plus(3600),
             **values,
         }
     )
@@ -99,16 +99,16 @@ def claim(process: Process) -> Callable[..., list[Job]]:
 
 
 def all_claimed(claimer: Claimer, limit: int) -> list[Job]:
-    """Return the jobs of all lanes that it claims."""
+    """Return the jobs that the claimer claims, of all lanes."""
     return list(itertools.chain.from_iterable(claimer.claim(limit)))
 
 
-def until(true: Callable[[], Any], seconds: float = LONG) -> Any:
+def until(condition: Callable[[], Any], seconds: float = LONG) -> Any:
     """Wait until the callable returns a true value, and return it; else fail the test."""
     end = time.monotonic() + seconds
-    while not (value := true()):
+    while not (value := condition()):
         if time.monotonic() > end:
-            pytest.fail(f"It did not come true within {seconds} s: {true}")
+            pytest.fail(f"The condition was not met within {seconds} s: {condition}")
         time.sleep(0.02)
     return value
 
@@ -193,7 +193,7 @@ def worker(backend: Any) -> Iterator[Callable[..., None]]:
     connections.close_all()
 
 
-def until_somebody_waits_for_a_lock() -> None:
+def until_a_lock_is_awaited() -> None:
     """Wait until one side of a staged race waits for a lock of the other."""
     sql = {
         "postgresql": "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()",

@@ -14,7 +14,7 @@ from django_dbqueue.compat import InvalidTask, TaskResultStatus, signals
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Execution, Failure, Job
-from django_dbqueue.models.expressions import Now, after
+from django_dbqueue.models.expressions import Now, now_plus
 from django_dbqueue.runtime.worker import executor
 from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.runtime.worker.lane_cursors import LaneCursors
@@ -54,7 +54,7 @@ class TestExpires:
 
     def test_job_claimed_too_late_is_discarded_with_reason(self):
         result = timely.greet.enqueue("you")
-        Job.objects.update(expires_at=after(-1))
+        Job.objects.update(expires_at=now_plus(-1))
 
         drained(result)
 
@@ -80,12 +80,12 @@ class TestExpires:
 
     def test_expired_coroutine_is_discarded(self):
         result = timely.snooze_async.using(expires=HOUR).enqueue()
-        Job.objects.update(expires_at=after(-1))
+        Job.objects.update(expires_at=now_plus(-1))
 
         assert drained(result).errors[0].exception_class_path == "django_dbqueue.exceptions.Expired"
 
     def test_expired_job_of_unknown_task_is_discarded(self):
-        Job.objects.create(task="tests.tasks.renamed", queue="default", expires_at=after(-1))
+        Job.objects.create(task="tests.tasks.renamed", queue="default", expires_at=now_plus(-1))
 
         testing.drain()
 
@@ -98,7 +98,7 @@ class TestExpires:
             for signal in (signals.task_started, signals.task_finished)
         ]
         timely.greet.enqueue("you")
-        Job.objects.update(expires_at=after(-1))
+        Job.objects.update(expires_at=now_plus(-1))
 
         for signal, receiver in receivers:
             signal.connect(receiver, weak=False)
@@ -126,7 +126,7 @@ class TestExpires:
     def test_enqueue_many_sets_expires(self):
         timely.greet.using(run_after=timezone.now() + HOUR).enqueue_many([("you",), ("me",)])
 
-        assert Job.objects.filter(expires_at__gt=after(4000)).count() == 2
+        assert Job.objects.filter(expires_at__gt=now_plus(4000)).count() == 2
 
     def test_fixed_time_of_a_call_is_stored_unchanged(self, backend):
         end = timezone.now().replace(microsecond=0) + HOUR
@@ -178,7 +178,7 @@ class TestExpires:
     def test_retry_that_expires_is_discarded(self):
         result = tasks.fail_and_wait.using(expires=HOUR).enqueue()
         drained(result)
-        Job.objects.update(expires_at=after(-1), run_after=after(-2))
+        Job.objects.update(expires_at=now_plus(-1), run_after=now_plus(-2))
 
         drained(result)
 
@@ -189,7 +189,7 @@ class TestExpires:
 
     def test_expired_job_runs_after_operator_retry(self):
         result = timely.greet.enqueue("you")
-        Job.objects.update(expires_at=after(-1))
+        Job.objects.update(expires_at=now_plus(-1))
         testing.drain()
 
         Job.objects.all().retry()
@@ -413,7 +413,7 @@ class TestAgeing:
     def served(self, claimer, rounds=20):
         """Claim from a stream of urgent jobs. Return the number of claims until the old job."""
         old = tasks.add.using(priority=-5).enqueue("old")
-        Job.objects.update(run_after=after(-60_000))
+        Job.objects.update(run_after=now_plus(-60_000))
         for number in range(1, rounds + 1):
             tasks.add.using(priority=5).enqueue("urgent")
             (job,) = all_claimed(claimer, 1)
@@ -435,14 +435,14 @@ class TestAgeing:
 
     def test_old_job_goes_before_jobs_of_equally_ranked_queues(self, claimer):
         old = tasks.add.using(priority=-5, queue_name="low").enqueue("old")
-        Job.objects.update(run_after=after(-600))
+        Job.objects.update(run_after=now_plus(-600))
         tasks.add.using(priority=5, queue_name="high").enqueue("urgent")
 
         assert str(next(claimer(ageing=50.0).claim(1))[0].pk) == old.id
 
     def test_ageing_keeps_the_order_of_queues(self, claimer):
         tasks.add.using(priority=-5, queue_name="low").enqueue("old")
-        Job.objects.update(run_after=after(-600))
+        Job.objects.update(run_after=now_plus(-600))
         urgent = tasks.add.using(priority=-100, queue_name="high").enqueue("urgent")
 
         assert str(next(claimer("high", "low", ageing=1.0).claim(1))[0].pk) == urgent.id
@@ -451,7 +451,7 @@ class TestAgeing:
         claimer = claimer(ageing=50.0)
         claimer.FRESH = 3600.0
         tasks.add.using(priority=-5).enqueue_many([("old",)] * 3)
-        Job.objects.update(run_after=after(-600))
+        Job.objects.update(run_after=now_plus(-600))
         tasks.add.using(priority=5).enqueue_many([("urgent",)] * 3)
 
         served = list(itertools.chain.from_iterable(all_claimed(claimer, 1) for _ in range(6)))
@@ -476,7 +476,7 @@ class TestAgeing:
 class TestThroughAWorker:
     def test_expired_snoozed_and_retried_jobs_in_threads_and_coroutines(self, runqueue):
         expired = timely.greet.enqueue("nobody")
-        Job.objects.update(expires_at=after(-1))
+        Job.objects.update(expires_at=now_plus(-1))
         again = {task: task.enqueue(0.1, times=2) for task in (timely.snooze, timely.snooze_async)}
         asked = [
             task.enqueue(0.1, reason="not yet", handled=True)
@@ -497,7 +497,7 @@ class TestThroughAWorker:
 
     def test_old_job_of_low_priority_runs_before_urgent_ones(self, runqueue):
         old = tasks.add.using(priority=-20).enqueue(1)
-        Job.objects.update(run_after=after(-60))
+        Job.objects.update(run_after=now_plus(-60))
         tasks.nothing.using(priority=20).enqueue_many([()] * 50)
         options = '{"ageing": 1.0, "threads": 1, "prefetch": 0, "database": "default"}'
 

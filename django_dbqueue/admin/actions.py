@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from django import forms
+from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from ..core.queue_selector import check_name
@@ -43,6 +44,18 @@ class QueueField(forms.CharField):
                 params={"name": name, "names": ", ".join(names)},
             )
         return name
+
+
+class TimeField(forms.DateTimeField):
+    """Form field for a time in the future."""
+
+    def clean(self, value: object) -> datetime:
+        time: datetime = super().clean(value)
+        if time <= timezone.now():
+            raise forms.ValidationError(
+                _("%(time)s is in the past. Give a later time."), params={"time": value}
+            )
+        return time
 
 
 # Jobs.
@@ -83,6 +96,18 @@ STOP = Action(
     run=lambda jobs: jobs.stop(),
     confirm_from=1,
 )
+STOP_AND_RETRY = replace(
+    STOP,
+    name="stop_and_retry",
+    label=_("Stop and run again"),
+    short_description=_("Stop selected %(verbose_name_plural)s and run them again"),
+    effect=_(
+        "A running job is interrupted, and becomes ready with all its attempts. "
+        "If it cannot be interrupted, its process is terminated."
+    ),
+    done=_("Stop requested, to run again"),
+    run=lambda jobs: jobs.stop(then="retry"),
+)
 REPRIORITISE = Action(
     name="reprioritise",
     permission="reprioritise_job",
@@ -113,20 +138,50 @@ MOVE = Action(
     ),
 )
 
+RUN_JOB_NOW = Action(
+    name="run_now",
+    permission="reschedule_job",
+    label=_("Run now"),
+    short_description=_("Run selected %(verbose_name_plural)s now"),
+    effect=_("A scheduled job becomes ready: it waits neither for its time nor for its retry."),
+    done=_("Ready to run"),
+    eligible=lambda jobs: jobs.scheduled(),
+    run=lambda jobs: jobs.run_now(),
+    confirm_from=2,
+)
+RESCHEDULE = Action(
+    name="reschedule",
+    permission="reschedule_job",
+    label=_("Reschedule"),
+    short_description=_("Reschedule selected %(verbose_name_plural)s"),
+    effect=_("Waiting jobs run from that time. Jobs that would expire before are unchanged."),
+    done=_("Scheduled for %(value)s"),
+    eligible=lambda jobs: jobs.waiting(),
+    run=lambda jobs, when: jobs.reschedule(when),
+    field=TimeField(label=_("Time"), widget=forms.DateTimeInput({"type": "datetime-local"})),
+)
+
 # Failures, and their jobs.
 
-RETRY_FAILED = replace(
+RETRY_AFFECTED = replace(
     RETRY,
-    label=_("Retry all failed jobs"),
-    short_description=_("Retry all failed jobs of selected %(verbose_name_plural)s"),
-    target=Execution.objects.failed_jobs,
+    label=_("Retry all jobs now"),
+    short_description=_("Retry all jobs of selected %(verbose_name_plural)s now"),
+    effect=_(
+        "Failed jobs become ready, with all their attempts. "
+        "Jobs that wait for a retry become ready now."
+    ),
+    target=Execution.objects.affected_jobs,
+    eligible=lambda jobs: jobs.retriable() | jobs.scheduled(),
+    run=lambda jobs: jobs.retry() + jobs.run_now(),
     confirm_from=1,
 )
-DISCARD_FAILED = replace(
+DISCARD_AFFECTED = replace(
     DISCARD,
-    label=_("Discard all failed jobs"),
-    short_description=_("Discard all failed jobs of selected %(verbose_name_plural)s"),
-    target=Execution.objects.failed_jobs,
+    label=_("Discard all jobs"),
+    short_description=_("Discard all jobs of selected %(verbose_name_plural)s"),
+    effect=_("Failed jobs, and jobs that wait for a retry, do not run unless they are retried."),
+    target=Execution.objects.affected_jobs,
 )
 MUTE = Action(
     name="mute",
@@ -274,7 +329,10 @@ RESTRICT = Action(
 # The jobs of batches.
 
 RETRY_BATCH = replace(
-    RETRY_FAILED,
+    RETRY,
+    label=_("Retry all failed jobs"),
+    short_description=_("Retry all failed jobs of selected %(verbose_name_plural)s"),
+    confirm_from=1,
     effect=_(
         "A retried job becomes ready. The callbacks of a finished batch are not enqueued again."
     ),

@@ -43,7 +43,7 @@ class ReadOnlyChangeList(ChangeList):
 
     def get_ordering(self, request: HttpRequest, queryset: Rows) -> list[Any]:
         """Return the page's own ordering: a huge table is sorted by no other column."""
-        return list(self.model_admin.ordering or ())
+        return list(self.model_admin.get_ordering(request))
 
     def get_filters(self, request: HttpRequest) -> Any:
         try:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = 10
 # Parameters of a list that are not filters.
-PAGING = ("p", "o", "e")
+PAGING = ("p", "o", "e", "order")
 
 
 def all_of(rows: Rows) -> Rows:

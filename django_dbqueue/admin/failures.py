@@ -8,20 +8,21 @@ from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Execution, Failure
+from ..models.execution import AffectedJobs
 from . import columns, formatting
-from .actions import DISCARD_FAILED, MUTE, REOPEN, RESOLVE, RETRY_FAILED
+from .actions import DISCARD_AFFECTED, MUTE, REOPEN, RESOLVE, RETRY_AFFECTED
 from .base import Fields
 from .base_actions import ActionAdmin
-from .filters import LastSeenFilter, StateFilter
+from .filters import FailureOrder, LastSeenFilter, StateFilter
 
 MOST_EXECUTIONS = 50
 
 
 class CountedFailure(Protocol):
-    """A failure with the number of its failed jobs."""
+    """A failure with the numbers of its jobs."""
 
     pk: int
-    failed_jobs: int
+    jobs: AffectedJobs
 
 
 @admin.display(description=_("failure"))
@@ -34,26 +35,37 @@ def summary(failure: Failure) -> str:
     )
 
 
-@admin.display(description=_("failed jobs"))
+@admin.display(description=_("failed now"))
 def failed_jobs(failure: CountedFailure) -> str:
-    return formatting.job_count(failure.failed_jobs, failure=failure.pk, state="failed")
+    return formatting.job_count(failure.jobs.failed, failure=failure.pk, state="failed")
+
+
+@admin.display(description=_("waiting for a retry"))
+def retried_jobs(failure: CountedFailure) -> str:
+    return formatting.job_count(failure.jobs.waiting, failure=failure.pk, attempts="retry")
 
 
 @admin.register(Failure)
 class FailureAdmin(ActionAdmin):
     hint = _("Failed attempts, grouped by error, location and kind of message. Last seen first.")
-    actions = (RETRY_FAILED, DISCARD_FAILED, RESOLVE, MUTE, REOPEN)
+    actions = (RETRY_AFFECTED, DISCARD_AFFECTED, RESOLVE, MUTE, REOPEN)
     list_display = (
         summary,
         columns.state,
         "count",
         failed_jobs,
+        retried_jobs,
         columns.age("first_seen", _("first seen")),
         columns.age("last_seen", _("last seen")),
     )
-    list_filter = (StateFilter, LastSeenFilter)
+    list_filter = (FailureOrder, StateFilter, LastSeenFilter)
     list_per_page = 25
     ordering = ("-last_seen", "-pk")
+    orders: ClassVar = {
+        "count": ("-count", "-pk"),
+        "new": ("-first_seen", "-pk"),
+        "old": ("first_seen", "pk"),
+    }
     search_fields = ("error_type", "message", "location")
     times = (
         columns.time("first_seen", _("first seen")),
@@ -64,7 +76,7 @@ class FailureAdmin(ActionAdmin):
             None,
             {
                 "fields": (
-                    (columns.state, failed_jobs, "count"),
+                    (columns.state, failed_jobs, retried_jobs, "count"),
                     times,
                     ("error_type", "location"),
                 )
@@ -72,10 +84,13 @@ class FailureAdmin(ActionAdmin):
         ),
     )
 
+    def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
+        return self.orders.get(request.GET.get("order", ""), self.ordering)
+
     def with_details(self, rows: list[CountedFailure]) -> list[CountedFailure]:
-        numbers = Execution.objects.count_failed_jobs([failure.pk for failure in rows])
+        numbers = Execution.objects.count_affected_jobs([failure.pk for failure in rows])
         for failure in rows:
-            failure.failed_jobs = numbers[failure.pk]
+            failure.jobs = numbers[failure.pk]
         return rows
 
     def page_context(self, request: HttpRequest, row: Failure) -> dict[str, object]:

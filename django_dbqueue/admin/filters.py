@@ -9,11 +9,12 @@ from uuid import UUID
 from django.contrib.admin import ModelAdmin, SimpleListFilter
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
-from django.db.models import Model, QuerySet
+from django.db.models import F, Model, Q, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Batch, Execution, Failure, Job, Process, Queue
+from ..models.enums import WAITING
 from .base import Rows
 
 Choices = Iterable[tuple[str, Any]]
@@ -59,6 +60,52 @@ class TaskFilter(Filter):
     def options(self, model: object) -> Choices:
         named = [(task, task.rpartition(".")[2]) for task in Job.objects.recent_tasks()]
         return sorted(named, key=lambda choice: choice[1])
+
+
+class AttemptsFilter(SimpleListFilter):
+    """Filter by the number of attempts in a job's current run."""
+
+    title, parameter_name = _("attempts"), "attempts"
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Model]) -> Choices:
+        return [
+            ("first", _("First attempt")),
+            ("again", _("Second attempt or later")),
+            ("retry", _("Waiting for a retry")),
+        ]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        waits, was_tried = Q(state__in=WAITING), Q(attempt__gt=F("attempts_before"))
+        is_again = waits & was_tried | ~waits & Q(attempt__gt=F("attempts_before") + 1)
+        match self.value():
+            case "first":
+                return queryset.exclude(is_again)
+            case "again":
+                return queryset.filter(is_again)
+            case "retry":
+                return queryset.filter(waits, was_tried)
+        return queryset
+
+
+class FailureOrder(SimpleListFilter):
+    """Offer the orders of a list of failures. ``FailureAdmin`` applies them."""
+
+    title, parameter_name = _("order"), "order"
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Model]) -> Choices:
+        return [
+            ("count", _("Most often first")),
+            ("new", _("Newest first")),
+            ("old", _("Oldest first")),
+        ]
+
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        default, *rest = super().choices(changelist)
+        yield {**default, "display": _("Last seen first")}
+        yield from rest
+
+    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
+        return queryset
 
 
 class IdFilter(SimpleListFilter):

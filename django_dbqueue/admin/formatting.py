@@ -41,6 +41,7 @@ BADGES: dict[str, tuple[str, str]] = {
     Execution.Outcome.LOST: ("✕", "bad"),
     Execution.Outcome.INTERRUPTED: ("↺", "waits"),
     Execution.Outcome.SNOOZED: ("◷", "waits"),
+    Execution.Outcome.STOPPED: ("↺", "waits"),
 }
 
 

@@ -14,7 +14,8 @@ from ..models import HangedJob
 from ..models.enums import OnLost
 from ..models.expressions import Now
 from . import columns
-from .base import ReadOnlyAdmin
+from .actions import STOP, STOP_AND_RETRY
+from .base_actions import ActionAdmin
 from .config import options
 from .filters import QueueFilter
 from .formatting import duration
@@ -22,6 +23,8 @@ from .formatting import duration
 
 @admin.display(description=gettext_lazy("what happens next"))
 def outlook(job: HangedJob) -> str:
+    if job.retry_requested:
+        return _("It is being stopped, and runs again.")
     if job.stop_requested_at:
         return _("It is being stopped.")
     if job.process and job.process.is_alive(columns.seen_at(job)):
@@ -32,7 +35,8 @@ def outlook(job: HangedJob) -> str:
 
 
 @admin.register(HangedJob)
-class HangedJobAdmin(ReadOnlyAdmin):
+class HangedJobAdmin(ActionAdmin):
+    actions = (STOP, STOP_AND_RETRY)
     list_display = (
         columns.linked_job,
         "queue",

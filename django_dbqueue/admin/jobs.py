@@ -12,11 +12,21 @@ from django.utils.translation import gettext_lazy as _
 from ..models import Execution, Job, TaskState
 from ..models.expressions import Now
 from . import columns, formatting, progress
-from .actions import DISCARD, MOVE, REPRIORITISE, RETRY, STOP
+from .actions import (
+    DISCARD,
+    MOVE,
+    REPRIORITISE,
+    RESCHEDULE,
+    RETRY,
+    RUN_JOB_NOW,
+    STOP,
+    STOP_AND_RETRY,
+)
 from .attempts import attempts_of, stack_of
 from .base import Fields, Text
 from .base_actions import ActionAdmin
 from .filters import (
+    AttemptsFilter,
     BatchFilter,
     FailureFilter,
     LimitFilter,
@@ -43,7 +53,16 @@ TIMES = (
 
 @admin.register(Job)
 class JobAdmin(ActionAdmin):
-    actions = (RETRY, STOP, REPRIORITISE, MOVE, DISCARD)
+    actions = (
+        RETRY,
+        RUN_JOB_NOW,
+        STOP,
+        STOP_AND_RETRY,
+        REPRIORITISE,
+        RESCHEDULE,
+        MOVE,
+        DISCARD,
+    )
     list_display = (
         columns.task_and_id,
         progress.state_and_progress,
@@ -57,6 +76,7 @@ class JobAdmin(ActionAdmin):
         StateFilter,
         QueueFilter,
         TaskFilter,
+        AttemptsFilter,
         FailureFilter,
         ProcessFilter,
         BatchFilter,

@@ -25,8 +25,8 @@ class UsedLimit(Protocol):
     """A limit with its current use."""
 
     pk: str
-    most: int | None
-    every: timedelta | None
+    max_running: int | None
+    interval: timedelta | None
     earliest: datetime | None
     seen_at: datetime
     next_enqueued_at: datetime | None
@@ -41,14 +41,14 @@ def name(row: Semaphore) -> str:
 
 @admin.display(description=gettext_lazy("allows"))
 def allows(row: Semaphore) -> str:
-    return _rule(row.most, row.every, row.burst)
+    return _rule(row.max_running, row.interval, row.burst)
 
 
 @admin.display(description=gettext_lazy("now"))
 def usage(row: UsedLimit) -> str:
-    if row.every and row.earliest and row.earliest > row.seen_at:
+    if row.interval and row.earliest and row.earliest > row.seen_at:
         return format_html(_("next start {}"), formatting.ago(row.earliest, row.seen_at))
-    return _taken(row.taken_slots, row.most)
+    return _taken(row.taken_slots, row.max_running)
 
 
 @admin.display(description=gettext_lazy("waiting jobs"))
@@ -129,18 +129,18 @@ def _limit(limit: dict[str, Any], row: Semaphore | None, taken: int, linked: boo
     The values of the row apply. Without a row, as long as no job was claimed, those of the job
     apply.
     """
-    every = timedelta(seconds=limit["every"]) if "every" in limit else None
-    most, every, burst = (
-        (row.most, row.every, row.burst)
+    interval = timedelta(seconds=limit["interval"]) if "interval" in limit else None
+    max_running, interval, burst = (
+        (row.max_running, row.interval, row.burst)
         if row
-        else (limit.get("most"), every, limit.get("burst", 1))
+        else (limit.get("max_running"), interval, limit.get("burst", 1))
     )
     label: str = format_html("<strong>{}</strong>", limit_name(limit["key"]))
     if row and linked:
         label = formatting.link("semaphore", row.pk, label)
-    text = format_html("{}: {}", label, _rule(most, every, burst))
-    if most is not None:
-        text = format_html("{} {}", text, _taken(taken, most))
+    text = format_html("{}: {}", label, _rule(max_running, interval, burst))
+    if max_running is not None:
+        text = format_html("{} {}", text, _taken(taken, max_running))
     if limit.get("discard"):
         text = format_html("{}, {}", text, _("discarded if the limit is reached"))
     return text
@@ -150,18 +150,18 @@ def limit_name(key: str) -> str:
     return key.removeprefix(RATE)
 
 
-def _rule(most: int | None, every: timedelta | None, burst: int) -> str:
-    if most is not None:
-        return _("%d at a time") % most
-    text = _("one every %s") % formatting.duration(every or timedelta())
+def _rule(max_running: int | None, interval: timedelta | None, burst: int) -> str:
+    if max_running is not None:
+        return _("%d at a time") % max_running
+    text = _("one every %s") % formatting.duration(interval or timedelta())
     return _("%(rate)s, burst of %(burst)d") % {"rate": text, "burst": burst} if burst > 1 else text
 
 
-def _taken(number: int, most: int | None) -> str:
+def _taken(number: int, max_running: int | None) -> str:
     """Return the number of taken slots out of all; none for a rate, which holds no slots."""
-    if most is None:
+    if max_running is None:
         return "–"
-    text = _("%(number)d of %(most)d taken") % {"number": number, "most": most}
-    if number >= most:
+    text = _("%(number)d of %(max_running)d taken") % {"number": number, "max_running": max_running}
+    if number >= max_running:
         return formatting.badge(text, "⊘", "waits")
     return formatting.badge(text, "○", "good")

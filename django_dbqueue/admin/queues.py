@@ -41,6 +41,11 @@ def jobs(state: State) -> Callable[[LoadedQueue], str]:
     return column
 
 
+@admin.display(description=gettext_lazy("of them retries"))
+def retries(queue: LoadedQueue) -> str:
+    return formatting.job_count(queue.load.retries, queue=queue.name, attempts="retry")
+
+
 @admin.display(description=gettext_lazy("limit"))
 def limit(queue: Queue) -> str:
     return str(limit_of(queue) or "–")
@@ -51,6 +56,7 @@ COLUMNS = (
     jobs(State.READY),
     oldest,
     jobs(State.SCHEDULED),
+    retries,
     jobs(State.BLOCKED),
     jobs(State.RUNNING),
     limit,

@@ -60,12 +60,13 @@ def _scheduled(job: Job) -> str:
 def _blocked(job: Job) -> str:
     semaphore = Semaphore.objects.filter(pk=job.blocked_by).first()
     ahead = count(Job.objects.in_line_before(job))
-    if semaphore and semaphore.every:
+    if semaphore and semaphore.interval:
         text = _("It is waiting on the limit “{}”: one start every {}. Jobs ahead of it: {}.")
-        return format_html(text, semaphore, duration(semaphore.every), ahead)
+        return format_html(text, semaphore, duration(semaphore.interval), ahead)
     taken = Slot.objects.count_by_key([job.blocked_by or ""])[job.blocked_by or ""]
     text = _("It is waiting on the limit “{}”: {} of {} slots are taken. Jobs ahead of it: {}.")
-    return format_html(text, job.blocked_by, taken, semaphore.most if semaphore else "–", ahead)
+    slots = semaphore.max_running if semaphore else "–"
+    return format_html(text, job.blocked_by, taken, slots, ahead)
 
 
 def _ready(job: Job) -> str:

@@ -12,7 +12,7 @@ from functools import partial
 
 from django.db import Error, connections
 
-from .transactions import after_commit
+from .transactions import on_commit_all
 
 CHANNEL = "dbqueue"
 PRIORITY = re.compile("-?[0-9]{1,3}")
@@ -30,7 +30,7 @@ def wake(database: str, queue: str, priority: int | None = None) -> None:
     """
     if connections[database].vendor == "postgresql":
         # A queue's name contains no comma.
-        after_commit(
+        on_commit_all(
             partial(_notify, database, queue if priority is None else f"{queue},{priority}")
         )
 

@@ -49,7 +49,7 @@ class writing(transaction.Atomic):
             connection.transaction_mode = mode
 
 
-def after_commit(action: Callable[[], object], *, asked: frozenset[str] = frozenset()) -> None:
+def on_commit_all(action: Callable[[], object], *, asked: frozenset[str] = frozenset()) -> None:
     """Call ``action`` once this thread has no transaction open on any database.
 
     Without an open transaction, the call is immediate. If one of them is rolled back, there is no
@@ -59,6 +59,6 @@ def after_commit(action: Callable[[], object], *, asked: frozenset[str] = frozen
         if connection.alias not in asked and connection.in_atomic_block:
             # Check each connection only once: a test that captures the callbacks calls them with
             # its own transaction still open.
-            connection.on_commit(partial(after_commit, action, asked=asked | {connection.alias}))
+            connection.on_commit(partial(on_commit_all, action, asked=asked | {connection.alias}))
             return
     action()

@@ -30,7 +30,7 @@ class NotChecked:
     remedy: str = ""
 
 
-def lasting(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration: 2:03:11, or 3 days, 1:00:00."""
     return str(timedelta(seconds=round(seconds)))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from .database import QueueDatabase
-from .finding import Finding, lasting, megabytes
+from .finding import Finding, format_duration, megabytes
 from .mysql import variables
 
 # Error code for a query that lacks a server privilege, such as PROCESS.
@@ -47,7 +47,7 @@ def transactions(database: QueueDatabase) -> Iterator[Finding]:
         session = sessions.get(each.thread)
         of = f" of {session.user}@{session.host}, {session.command}" if session else ""
         yield Finding(
-            f"A transaction has been open for {lasting(each.seconds)}: "
+            f"A transaction has been open for {format_duration(each.seconds)}: "
             f"thread {each.thread}{of}, {each.modified:,} rows changed.",
             "Until it ends, InnoDB purges no old row versions. Each job leaves several, and claims "
             "scan over them.",

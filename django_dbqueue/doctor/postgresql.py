@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..models import Process
 from .database import QueueDatabase
-from .finding import Finding, lasting
+from .finding import Finding, format_duration
 from .vacuum import BUSY, tables
 
 # Settings, each with the effect of a crash while it is off.
@@ -95,7 +95,7 @@ def checkpoints(database: QueueDatabase) -> Iterator[Finding]:
         and found.written / found.requested > found.most / 4
     ):
         total = found.requested + found.timed
-        every = f"; one every {lasting(found.seconds / total)}" if found.seconds else ""
+        every = f"; one every {format_duration(found.seconds / total)}" if found.seconds else ""
         yield Finding(
             f"{found.requested:,} of {total:,} checkpoints were forced by max_wal_size "
             f"({found.most / 2**20:,.0f} MB){every}.",

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 from ..models import Process, Queue, TaskState
 from ..models.enums import State
-from ..models.expressions import Now, after
+from ..models.expressions import Now, now_plus
 from ..models.job import JobQuerySet
 from .database import QueueDatabase
-from .finding import Finding, lasting
+from .finding import Finding, format_duration
 
 # Seconds that a job may be ready: with workers that serve its queue, and with none.
 LAG, UNSERVED = 600, 60
@@ -49,15 +49,15 @@ def lag(database: QueueDatabase) -> Iterator[Finding]:
         serving = [worker for worker in workers if worker.serves(queue)]
         if not serving and seconds > UNSERVED:
             yield Finding(
-                f"A job of the queue {queue!r} has been ready for {lasting(seconds)}, and no live "
-                "worker serves the queue.",
+                f"A job of the queue {queue!r} has been ready for {format_duration(seconds)}, and "
+                "no live worker serves the queue.",
                 "It will never run.",
                 f'python manage.py runqueue --only workers --queues "{queue}"',
             )
         elif serving and seconds > LAG:
             threads = sum(worker.details.get("threads", 0) for worker in serving)
             yield Finding(
-                f"A job of the queue {queue!r} has been ready for {lasting(seconds)}; "
+                f"A job of the queue {queue!r} has been ready for {format_duration(seconds)}; "
                 f"{len(serving)} workers with {threads} threads serve the queue.",
                 "The workers do not keep up, or the job's limit is reached, or other jobs run "
                 "first: the job's page in the admin shows the reason.",
@@ -66,7 +66,9 @@ def lag(database: QueueDatabase) -> Iterator[Finding]:
 
 
 def orphaned_jobs(database: QueueDatabase) -> Iterator[Finding]:
-    late = database.jobs.orphaned().filter(started_at__lt=after(-LATE["orphaned"]))[:1001].count()
+    late = (
+        database.jobs.orphaned().filter(started_at__lt=now_plus(-LATE["orphaned"]))[:1001].count()
+    )
     if late:
         yield Finding(
             f"{'More than 1,000' if late > 1000 else late} running jobs belong to dead processes "
@@ -95,8 +97,8 @@ def _kept_too_long(rows: JobQuerySet, name: str, seconds: float | None) -> Itera
     age = (first[2] - first[1]).total_seconds() if first else 0.0
     if first and seconds is not None and age > seconds + LATE["pruned"]:
         yield Finding(
-            f"A job of the queue {first[0]!r} ended {lasting(age)} ago, and {name} is "
-            f"{lasting(seconds)}.",
+            f"A job of the queue {first[0]!r} ended {format_duration(age)} ago, and {name} is "
+            f"{format_duration(seconds)}.",
             "Dispatchers delete more slowly than jobs end, or none runs: the table keeps growing.",
             "python manage.py runqueue --only dispatcher  "
             "# Add one. Or keep less: delete_on_success.",

@@ -35,8 +35,8 @@ OF_A_VENDOR: dict[str, tuple[Check, ...]] = {
         *(mysql.isolation, mysql.durability, mysql.packets, mysql.character_sets),
     ),
     "sqlite": (
-        *(sqlite.transactions, sqlite.journal, sqlite.patience, sqlite.durability),
-        *(sqlite.log, sqlite.free_pages),
+        *(sqlite.transactions, sqlite.journal, sqlite.busy_timeout, sqlite.durability),
+        *(sqlite.write_ahead_log, sqlite.free_pages),
     ),
 }
 

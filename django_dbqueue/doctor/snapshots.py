@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .database import QueueDatabase
-from .finding import Finding, NotChecked, lasting
+from .finding import Finding, NotChecked, format_duration
 
 # A transaction is old after OLD seconds. That of a standby or of a replication slot has no known
 # start time: it is old after BEHIND other transactions.
@@ -60,7 +60,7 @@ def transactions(database: QueueDatabase) -> Iterator[Finding]:
                 "'10min';  -- Prevents the next one."
             )
         yield Finding(
-            f"A transaction has been open for {lasting(each.seconds)}: "
+            f"A transaction has been open for {format_duration(each.seconds)}: "
             f"pid {each.pid} of {role}, {each.state}.",
             WHY,
             remedy,
@@ -70,8 +70,8 @@ def transactions(database: QueueDatabase) -> Iterator[Finding]:
 def prepared_transactions(database: QueueDatabase) -> Iterator[Finding]:
     for each in database.ask(PREPARED, OLD, MOST):
         yield Finding(
-            f"A prepared transaction has been open for {lasting(each.seconds)}: {each.gid!r} of "
-            f"{each.owner}@{each.database}.",
+            f"A prepared transaction has been open for {format_duration(each.seconds)}: "
+            f"{each.gid!r} of {each.owner}@{each.database}.",
             WHY,
             f"ROLLBACK PREPARED {_literal(each.gid)};  "
             "-- Or COMMIT PREPARED, in its database: ask its owner.",

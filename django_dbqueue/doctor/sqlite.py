@@ -9,11 +9,10 @@ from ..checks import NOT_IMMEDIATE, is_immediate, options_for_sqlite
 from .database import QueueDatabase
 from .finding import Finding, megabytes
 
-# Minimum busy timeout in milliseconds.
-PATIENCE = 5000
+MIN_BUSY_TIMEOUT_MS = 5000
 # A larger write-ahead log should have been checkpointed. More free pages are reported if they are
 # over half of the file. In bytes.
-LOG, FREE = 64 * 2**20, 100 * 2**20
+MAX_WAL, FREE = 64 * 2**20, 100 * 2**20
 # Value of PRAGMA synchronous, which SQLite gives as a number.
 SYNCHRONOUS_OFF = 0
 
@@ -39,9 +38,9 @@ def journal(database: QueueDatabase) -> Iterator[Finding]:
         )
 
 
-def patience(database: QueueDatabase) -> Iterator[Finding]:
+def busy_timeout(database: QueueDatabase) -> Iterator[Finding]:
     waits = database.value("PRAGMA busy_timeout")
-    if waits < PATIENCE:
+    if waits < MIN_BUSY_TIMEOUT_MS:
         yield Finding(
             f"The busy timeout is {waits / 1000:g} s.",
             "One connection writes at a time. The others fail with 'database is locked' after this "
@@ -60,7 +59,7 @@ def durability(database: QueueDatabase) -> Iterator[Finding]:
         )
 
 
-def log(database: QueueDatabase) -> Iterator[Finding]:
+def write_ahead_log(database: QueueDatabase) -> Iterator[Finding]:
     """Check the size of the write-ahead log.
 
     With a reader that never ends, SQLite can never restart the log from its beginning.
@@ -68,7 +67,7 @@ def log(database: QueueDatabase) -> Iterator[Finding]:
     path = database.value("SELECT file FROM pragma_database_list WHERE name = 'main'")
     written = Path(f"{path}-wal")
     size = written.stat().st_size if path and written.exists() else 0
-    if size > LOG:
+    if size > MAX_WAL:
         yield Finding(
             f"The write-ahead log has {megabytes(size)}; a checkpoint is due every "
             f"{database.value('PRAGMA wal_autocheckpoint'):,} pages.",

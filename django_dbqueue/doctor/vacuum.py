@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from .database import QueueDatabase
-from .finding import Finding, lasting
+from .finding import Finding, format_duration
 
 # A table with this many updates since its statistics were reset is busy.
 BUSY = 1_000_000
@@ -95,7 +95,7 @@ def dead_rows(database: QueueDatabase) -> Iterator[Finding]:
             last = (
                 "none since the statistics were reset"
                 if table.vacuumed is None
-                else f"{lasting(table.vacuumed)} ago"
+                else f"{format_duration(table.vacuumed)} ago"
             )
             yield Finding(
                 f"{table.name} has {table.dead:,} dead and {table.live:,} live rows; "

@@ -26,6 +26,7 @@ class AttemptResult:
     erase: keep nothing of the job.
     recorded: whether the attempt is written to the history. Repeated attempts that ended before
         they began are not.
+    starts_over: the job has all its attempts again.
     then: the job at the next stage of its pipeline.
     children: the new jobs that the job has become.
     """
@@ -42,6 +43,7 @@ class AttemptResult:
     error: ErrorReport | None = None
     erase: bool = False
     recorded: bool = True
+    starts_over: bool = False
     then: Job | None = None
     children: Sequence[Job] = ()
     progress: ProgressValue | None = None
@@ -84,6 +86,10 @@ class AttemptResult:
         """Return the same result for a job that an operator has stopped: nothing runs after it."""
         return replace(self, state=State.DISCARDED, then=None, children=(), wait=0.0, erase=False)
 
+    def retried(self) -> AttemptResult:
+        """Return the same result for a job that an operator has stopped to run it again."""
+        return replace(self.stopped(), state=State.READY, starts_over=True)
+
     @property
     def is_failure(self) -> bool:
         """True if the attempt counts as failed, and belongs to a group of failures."""
@@ -93,12 +99,12 @@ class AttemptResult:
 class Settled(NamedTuple):
     """Results of a settlement.
 
-    written: outcomes that were written.
-    held: outcomes whose job is locked by another transaction.
-    lost: outcomes whose job was lost meanwhile.
+    written: attempt results that were written.
+    held: results whose job is locked by another transaction.
+    lost: results whose job was lost meanwhile.
     unblocked: the queues of jobs that are ready now: they waited for a slot, or were enqueued again
         while they ran.
-    twice: lost outcomes whose attempt is made again under the same number.
+    twice: lost results whose attempt is made again under the same number.
     """
 
     written: list[AttemptResult]

@@ -16,7 +16,7 @@ from ..exceptions import BatchFinished
 from ..models import Batch, BatchShare, Job
 from ..models.batch import BatchQuerySet, of_shared
 from ..models.enums import UNSUCCESSFUL
-from ..models.expressions import Now, after
+from ..models.expressions import Now, now_plus
 from ..models.locking import lock, lock_first, lock_waiting
 from .galera import certify
 
@@ -33,7 +33,7 @@ def _rows(database: str) -> BatchQuerySet:
 
 def create_open(database: str, batch: Batch) -> None:
     """Write a new batch for its opener to fill."""
-    batch.opened_until = after(OPEN_SECONDS)
+    batch.opened_until = now_plus(OPEN_SECONDS)
     _rows(database).bulk_create([batch])
 
 
@@ -54,7 +54,7 @@ def join(database: str, pk: UUID, *, opens: bool = False) -> None:
     if opens and (
         row.sealed_at or (row.opened_until - row.db_now).total_seconds() < OPEN_SECONDS / 2
     ):
-        rows.update(sealed_at=None, opened_until=after(OPEN_SECONDS))
+        rows.update(sealed_at=None, opened_until=now_plus(OPEN_SECONDS))
 
 
 def seal(database: str, pk: UUID) -> None:

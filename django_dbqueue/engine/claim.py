@@ -31,8 +31,8 @@ from .slot_group import GroupSize, ungrouped
 # The number of times that a claim continues behind jobs that find no slot.
 ROUNDS = 50
 
-# Stopped, and not enqueued again since.
-_WAS_STOPPED = Q(stop_requested_at__isnull=False, rerun_requested=False)
+# Stopped, and neither to be retried nor enqueued again since.
+_WAS_STOPPED = Q(stop_requested_at__isnull=False, rerun_requested=False, retry_requested=False)
 # The changes of a release. MySQL sets one column after the other: each expression reads only
 # columns that are set after it.
 _RELEASED: dict[str, object] = {
@@ -53,9 +53,11 @@ _RELEASED: dict[str, object] = {
         When(rerun_requested=True, then=F("attempt")), default=F("attempts_before")
     ),
     "stop_requested_at": Case(
-        When(rerun_requested=True, then=None), default=F("stop_requested_at")
+        When(Q(rerun_requested=True) | Q(retry_requested=True), then=None),
+        default=F("stop_requested_at"),
     ),
     "rerun_requested": False,
+    "retry_requested": False,
     "process": None,
     "started_at": None,
 }

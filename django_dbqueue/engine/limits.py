@@ -24,7 +24,7 @@ from ..core.transactions import writing
 from ..core.uuid7 import uuid7
 from ..models import ClaimedJob, Job, Semaphore, Slot
 from ..models.enums import State
-from ..models.expressions import Now, after
+from ..models.expressions import Now, now_plus
 from ..models.job import JobQuerySet
 from ..models.locking import delete, lock, lock_waiting
 from ..models.semaphore import RESERVED_AHEAD_SECONDS, SemaphoreQuerySet
@@ -35,7 +35,7 @@ from .slot_group import GroupSize, next_in_line, ungrouped
 # Above this many keys, enqueue does not check for existing waiters.
 FEW = 20
 # Number of blocked jobs in one read, and maximum number of reads for one semaphore.
-LOOK = 1000
+SCAN_SIZE = 1000
 ROUNDS = 20
 # Number of semaphores that a sweep locks together.
 AT_ONCE = 50
@@ -73,12 +73,12 @@ def acquire(
             blocked[job.blocked_by].append(job.pk)
     for key, ids in blocked.items():
         _jobs(database).filter(pk__in=ids).update(state=State.BLOCKED, blocked_by=key)
-    if rates := [key for key in blocked if semaphores[key].every]:
+    if rates := [key for key in blocked if semaphores[key].interval]:
         reserve_times(database, rates)
     behind = next_in_line(
         ClaimedJob.objects.using(database), admitted, limit - len(jobs), group_size
     )
-    if keys := {limit["key"] for job in admitted for limit in job.limits if "most" in limit}:
+    if keys := {limit["key"] for job in admitted for limit in job.limits if "max_running" in limit}:
         certify(
             _rows(database).filter(pk__in=keys),
             {"burst": F("burst") + 1},
@@ -114,7 +114,7 @@ def block_surplus(database: str, jobs: Sequence[Job]) -> None:
         for limit in sorted(job.limits, key=_breadth):
             ahead[limit["key"]] += 1
             is_full = limit["key"] in lines or ahead[limit["key"]] > limit.get(
-                "most", limit.get("burst")
+                "max_running", limit.get("burst")
             )
             if is_full and not limit.get("discard"):
                 job.state, job.blocked_by = State.BLOCKED, limit["key"]
@@ -131,7 +131,7 @@ def _signal(
     left_by: jobs whose slots are released first.
     """
     with writing(database, savepoint=False):
-        held = {row.pk: row for row in _locked(database, keys) if row.most}
+        held = {row.pk: row for row in _locked(database, keys) if row.max_running}
         if left_by:
             delete(Slot.objects.using(database).filter(job__in=[job.pk for job in left_by]))
         keys = list(
@@ -154,7 +154,7 @@ def sweep(database: str, limit: int) -> list[str]:
         _rows(database)
         .waiting()
         .alias(slots_taken=_slots_taken())
-        .filter(most__gt=F("slots_taken"))
+        .filter(max_running__gt=F("slots_taken"))
         .order_by("?")
     )
     keys = list(found.values_list("pk", flat=True)[:limit])
@@ -184,7 +184,7 @@ def reserve_times(database: str, keys: Iterable[str] | None = None) -> None:
     """Reserve start times of the next seconds for jobs that wait for a rate."""
     rows = _rows(database)
     if keys is None:
-        rows = rows.filter(booked__lt=after(RESERVED_AHEAD_SECONDS))
+        rows = rows.filter(booked__lt=now_plus(RESERVED_AHEAD_SECONDS))
     else:
         rows = rows.filter(pk__in=list(keys), booked__isnull=False)
     if waiting := list(rows.waiting().values_list("pk", flat=True)):
@@ -200,7 +200,7 @@ def replan_rates(database: str) -> None:
     """
     rows = (
         _rows(database)
-        .filter(Q(earliest__gt=Now()) | Q(booked__gt=after(RESERVED_AHEAD_SECONDS)))
+        .filter(Q(earliest__gt=Now()) | Q(booked__gt=now_plus(RESERVED_AHEAD_SECONDS)))
         .annotate(db_now=Now())
     )
     ahead = [row.pk for row in rows if row.is_ahead]
@@ -221,7 +221,7 @@ def _assign_times(database: str, row: Semaphore) -> None:
     jobs = _lock_first_waiting(database, row.pk, len(times), {})
     for job, time in zip(jobs, times, strict=False):
         job.state, job.blocked_by, job.run_after = State.SCHEDULED, None, time
-        row.booked = time + (row.every or timedelta())
+        row.booked = time + (row.interval or timedelta())
     _jobs(database).bulk_update(jobs, ["state", "blocked_by", "run_after"])
     _store(database, [row])
 
@@ -229,7 +229,9 @@ def _assign_times(database: str, row: Semaphore) -> None:
 def release_slots(database: str, jobs: Sequence[Job]) -> list[str]:
     """Release the slots of settled jobs. Return the queue of each job that becomes ready."""
     if not (
-        keys := {limit["key"] for job in jobs for limit in job.limits or () if "most" in limit}
+        keys := {
+            limit["key"] for job in jobs for limit in job.limits or () if "max_running" in limit
+        }
     ):
         return []
     return _signal(database, keys, left_by=[job for job in jobs if job.limits])
@@ -242,7 +244,7 @@ def _insert_and_lock(database: str, limits: dict[str, dict[str, Json]]) -> dict[
     """
     mysql = connections[database].vendor == "mysql"
     how: Any = (
-        {"update_conflicts": True, "update_fields": ["most"]}
+        {"update_conflicts": True, "update_fields": ["max_running"]}
         if mysql
         else {"ignore_conflicts": True}
     )
@@ -289,7 +291,7 @@ def _lock_first_waiting(
     """
     known = dict(known)
     served, found, passed = Served(database), list[Job](), set[UUID]()
-    size = LOOK if of_each_kind else number
+    size = SCAN_SIZE if of_each_kind else number
     for _ in range(ROUNDS if number > 0 else 0):
         rows = (
             _jobs(database)
@@ -303,7 +305,7 @@ def _lock_first_waiting(
         fate: dict[UUID, str | None] = {}
         for job in line:
             kind, own = _kind(job), {each["key"]: each for each in job.limits or ()}
-            others = [each for each in own.values() if "most" in each and each["key"] != key]
+            others = [each for each in own.values() if "max_running" in each and each["key"] != key]
             full = [each for each in others if not known[each["key"]].is_free(each)]
             narrower = [each for each in full if _breadth(each) < _breadth(own.get(key, {}))]
             # At most as many jobs of one kind as each of their limits has free slots.
@@ -339,7 +341,7 @@ def _lock_first_waiting(
             or (not of_each_kind and len(found) >= number)
         ):
             break
-        size = LOOK
+        size = SCAN_SIZE
     return found
 
 
@@ -365,7 +367,7 @@ def _count_others(database: str, known: dict[str, Semaphore], jobs: Sequence[Job
         for job in jobs
         if len(job.limits or ()) > 1
         for each in job.limits
-        if "most" in each
+        if "max_running" in each
     }
     if rows := {key: Semaphore(pk=key) for key in keys - known.keys()}:
         _count_slots(database, rows)
@@ -373,7 +375,7 @@ def _count_others(database: str, known: dict[str, Semaphore], jobs: Sequence[Job
 
 
 def _store(database: str, rows: list[Semaphore]) -> None:
-    _rows(database).bulk_update(rows, ["most", "every", "burst", "earliest", "booked"])
+    _rows(database).bulk_update(rows, ["max_running", "interval", "burst", "earliest", "booked"])
 
 
 def _jobs(database: str) -> JobQuerySet:
@@ -398,14 +400,14 @@ def _take_slots(database: str, jobs: Iterable[ClaimedJob]) -> None:
             job=job,
             attempt=job.attempt + 1,
             slot_group=job.slot_group,  # type: ignore[misc]
-            most=limit["most"],
+            max_running=limit["max_running"],
         )
         for job in jobs
         for limit in job.limits
-        if "most" in limit
+        if "max_running" in limit
     ]
     Slot.objects.using(database).upsert(
-        rows, key=["semaphore", "job"], fields=["attempt", "slot_group", "most"]
+        rows, key=["semaphore", "job"], fields=["attempt", "slot_group", "max_running"]
     )
 
 
@@ -425,7 +427,7 @@ def _breadth(limit: dict[str, Json]) -> float:
 
     Jobs of a busy account wait for the account's limit, not for that of the bank of all accounts.
     """
-    return float(limit.get("most", inf))
+    return float(limit.get("max_running", inf))
 
 
 def _kind(job: Job) -> tuple[str, str, tuple[str, ...]]:
@@ -436,7 +438,7 @@ def _not_used(job: ClaimedJob) -> list[str]:
     """Return the semaphores after the one that refused a job. Other jobs may have their slots."""
     if not (job.blocked_by or job.not_to_run):
         return []
-    keys = [limit["key"] for limit in sorted(job.limits, key=_breadth) if "most" in limit]
+    keys = [limit["key"] for limit in sorted(job.limits, key=_breadth) if "max_running" in limit]
     return (
         keys
         if job.not_to_run
@@ -453,7 +455,9 @@ def _try_acquire(job: ClaimedJob, semaphores: dict[str, Semaphore]) -> bool:
         if row.is_free(limit):
             continue
         if limit.get("discard"):
-            job.not_to_run = f"There was no slot free of {row}, of which there are {limit['most']}."
+            job.not_to_run = (
+                f"There was no slot free of {row}, of which there are {limit['max_running']}."
+            )
         else:
             job.blocked_by = row.pk
         return False

@@ -12,7 +12,7 @@ from ..core.transactions import writing
 from ..exceptions import InvalidSchedule
 from ..models import Job, RecurringExecution, RecurringTask
 from ..models.enums import FINISHED
-from ..models.expressions import Now, after
+from ..models.expressions import Now, now_plus
 from ..models.locking import lock
 from ..models.recurring_task import TO_BE_PLANNED, RecurringTaskQuerySet
 
@@ -97,7 +97,7 @@ def delete_undeclared(database: str, older_than: float) -> None:
     """
     with writing(database):
         gone = RecurringTask.objects.using(database).filter(
-            is_from_code=True, declared_at__lt=after(-older_than)
+            is_from_code=True, declared_at__lt=now_plus(-older_than)
         )
         if ids := list(lock(gone).values_list("pk", flat=True)):
             RecurringExecution.objects.using(database).filter(task__in=ids)._raw_delete(database)

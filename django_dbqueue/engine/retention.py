@@ -10,7 +10,7 @@ from django.db.models import Exists, OuterRef, Q
 from ..core.transactions import writing
 from ..models import Batch, Execution, Failure, Job, RecurringExecution, Semaphore, Slot
 from ..models.enums import UNSUCCESSFUL, State
-from ..models.expressions import Now, after
+from ..models.expressions import Now, now_plus
 from ..models.job import JobQuerySet
 from ..models.locking import delete, lock, lock_first
 from ..models.semaphore import SemaphoreQuerySet
@@ -26,7 +26,7 @@ def prune_jobs(jobs: JobQuerySet, states: Sequence[str], older_than: float, limi
     Returns how many.
     """
     with writing(jobs.db):
-        old = jobs.filter(state__in=states, finished_at__lt=after(-older_than)).order_by(
+        old = jobs.filter(state__in=states, finished_at__lt=now_plus(-older_than)).order_by(
             "finished_at"
         )
         found = lock_first(old.values_list("pk", "state", "batch"), limit)
@@ -52,7 +52,9 @@ def prune_batches(database: str, older_than: float) -> None:
     """Delete batches without jobs that finished over ``older_than`` seconds ago."""
     has_jobs = Exists(Job.objects.using(database).filter(batch=OuterRef("pk")))
     rows = (
-        Batch.objects.using(database).filter(finished_at__lt=after(-older_than)).exclude(has_jobs)
+        Batch.objects.using(database)
+        .filter(finished_at__lt=now_plus(-older_than))
+        .exclude(has_jobs)
     )
     rows._raw_delete(database)
 
@@ -60,7 +62,7 @@ def prune_batches(database: str, older_than: float) -> None:
 def prune_failures(database: str, older_than: float) -> None:
     """Delete failures that were not seen for ``older_than`` seconds."""
     with writing(database):
-        old = Failure.objects.using(database).filter(last_seen__lt=after(-older_than))
+        old = Failure.objects.using(database).filter(last_seen__lt=now_plus(-older_than))
         if ids := lock_first(old.values_list("pk", flat=True), MOST_FAILURES):
             Execution.objects.using(database).filter(failure__in=ids).update(failure=None)
             old.filter(pk__in=ids)._raw_delete(database)
@@ -70,7 +72,7 @@ def prune_recurring_executions(database: str, older_than: float, limit: int) -> 
     """Delete executions from over ``older_than`` seconds ago. Return their number."""
     with writing(database):
         rows = RecurringExecution.objects.using(database)
-        old = rows.filter(run_at__lt=after(-older_than)).order_by("run_at")
+        old = rows.filter(run_at__lt=now_plus(-older_than)).order_by("run_at")
         ids = lock_first(old.values_list("pk", flat=True), limit)
         return rows.filter(pk__in=ids)._raw_delete(database) if ids else 0
 

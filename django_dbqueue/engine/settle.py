@@ -12,7 +12,7 @@ from django.db.models import F
 from ..core.transactions import writing
 from ..models import Execution, Failure, Job, Progress
 from ..models.enums import FINISHED, Outcome, State
-from ..models.expressions import Among, Now, after
+from ..models.expressions import Among, Now, now_plus
 from ..models.job import JobQuerySet
 from ..models.locking import lock
 from .attempt_result import AttemptResult, Settled
@@ -35,85 +35,99 @@ _OF_A_STAGE = ["stage", "task", "queue", "priority", "max_attempts", "on_lost", 
 _OF_EACH = ["args", "kwargs", "limits"]
 
 
-def settle(database: str, outcomes: Sequence[AttemptResult]) -> Settled:
-    """Record the outcomes of attempts and advance their jobs, in one transaction.
+def settle(database: str, results: Sequence[AttemptResult]) -> Settled:
+    """Record the results of attempts and advance their jobs, in one transaction.
 
     Each attempt gets its execution. Only the owner of a job settles it: see Fence. A job that
     an operator has stopped ends here, however its attempt ended.
     """
     with writing(database):
         jobs = Job.objects.using(database)
-        ids = [outcome.fence[0] for outcome in outcomes]
+        ids = [result.fence[0] for result in results]
         # Found by primary key alone: with the state in the WHERE, PostgreSQL may scan the index
         # of running jobs and, under a long transaction, all its dead entries (60 s instead of
         # 3 s for 100,000 jobs).
         rows = jobs.filter(Among(ids)).order_by("pk")
-        columns = "pk", "attempt", "process_id", "rerun_requested", "queue", "stop_requested_at"
+        columns = "pk", "attempt", "process_id", "queue", "rerun_requested", "retry_requested"
         running = [
             row[:-1]
-            for row in lock(rows).values_list(*columns, "state")
+            for row in lock(rows).values_list(*columns, "stop_requested_at", "state")
             if row[-1] == State.RUNNING
         ]
         seen = {row[0]: row[:3] for row in running}
         # Re-enqueued jobs, with the queue of that call.
-        again = {pk: queue for pk, *_fence, again, queue, _stop in running if again}
-        stopped = {row[0] for row in running if row[-1]}
-        owned = [outcome for outcome in outcomes if seen.get(outcome.fence[0]) == outcome.fence]
-        ends = [o.stopped() if o.continues and o.fence[0] in stopped else o for o in owned]
+        again = {pk: queue for pk, _, _, queue, is_again, _, _ in running if is_again}
+        stopped = {row[0]: row[-2] for row in running if row[-1]}
+        if retried := [pk for pk, is_retried in stopped.items() if is_retried]:
+            jobs.filter(Among(retried)).update(stop_requested_at=None, retry_requested=False)
+        owned = [result for result in results if seen.get(result.fence[0]) == result.fence]
+        ends = [
+            _stopped(r, is_retried=stopped[r.fence[0]]) if r.fence[0] in stopped else r
+            for r in owned
+        ]
         settled = Settled(ends, [], [], [], [])
         erased = {
-            outcome.fence[0]
-            for outcome in settled.written
-            if outcome.erase and outcome.fence[0] not in again
+            result.fence[0]
+            for result in settled.written
+            if result.erase and result.fence[0] not in again
         }
-        kept = [outcome for outcome in settled.written if outcome.fence[0] not in erased]
+        kept = [result for result in settled.written if result.fence[0] not in erased]
         _move_jobs(jobs, kept, set(again))
-        _record(database, [outcome for outcome in kept if outcome.recorded])
-        if reports := [(o.job, o.progress) for o in kept if o.progress]:
+        _record(database, [result for result in kept if result.recorded])
+        if reports := [(r.job, r.progress) for r in kept if r.progress]:
             Progress.objects.using(database).write(reports)
         if erased:
             erase(database, list(erased))
-        if repeated := [o for o in kept if o.job.key and o.fence[1] % KEPT == 0]:
+        if repeated := [r for r in kept if r.job.key and r.fence[1] % KEPT == 0]:
             _forget_runs(database, repeated)
-        left = [outcome.job for outcome in settled.written]
+        left = [result.job for result in settled.written]
         if limited := [job for job in left if job.limits]:
             settled.unblocked.extend(release_slots(database, limited))
         settled.unblocked.extend(again[job.id] for job in left if job.id in again)
-        if len(settled.written) < len(outcomes):
+        if len(settled.written) < len(results):
             _classify_unlocked(
-                database, rows, [o for o in outcomes if seen.get(o.fence[0]) != o.fence], settled
+                database, rows, [r for r in results if seen.get(r.fence[0]) != r.fence], settled
             )
     return settled
 
 
-def _move_jobs(jobs: JobQuerySet, outcomes: Sequence[AttemptResult], again: set[UUID]) -> None:
-    """Move settled jobs out of RUNNING, by the outcomes of their attempts.
+def _stopped(result: AttemptResult, *, is_retried: bool) -> AttemptResult:
+    """Return the result for a job that an operator has stopped. A success counts, if it is last."""
+    if not is_retried:
+        return result.stopped() if result.continues else result
+    return result if result.outcome == Outcome.SUCCESSFUL else result.retried()
+
+
+def _move_jobs(jobs: JobQuerySet, results: Sequence[AttemptResult], again: set[UUID]) -> None:
+    """Move settled jobs out of RUNNING, by the results of their attempts.
 
     The jobs of ``again`` were re-enqueued while they ran.
     """
     anew = defaultdict(list)
-    for outcome in outcomes:
-        if outcome.fence[0] in again:
-            anew[outcome.wait].append(outcome.fence[0])
-    if ended := [o for o in outcomes if o.fence[0] in again and (o.state in FINISHED or o.then)]:
-        close_shares(jobs.db, [EndedRun(o.fence[0], o.state, attempt=o.fence[1]) for o in ended])
+    for result in results:
+        if result.fence[0] in again:
+            anew[result.wait].append(result.fence[0])
+    if ended := [r for r in results if r.fence[0] in again and (r.state in FINISHED or r.then)]:
+        close_shares(jobs.db, [EndedRun(r.fence[0], r.state, attempt=r.fence[1]) for r in ended])
     for wait, ids in anew.items():
         restart_run(jobs.filter(pk__in=ids), wait)
-    outcomes = [outcome for outcome in outcomes if outcome.fence[0] not in again]
-    if moves := [(outcome.fence[0], outcome.then) for outcome in outcomes if outcome.then]:
+    results = [result for result in results if result.fence[0] not in again]
+    if moves := [(result.fence[0], result.then) for result in results if result.then]:
         _enter_stages(jobs, moves)
-    if children := [child for outcome in outcomes for child in outcome.children]:
+    if children := [child for result in results for child in result.children]:
         write(jobs.db, children)
     alike = defaultdict(list)
-    for outcome in outcomes:
-        if not outcome.then:
-            alike[outcome.state, outcome.wait, outcome.is_failure].append(outcome.fence[0])
-    for (state, wait, failed), ids in alike.items():
+    for result in results:
+        if not result.then:
+            change = result.state, result.wait, result.is_failure, result.starts_over
+            alike[change].append(result.fence[0])
+    for (state, wait, failed, starts_over), ids in alike.items():
         changes: dict[str, object] = {"failures": F("failures") + 1} if failed else {}
-        changes |= {"finished_at": Now()} if state in FINISHED else {"run_after": after(wait)}
+        changes |= {"failures": 0, "expires_at": None} if starts_over else {}
+        changes |= {"finished_at": Now()} if state in FINISHED else {"run_after": now_plus(wait)}
         jobs.filter(Among(ids)).update(state=state, process=None, **changes)
-    if results := {o.fence[0]: o.result for o in outcomes if o.result is not None}:
-        set_json(jobs, "result", results)
+    if return_values := {r.fence[0]: r.result for r in results if r.result is not None}:
+        set_json(jobs, "result", return_values)
 
 
 def _enter_stages(jobs: JobQuerySet, moves: Iterable[tuple[UUID, Job]]) -> None:
@@ -142,41 +156,39 @@ def _enter_stages(jobs: JobQuerySet, moves: Iterable[tuple[UUID, Job]]) -> None:
         )
 
 
-def _record(database: str, outcomes: Sequence[AttemptResult]) -> None:
+def _record(database: str, results: Sequence[AttemptResult]) -> None:
     failures = Failure.objects.using(database)
-    failed = [outcome.error for outcome in outcomes if outcome.error and outcome.is_failure]
+    failed = [result.error for result in results if result.error and result.is_failure]
     # The first error of each fingerprint represents its group.
     groups = (
         failures.identify({error.fingerprint: error for error in reversed(failed)})
         if failed
         else {}
     )
-    insert(
-        Execution.objects.using(database), COLUMNS, [_row(outcome, groups) for outcome in outcomes]
-    )
+    insert(Execution.objects.using(database), COLUMNS, [_row(result, groups) for result in results])
     if failed:
         failures.record([groups[error.fingerprint] for error in failed])
 
 
-def _forget_runs(database: str, outcomes: Iterable[AttemptResult]) -> None:
+def _forget_runs(database: str, results: Iterable[AttemptResult]) -> None:
     """Keep only the newest attempts of the earlier runs of keyed jobs.
 
     Such a job may run without end.
     """
-    for outcome in outcomes:
-        job, attempt = outcome.job, outcome.fence[1]
+    for result in results:
+        job, attempt = result.job, result.fence[1]
         Execution.objects.using(database).filter(
             job=job.id, attempt__lte=min(attempt - KEPT, job.attempts_before)
         )._raw_delete(database)
 
 
 def _classify_unlocked(
-    database: str, rows: JobQuerySet, outcomes: Iterable[AttemptResult], settled: Settled
+    database: str, rows: JobQuerySet, results: Iterable[AttemptResult], settled: Settled
 ) -> None:
-    """Classify the outcomes whose rows were not locked here.
+    """Classify the results whose rows were not locked here.
 
-    The row is locked elsewhere and still owned, or the outcome was written before by a COMMIT
-    of unknown result, or ownership is lost.
+    The row is locked elsewhere and still owned, or the result was written before by a COMMIT
+    whose success is unknown, or ownership is lost.
     """
     executions = Execution.objects.using(database)
     current = {row[0]: row for row in rows.values_list("pk", "attempt", "process_id", "state")}
@@ -186,55 +198,55 @@ def _classify_unlocked(
             "job", "attempt", "process", "outcome"
         )
     }
-    for outcome in outcomes:
-        if current.get(outcome.fence[0]) == (*outcome.fence, State.RUNNING):
-            settled.held.append(outcome)
-        elif known.get(outcome.fence[:2]) == (outcome.process, outcome.outcome):
-            settled.written.append(outcome)
+    for result in results:
+        if current.get(result.fence[0]) == (*result.fence, State.RUNNING):
+            settled.held.append(result)
+        elif known.get(result.fence[:2]) == (result.process, result.outcome):
+            settled.written.append(result)
         else:
-            settled.lost.append(outcome)
+            settled.lost.append(result)
     # Attempts whose number runs elsewhere, or will be assigned by the next claim: a failover
     # has lost their own claim.
     given = {row[:2] for row in current.values() if row[-1] == State.RUNNING}
     given |= {
-        o.fence[:2]
-        for o in settled.lost
-        if o.fence[0] in current and current[o.fence[0]][1] < o.fence[1]
+        r.fence[:2]
+        for r in settled.lost
+        if r.fence[0] in current and current[r.fence[0]][1] < r.fence[1]
     }
     settled.twice.extend(
-        o
-        for o in settled.lost
-        if o.fence[:2] in given or known.get(o.fence[:2], (o.process,))[0] != o.process
+        r
+        for r in settled.lost
+        if r.fence[:2] in given or known.get(r.fence[:2], (r.process,))[0] != r.process
     )
     # An attempt of such a number gets its execution there.
     unknown = [
-        o for o in settled.lost if o.fence[0] in current and o.fence[:2] not in given | known.keys()
+        r for r in settled.lost if r.fence[0] in current and r.fence[:2] not in given | known.keys()
     ]
-    executions.bulk_create([_dropped(outcome) for outcome in unknown], ignore_conflicts=True)
+    executions.bulk_create([_dropped(result) for result in unknown], ignore_conflicts=True)
 
 
-def _row(outcome: AttemptResult, groups: Mapping[str, int]) -> tuple[Any, ...]:
-    job, error = outcome.job, outcome.error
-    times = job.claimed_at, outcome.started_at, outcome.finished_at
+def _row(result: AttemptResult, groups: Mapping[str, int]) -> tuple[Any, ...]:
+    job, error = result.job, result.error
+    times = job.claimed_at, result.started_at, result.finished_at
     said = (error.type[:255], error.message, error.traceback) if error else ("", "", "")
-    group = groups.get(error.fingerprint) if error and outcome.is_failure else None
+    group = groups.get(error.fingerprint) if error and result.is_failure else None
     return (
-        *outcome.fence[:2],
+        *result.fence[:2],
         job.stage,
-        outcome.outcome.value,
-        outcome.process,
+        result.outcome.value,
+        result.process,
         *times,
         *said,
-        outcome.log,
+        result.log,
         group,
     )
 
 
-def _dropped(outcome: AttemptResult) -> Execution:
+def _dropped(result: AttemptResult) -> Execution:
     """Return the execution of an attempt that ended after its job had passed to another owner."""
-    columns = dict(zip(COLUMNS, _row(outcome, {}), strict=True))
+    columns = dict(zip(COLUMNS, _row(result, {}), strict=True))
     message = (
-        f"It ended ({outcome.outcome.value}) when its job belonged to another process; "
+        f"It ended ({result.outcome.value}) when its job belonged to another process; "
         "that outcome was dropped."
     )
     return Execution(

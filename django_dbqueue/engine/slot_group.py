@@ -31,7 +31,7 @@ def next_in_line(
     alike = defaultdict(list)
     for job in leaders:
         # A rate counts the start of each job, so jobs with a rate form no group.
-        if group_size(job) > 1 and all("most" in each for each in job.limits):
+        if group_size(job) > 1 and all("max_running" in each for each in job.limits):
             alike[job.task, job.queue, tuple(each["key"] for each in job.limits)].append(job)
     found: list[ClaimedJob] = []
     for (_task, _queue, keys), first in alike.items():

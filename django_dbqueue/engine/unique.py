@@ -16,7 +16,7 @@ from ..core.time_values import LONGEST_WAIT
 from ..core.transactions import writing
 from ..models import BatchShare, Job
 from ..models.enums import FINISHED, Conflict, EnqueueStatus, State
-from ..models.expressions import Now, after
+from ..models.expressions import Now, now_plus
 from ..models.job import JobQuerySet
 from ..models.locking import lock_waiting
 from .batches import EndedRun, close_shares
@@ -108,17 +108,19 @@ def restart_run(rows: JobQuerySet, wait: float | datetime) -> None:
     # MySQL sets one column after the other: the state depends on the time that the call set.
     changes: dict[str, object] = {
         "state": Case(
-            When(run_after__gt=after(wait), then=Value(State.SCHEDULED)), default=Value(State.READY)
+            When(run_after__gt=now_plus(wait), then=Value(State.SCHEDULED)),
+            default=Value(State.READY),
         )
     }
     if wait:
-        changes = {"state": State.SCHEDULED, "run_after": Greatest(F("run_after"), after(wait))}
+        changes = {"state": State.SCHEDULED, "run_after": Greatest(F("run_after"), now_plus(wait))}
     rows.update(
         **changes,
         process=None,
         failures=0,
         attempts_before=F("attempt"),
         rerun_requested=False,
+        retry_requested=False,
         stop_requested_at=None,
         started_at=None,
         enqueued_at=Now(),

@@ -54,6 +54,8 @@ class Outcome(models.TextChoices):
     INTERRUPTED = "interrupted", _("Interrupted")
     # The task requested to run again later.
     SNOOZED = "snoozed", _("Snoozed")
+    # Was stopped by an operator, to run again.
+    STOPPED = "stopped", _("Stopped, runs again")
     # Raised an exception of ``discard_on``, was stopped by an operator, or had expired.
     DISCARDED = "discarded", _("Discarded")
 

@@ -1,18 +1,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 from django.db import models
 from django.db.models import Exists, F, OuterRef
 from django.utils.translation import gettext_lazy as _
 
 from .bounded_count import LIMIT, BoundedCount
-from .enums import Outcome, State
+from .enums import WAITING, Outcome, State
 from .failure import Failure
 from .identifier import IdentifierField
 from .job import Job, JobQuerySet
 from .primary import PrimaryQuerySet
+
+_AFFECTED = [State.FAILED, *WAITING]
+
+
+class AffectedJobs(NamedTuple):
+    """Numbers of jobs that a failure has failed, and that wait to be retried after it."""
+
+    failed: int
+    waiting: int
 
 
 class ExecutionQuerySet(PrimaryQuerySet["Execution"]):
@@ -33,20 +43,29 @@ class ExecutionQuerySet(PrimaryQuerySet["Execution"]):
             self.of_this_run(job).filter(stage=job.stage) if job.pipeline else self.of_this_run(job)
         )
 
-    def failed_jobs(self, failures: Iterable[Failure]) -> JobQuerySet:
-        """Return the jobs that are failed now and were last failed by one of these failures."""
-        last = self.filter(job=OuterRef("pk"), attempt=OuterRef("attempt"), failure__in=failures)
-        return Job.objects.using(self.db).failed().filter(Exists(last))
+    def affected_jobs(self, failures: Iterable[Failure]) -> JobQuerySet:
+        """Return the jobs whose last attempt was one of these failures.
 
-    def count_failed_jobs(self, failures: Iterable[int]) -> dict[int, int]:
-        """Count the jobs that each of these failures has failed now.
+        They are failed now, or wait to be retried.
+        """
+        last = self.filter(job=OuterRef("pk"), attempt=OuterRef("attempt"), failure__in=failures)
+        return Job.objects.using(self.db).filter(Exists(last), state__in=_AFFECTED)
+
+    def count_affected_jobs(self, failures: Collection[int]) -> dict[int, AffectedJobs]:
+        """Count the affected jobs of each of these failures.
 
         The counts are lower bounds if there are very many jobs in all.
         """
-        last = self.filter(failure__in=failures, job__state=State.FAILED, attempt=F("job__attempt"))
-        found = Counter(last.values_list("failure_id", flat=True)[: LIMIT + 1])
+        last = self.filter(
+            failure__in=failures, job__state__in=_AFFECTED, attempt=F("job__attempt")
+        )
+        rows = last.values_list("failure_id", "job__state")[: LIMIT + 1]
+        found = Counter((failure, state == State.FAILED) for failure, state in rows)
         number = BoundedCount if found.total() > LIMIT else int
-        return {failure: number(found[failure]) for failure in failures}
+        return {
+            failure: AffectedJobs(number(found[failure, True]), number(found[failure, False]))
+            for failure in failures
+        }
 
     def last_of_each(self) -> models.QuerySet[Execution]:
         """Return each job's last attempt, for a subquery in a query of jobs."""

@@ -101,7 +101,7 @@ class _TableByIndex(BaseTable):
         return f"{table} FORCE INDEX ({index})", ()
 
 
-def after(wait: timedelta | float | datetime) -> models.Expression:
+def now_plus(wait: timedelta | float | datetime) -> models.Expression:
     """Return the database's time plus ``wait`` (seconds or a timedelta); a time as it is."""
     if isinstance(wait, datetime):
         return models.Value(wait, output_field=models.DateTimeField())
@@ -113,14 +113,14 @@ def after(wait: timedelta | float | datetime) -> models.Expression:
     )
 
 
-def after_start(start: timedelta | datetime | None, wait: timedelta) -> models.Expression:
+def start_plus(start: timedelta | datetime | None, wait: timedelta) -> models.Expression:
     """Return ``start`` plus ``wait``, or now plus ``wait`` if now is later.
 
     ``start`` is a time, or a timedelta from now.
     """
     if not isinstance(start, datetime):
-        return after((start or timedelta()) + wait)
-    later = functions.Greatest(Now(), after(start))
+        return now_plus((start or timedelta()) + wait)
+    later = functions.Greatest(Now(), now_plus(start))
     return models.ExpressionWrapper(later + models.Value(wait), output_field=models.DateTimeField())
 
 

@@ -10,7 +10,7 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 
 from ..core.error_reports import ErrorReport
-from .expressions import Now, after
+from .expressions import Now, now_plus
 from .identifier import IdentifierField
 from .primary import PrimaryQuerySet
 
@@ -37,7 +37,7 @@ class FailureQuerySet(PrimaryQuerySet["Failure"]):
 
     def seen_within(self, seconds: float) -> FailureQuerySet:
         """Filter failures that were seen in the last ``seconds``."""
-        return self.filter(last_seen__gte=after(-seconds))
+        return self.filter(last_seen__gte=now_plus(-seconds))
 
     def mute(self) -> int:
         """Mute open failures: they are known, and stay muted however often they are seen again.

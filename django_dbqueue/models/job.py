@@ -12,11 +12,12 @@ from django.utils.translation import gettext_lazy as _
 from ..core.notify import notify_queues
 from ..core.queue_selector import check_name
 from ..core.serialization import Json
+from ..core.time_values import seconds_or_time
 from ..core.uuid7 import uuid7
 from ..limits import LONGEST_KEY
 from .document import DocumentField
 from .enums import FINISHED, HIGHEST_PRIORITY, UNSUCCESSFUL, WAITING, Lane, OnLost, State
-from .expressions import Now, PartialIndex, StrictOnSQLite, UniqueIfPresent, after, by_index
+from .expressions import Now, PartialIndex, StrictOnSQLite, UniqueIfPresent, by_index, now_plus
 from .identifier import IdentifierField
 from .lanes import lanes
 from .primary import PrimaryQuerySet
@@ -61,9 +62,13 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
         """Filter failed jobs."""
         return self.filter(state=State.FAILED)
 
+    def scheduled(self) -> JobQuerySet:
+        """Filter jobs that wait for their time, such as that of a retry."""
+        return self.filter(state=State.SCHEDULED)
+
     def due(self) -> JobQuerySet:
         """Filter scheduled jobs whose time has come."""
-        return self.filter(state=State.SCHEDULED, run_after__lte=Now())
+        return self.scheduled().filter(run_after__lte=Now())
 
     def orphaned(self) -> JobQuerySet:
         """Return the running jobs whose process is gone."""
@@ -80,7 +85,7 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
             self.running()
             .filter(timeout__isnull=False)
             .annotate(end=end)
-            .filter(end__lt=after(-grace))
+            .filter(end__lt=now_plus(-grace))
         )
 
     def stop_requested(self) -> JobQuerySet:
@@ -118,6 +123,26 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
         notify_queues(self.db, queues)
         return retried
 
+    def run_now(self) -> int:
+        """Make scheduled jobs ready now, and wake workers. Return their number.
+
+        Among them are failed jobs that wait for a retry. They keep the attempts that are left.
+        """
+        queues = list(self.scheduled().order_by().values_list("queue", flat=True).distinct())
+        changed = self.scheduled().update_in_parts(state=State.READY, run_after=Now())
+        notify_queues(self.db, queues)
+        return changed
+
+    def reschedule(self, when: datetime | timedelta | float) -> int:
+        """Schedule waiting jobs for another time. Return their number.
+
+        ``when`` is a time, or the delay from now in seconds or as a timedelta. Jobs that would
+        expire before are left unchanged. Raises TypeError or ValueError for an invalid time.
+        """
+        time = now_plus(seconds_or_time(when, "reschedule()"))
+        rows = self.waiting().filter(Q(expires_at=None) | Q(expires_at__gt=time))
+        return rows.update_in_parts(state=State.SCHEDULED, run_after=time, blocked_by=None)
+
     def discardable(self) -> JobQuerySet:
         """Filter jobs that ``discard()`` discards: waiting and failed."""
         return self.filter(state__in=[*WAITING, State.FAILED])
@@ -154,14 +179,21 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
         """Filter running jobs without a stop request."""
         return self.filter(state=State.RUNNING, stop_requested_at__isnull=True)
 
-    def stop(self) -> int:
+    def stop(self, then: str = "discard") -> int:
         """Request that running jobs stop. Return the number of new requests.
 
-        The jobs become DISCARDED, even if the attempt ends by itself first, is released or would
-        be retried. A rerun of a key that was enqueued before the stop is discarded with the job;
-        a rerun enqueued after the stop runs.
+        The jobs become DISCARDED, even if the attempt is released or would be retried. With
+        ``then="retry"`` they become READY instead, with all their attempts. An attempt that
+        succeeds first counts, and its job is not retried.
+
+        A rerun of a key that was enqueued before the stop is dropped; a rerun enqueued after the
+        stop runs. Raises ValueError for another value of ``then``.
         """
-        return self.stoppable().update_in_parts(stop_requested_at=Now(), rerun_requested=False)
+        if then not in ("discard", "retry"):
+            raise ValueError(f'then={then!r} is neither "discard" nor "retry". Give one of them.')
+        return self.stoppable().update_in_parts(
+            stop_requested_at=Now(), retry_requested=then == "retry", rerun_requested=False
+        )
 
     # Lanes, and places in line.
 
@@ -313,6 +345,12 @@ class Job(models.Model):
         default=False,
         help_text=_("The job runs again when this run has ended."),
     )
+    retry_requested = models.BooleanField(
+        _("retry requested"),
+        default=False,
+        db_default=False,
+        help_text=_("The job is retried when it has stopped."),
+    )
     attempts_before = models.PositiveIntegerField(_("attempts of earlier runs"), default=0)
     # For a limited job: the semaphore that it waits for.
     blocked_by = IdentifierField(
@@ -361,7 +399,7 @@ class Job(models.Model):
             ),
             models.CheckConstraint(
                 name="dbqueue_job_rerun_runs",
-                condition=Q(state=State.RUNNING) | Q(rerun_requested=False),
+                condition=Q(state=State.RUNNING) | Q(rerun_requested=False, retry_requested=False),
             ),
             models.CheckConstraint(
                 name="dbqueue_job_priority", condition=Q(priority__gte=-100, priority__lte=100)
@@ -396,6 +434,7 @@ class Job(models.Model):
             ("discard_job", "Can discard jobs"),
             ("stop_job", "Can stop running jobs"),
             ("move_job", "Can move jobs to another queue"),
+            ("reschedule_job", "Can change the time of jobs"),
             ("reprioritise_job", "Can change the priority of jobs"),
             ("restrict_queue", "Can limit how many jobs of a queue run at a time"),
             ("pause_queue", "Can pause and resume queues and tasks"),

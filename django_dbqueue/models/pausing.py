@@ -13,7 +13,7 @@ from django.utils.timezone import is_aware
 from django.utils.translation import gettext_lazy as _
 
 from ..core.time_values import LONGEST_WAIT
-from .expressions import Now, after
+from .expressions import Now, now_plus
 from .primary import PrimaryQuerySet
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _end(until: datetime | timedelta | None) -> models.Expression | None:
         case None:
             return None
         case timedelta() if timedelta() < until < LONGEST_WAIT:
-            return after(until)
+            return now_plus(until)
         case datetime() if is_aware(until):
             return Cast(Value(until), models.DateTimeField())
     raise ValueError(

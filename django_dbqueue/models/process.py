@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..core.queue_selector import QueueSelector
 from .document import DocumentField
-from .expressions import Now, after
+from .expressions import Now, now_plus
 from .identifier import IdentifierField
 from .primary import PrimaryQuerySet
 
@@ -45,7 +45,7 @@ class ProcessQuerySet(PrimaryQuerySet["Process"]):
 
         Return False if the processes have been declared dead: they own nothing then.
         """
-        return bool(self.update(heartbeat_at=Now(), expires_at=after(dead_after)))
+        return bool(self.update(heartbeat_at=Now(), expires_at=now_plus(dead_after)))
 
     def silent(self) -> ProcessQuerySet:
         """Filter processes whose heartbeat is too old, by their own ``dead_after``.
@@ -53,7 +53,7 @@ class ProcessQuerySet(PrimaryQuerySet["Process"]):
         Includes heartbeats in the future: the database's clock was ahead, and a live process has
         sent another heartbeat since.
         """
-        return self.filter(Q(expires_at__lt=Now()) | Q(heartbeat_at__gt=after(AHEAD)))
+        return self.filter(Q(expires_at__lt=Now()) | Q(heartbeat_at__gt=now_plus(AHEAD)))
 
     def seen(self) -> ProcessQuerySet:
         """Annotate with the database's time as ``seen_at``, for the age of heartbeats."""

@@ -31,6 +31,7 @@ class Load:
 
     oldest: the time since which the oldest ready job could have run.
     age: the time since then, by the database's clock; zero if no job is ready.
+    retries: ready and scheduled jobs that have been tried before in this run, among the first ones.
     """
 
     ready: int = 0
@@ -39,6 +40,7 @@ class Load:
     running: int = 0
     oldest: datetime | None = None
     age: timedelta = timedelta()
+    retries: int = 0
 
 
 class QueueQuerySet(PausableQuerySet["Queue"]):
@@ -95,6 +97,7 @@ class QueueQuerySet(PausableQuerySet["Queue"]):
                 found[lane.queue],
             )
             load.ready = _sum(load.ready, count(waiting, "run_after"))
+            load.retries += _retries(waiting)[lane.queue]
             first = waiting.order_by("run_after").values_list("run_after", Now()).first()
             if first and (load.oldest is None or first[0] < load.oldest):
                 load.oldest, load.age = first[0], max(first[1] - first[0], timedelta())
@@ -106,6 +109,8 @@ class QueueQuerySet(PausableQuerySet["Queue"]):
         ):
             for queue, number in _by_queue(jobs.filter(state=state).order_by(along)).items():
                 setattr(found[queue], state.value, number)
+        for queue, number in _retries(jobs.scheduled()).items():
+            found[queue].retries += number
         return found
 
 
@@ -121,6 +126,13 @@ def _by_queue(jobs: models.QuerySet[Job]) -> dict[str, int]:
     found = Counter(jobs.values_list("queue", flat=True)[: LIMIT + 1])
     number = BoundedCount if found.total() > LIMIT else int
     return {queue: number(each) for queue, each in found.items()}
+
+
+def _retries(waiting: JobQuerySet) -> Counter[str]:
+    """Count the retries among the first waiting jobs, for each queue."""
+    columns = "queue", "attempt", "attempts_before"
+    rows = waiting.order_by("run_after").values_list(*columns)[:LIMIT]
+    return Counter(queue for queue, attempt, before in rows if attempt > before)
 
 
 def clear(jobs: JobQuerySet) -> int:

@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from ..recurrence.rule import Plan, Recurrence
 from .document import DocumentField
 from .enums import FINISHED
-from .expressions import Now, after
+from .expressions import Now, now_plus
 from .identifier import IdentifierField
 from .job import Job
 from .primary import PrimaryQuerySet
@@ -50,7 +50,7 @@ class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
 
     def undeclared(self) -> RecurringTaskQuerySet:
         """Filter rows whose code no running dispatcher has."""
-        return self.filter(is_from_code=True, declared_at__lt=after(-UNDECLARED_SECONDS))
+        return self.filter(is_from_code=True, declared_at__lt=now_plus(-UNDECLARED_SECONDS))
 
     def of(self, definitions: Iterable[str]) -> RecurringTaskQuerySet:
         """Filter rows made in the admin, and rows with exactly these definitions in code."""

@@ -17,7 +17,8 @@ from .primary import PrimaryQuerySet
 RESERVED_AHEAD_SECONDS = 5.0
 # Seconds that a job may start before its time: finding and claiming due jobs is no more precise.
 EARLY_SECONDS = 0.1
-# The numbers of a limit, as stored with a job.
+# The numbers of a limit, as stored with a job: ``max_running``, or ``interval`` (in seconds) and
+# ``burst``.
 StoredLimit = dict[str, Json]
 
 
@@ -31,25 +32,26 @@ class SemaphoreQuerySet(PrimaryQuerySet["Semaphore"]):
 
 
 class Semaphore(models.Model):
-    """Limit on jobs that share a key: running at a time (``most``), or one start per ``every``.
+    """Limit on jobs that share a key: ``max_running`` at a time, or one start per ``interval``.
 
-    Each job carries its own numbers. ``most`` comes from the job claimed last, ``every`` and
-    ``burst`` from the job started last.
+    Each job carries its own numbers. ``max_running`` comes from the job claimed last, ``interval``
+    and ``burst`` from the job started last.
 
+    interval: a timedelta here; in a job's stored limit, a number of seconds.
     earliest: when the rate allows the next start.
     booked: start times from here on are still free.
     """
 
     key = IdentifierField(_("key"), max_length=LONGEST_KEY, primary_key=True)
-    most = models.PositiveIntegerField(_("maximum at a time"), null=True)
-    every = models.DurationField(_("interval"), null=True)
+    max_running = models.PositiveIntegerField(_("maximum at a time"), null=True)
+    interval = models.DurationField(_("interval"), null=True)
     burst = models.PositiveIntegerField(_("burst"), default=1)
     earliest = models.DateTimeField(_("earliest start"), null=True)
     booked = models.DateTimeField(_("reserved until"), null=True, db_index=True)
 
     objects = SemaphoreQuerySet.as_manager()
 
-    # Of a locked row: the number of taken slots, and the smallest ``most`` of the jobs in them.
+    # Of a locked row: the number of taken slots, and the smallest ``max_running`` of their jobs.
     taken = 0
     smallest: int | None = None
     # True if the row has to be saved.
@@ -66,49 +68,51 @@ class Semaphore(models.Model):
 
     def adopt(self, limit: StoredLimit) -> None:
         """Adopt the limit of a claimed job. The numbers of a rate change only when a job starts."""
-        if "most" in limit and self.most != limit["most"]:
-            self.most, self.is_changed = limit["most"], True
+        if "max_running" in limit and self.max_running != limit["max_running"]:
+            self.max_running, self.is_changed = limit["max_running"], True
 
     @property
     def free(self) -> int:
         """Number of further jobs that may run, with the limit of the job claimed last."""
-        return self.free_for({"most": self.most or 0})
+        return self.free_for({"max_running": self.max_running or 0})
 
     def free_for(self, limit: StoredLimit) -> int:
         """Return the number of further jobs with this limit that may run."""
-        most: int = limit["most"]
-        return min(most, self.smallest or most) - self.taken
+        max_running: int = limit["max_running"]
+        return min(max_running, self.smallest or max_running) - self.taken
 
     def is_free(self, limit: StoredLimit) -> bool:
         """Return True if its own limit and those of earlier jobs allow a job to start."""
-        if "most" in limit:
+        if "max_running" in limit:
             return self.free_for(limit) > 0
-        if self.earliest is None or self.every is None:
+        if self.earliest is None or self.interval is None:
             return True
-        every = timedelta(seconds=limit["every"])
+        interval = timedelta(seconds=limit["interval"])
         now = self._now
-        earliest = self.earliest + max(timedelta(), every - self.every)
-        slack = every * (min(limit.get("burst", 1), self.burst) - 1)
+        earliest = self.earliest + max(timedelta(), interval - self.interval)
+        slack = interval * (min(limit.get("burst", 1), self.burst) - 1)
         return bool(earliest - now <= slack + timedelta(seconds=EARLY_SECONDS))
 
     def use(self, limit: StoredLimit) -> None:
-        if "most" in limit:
+        if "max_running" in limit:
             self.taken += 1
-            self.smallest = min(limit["most"], self.smallest or limit["most"])
+            self.smallest = min(limit["max_running"], self.smallest or limit["max_running"])
         else:
             now = self._now
-            self.every, self.burst = timedelta(seconds=limit["every"]), limit.get("burst", 1)
-            self.earliest = max(self.earliest or now, now) + self.every
+            self.interval, self.burst = timedelta(seconds=limit["interval"]), limit.get("burst", 1)
+            self.earliest = max(self.earliest or now, now) + self.interval
             self.booked = max(self.booked or self.earliest, self.earliest - self._slack)
             self.is_changed = True
 
     @property
     def is_ahead(self) -> bool:
         """True if times are later than the last start and the reservations since can explain."""
-        if not self.every or not self.earliest or not self.booked:
+        if not self.interval or not self.earliest or not self.booked:
             return False
         latest_booked = (
-            self._now + timedelta(seconds=RESERVED_AHEAD_SECONDS + EARLY_SECONDS) + 2 * self.every
+            self._now
+            + timedelta(seconds=RESERVED_AHEAD_SECONDS + EARLY_SECONDS)
+            + 2 * self.interval
         )
         return bool(self.earliest > self._latest or self.booked > latest_booked)
 
@@ -126,23 +130,23 @@ class Semaphore(models.Model):
     @property
     def _latest(self) -> datetime:
         now = self._now
-        return now + (self.every or timedelta()) * self.burst + timedelta(seconds=EARLY_SECONDS)
+        return now + (self.interval or timedelta()) * self.burst + timedelta(seconds=EARLY_SECONDS)
 
     def free_times(self) -> list[datetime]:
         """Return the next free start times that may be reserved now."""
         now = self._now
-        assert self.every and self.earliest and self.booked
+        assert self.interval and self.earliest and self.booked
         start = max(self.booked, self.earliest - self._slack, now)
         number = max(
-            0, int((timedelta(seconds=RESERVED_AHEAD_SECONDS) - (start - now)) / self.every) + 1
+            0, int((timedelta(seconds=RESERVED_AHEAD_SECONDS) - (start - now)) / self.interval) + 1
         )
         # Several jobs share a start time where the rate is faster than a dispatcher can be.
-        together = max(1, int(timedelta(seconds=EARLY_SECONDS / 2) / self.every))
-        return [start + self.every * (n - n % together) for n in range(min(number, 10_000))]
+        together = max(1, int(timedelta(seconds=EARLY_SECONDS / 2) / self.interval))
+        return [start + self.interval * (n - n % together) for n in range(min(number, 10_000))]
 
     @property
     def _slack(self) -> timedelta:
-        return (self.every or timedelta()) * (self.burst - 1)
+        return (self.interval or timedelta()) * (self.burst - 1)
 
     @property
     def _now(self) -> datetime:

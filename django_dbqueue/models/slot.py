@@ -22,11 +22,11 @@ class SlotQuerySet(PrimaryQuerySet["Slot"]):
         return Counter({key: number for key, number, _smallest in self.totals(keys)})
 
     def totals(self, keys: Iterable[str]) -> Iterable[tuple[str, int, int | None]]:
-        """Return each key that has taken slots, their number, and the smallest ``most`` of them."""
+        """Return each key with taken slots, their number, and their smallest ``max_running``."""
         rows: Any = (
             self.taken().filter(semaphore__in=list(keys)).order_by().values_list("semaphore")
         )
-        return rows.annotate(number=Count("slot_group", distinct=True), smallest=Min("most"))  # type: ignore[no-any-return]
+        return rows.annotate(number=Count("slot_group", distinct=True), smallest=Min("max_running"))  # type: ignore[no-any-return]
 
 
 class Slot(models.Model):
@@ -52,7 +52,7 @@ class Slot(models.Model):
     )
     attempt = models.PositiveIntegerField(_("attempt"))
     slot_group = models.UUIDField(_("slot group"), default=uuid7)
-    most = models.PositiveIntegerField(
+    max_running = models.PositiveIntegerField(
         _("maximum at a time"), null=True, help_text=_("The limit of its job.")
     )
 

@@ -7,7 +7,7 @@ from django.db import models
 from django.db.models import Exists, OuterRef, Q
 from django.utils.translation import gettext_lazy as _
 
-from .expressions import Now, after
+from .expressions import Now, now_plus
 from .job import Job, JobQuerySet
 from .primary import PrimaryQuerySet
 from .process import Process
@@ -63,9 +63,9 @@ class HangedJobQuerySet(JobQuerySet):
         They run longer than jobs of their queue should, were noticed by their worker, or belong
         to a process without a heartbeat.
         """
-        long = Q(started_at__lt=after(-after_seconds)) & ~Q(queue__in=list(by_queue))
+        long = Q(started_at__lt=now_plus(-after_seconds)) & ~Q(queue__in=list(by_queue))
         for queue, seconds in by_queue.items():
-            long |= Q(queue=queue, started_at__lt=after(-seconds))
+            long |= Q(queue=queue, started_at__lt=now_plus(-seconds))
         noticed = StackTrace.objects.using(self.db).filter(
             job=OuterRef("pk"), attempt=OuterRef("attempt")
         )

@@ -31,7 +31,7 @@ from .logging_setup import RepeatedProblem
 from .scheduler import Scheduler
 from .shared_status import SharedStatus
 from .shutdown import Shutdown
-from .socket_watchdog import answered_within
+from .socket_watchdog import deadline
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -83,7 +83,7 @@ class Dispatcher:
         )
         while not stop.requested and not self._heartbeat.declared_dead:
             self._status.tick()
-            with answered_within(self._options.answer_limit):
+            with deadline(self._options.answer_limit):
                 pause = self._work()
             self._status.tick(ahead=pause)
             stop.wait(pause)
@@ -163,7 +163,7 @@ class Dispatcher:
 
     def _replan(self, pending: PendingMaintenance) -> None:
         """Replan future times, at the start and after the database's clock was set back."""
-        self._is_to_replan |= self._failure_detector.look(pending.now)
+        self._is_to_replan |= self._failure_detector.observe(pending.now)
         if self._is_to_replan:
             self._scheduler.replan()
             replan_rates(self._database)

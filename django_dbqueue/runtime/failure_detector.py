@@ -16,17 +16,17 @@ class FailureDetector:
 
     def __init__(self, long_enough: float, gap: float) -> None:
         self._long_enough, self._gap = long_enough, gap
-        self._since = self._looked_at = time.monotonic()
+        self._since = self._observed_at = time.monotonic()
         self._seen: datetime | None = None
 
-    def look(self, seen: datetime) -> bool:
+    def observe(self, seen: datetime) -> bool:
         """Record the database's time. Returns whether its clock was set back meanwhile."""
         now = time.monotonic()
-        here = now - self._looked_at
+        here = now - self._observed_at
         there = (seen - self._seen).total_seconds() if self._seen else here
         if here > self._gap or abs(there - here) > self._gap:
             self._since = now
-        self._seen, self._looked_at = seen, now
+        self._seen, self._observed_at = seen, now
         return there - here < -self._gap
 
     @property

@@ -20,11 +20,11 @@ from django.db import DatabaseError, InterfaceError
 from .. import __version__
 from ..core.options import Options
 from ..models import Process
-from ..models.expressions import Now, after
+from ..models.expressions import Now, now_plus
 from . import process_identity
 from .connections import close_connections, discard, note_outage, prepare
 from .shared_status import SharedStatus
-from .socket_watchdog import answered_within
+from .socket_watchdog import deadline
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -79,8 +79,8 @@ class Heartbeat:
 
     def start(self, supervisor: int | None = None) -> Process:
         self.process.supervisor_id = supervisor
-        with answered_within(self._options.answer_limit):
-            self._sign_on()
+        with deadline(self._options.answer_limit):
+            self._register()
         self._last = time.monotonic()
         self._thread.start()
         return self.process
@@ -93,7 +93,7 @@ class Heartbeat:
             return
         discard(self._processes.db)  # It may have been lost since its last use by this thread.
         try:
-            with answered_within(self._options.answer_limit):
+            with deadline(self._options.answer_limit):
                 self._processes.filter(pk=self.process.pk).erase()
             SharedStatus.remove(self._status.name)
         except (DatabaseError, InterfaceError) as error:
@@ -114,17 +114,20 @@ class Heartbeat:
         """Seconds since the last successful heartbeat."""
         return time.monotonic() - self._last
 
-    def _sign_on(self) -> None:
-        self.process.heartbeat_at, self.process.expires_at = Now(), after(self._options.dead_after)
+    def _register(self) -> None:
+        self.process.heartbeat_at, self.process.expires_at = (
+            Now(),
+            now_plus(self._options.dead_after),
+        )
         self._processes.register(self.process)
 
-    def _signs_on_again(self) -> bool:
-        """Register a supervisor again.
+    def _register_again(self) -> bool:
+        """Register a supervisor again. Return False for other processes.
 
         A supervisor owns no jobs: if it was declared dead by mistake, it has lost nothing.
         """
         if self.process.kind == Process.Kind.SUPERVISOR:
-            self._sign_on()
+            self._register()
             return True
         return False
 
@@ -138,7 +141,7 @@ class Heartbeat:
                 self._status.since_loop_tick()
                 < self._options.patience + self._options.longest_shutdown
             ):
-                with answered_within(self._options.answer_limit):
+                with deadline(self._options.answer_limit):
                     self._beat()
             else:
                 logger.error(
@@ -153,7 +156,7 @@ class Heartbeat:
         try:
             if (
                 self._processes.filter(pk=self.process.pk).beat(self._options.dead_after)
-                or self._signs_on_again()
+                or self._register_again()
             ):
                 self._last = began
                 if self._is_away:

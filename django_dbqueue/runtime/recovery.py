@@ -162,7 +162,7 @@ def _settle(
     ran = [(job, death) for job, death in deaths if not _has_not_started(job, death)]
     stacks = StackTrace.objects.using(database).of(job for job, _death in ran)
     lost = [
-        _outcome(job, processes.get(job.process_id or 0), end, stacks.get(job.pk, ""))
+        _result(job, processes.get(job.process_id or 0), end, stacks.get(job.pk, ""))
         for job, end in ran
     ]
     done = release(database, not_started)
@@ -170,24 +170,24 @@ def _settle(
     for job in not_started:
         job.state = State.READY
     settled = settle(database, lost) if lost else Settled([], [], [], [], [])
-    for outcome in settled.written:
-        job, why = outcome.job, outcome.error.message if outcome.error else ""
+    for result in settled.written:
+        job, why = result.job, result.error.message if result.error else ""
         logger.warning(
             "recovery: job %s of %s: %s It is now %s.",
             job.pk,
             job.task,
             why,
-            outcome.state.value,
+            result.state.value,
             extra=job.log_fields,
         )
-    return not_started + [outcome.job for outcome in settled.written], settled.unblocked
+    return not_started + [result.job for result in settled.written], settled.unblocked
 
 
 def _has_not_started(job: ClaimedJob, death: ExitReason) -> bool:
     return job.pk in death.not_started or (job.on_lost == OnLost.FAIL and not job.has_begun)
 
 
-def _outcome(job: Any, process: Process | None, death: ExitReason, stack: str) -> AttemptResult:
+def _result(job: Any, process: Process | None, death: ExitReason, stack: str) -> AttemptResult:
     seen_at, job.claimed_at = job.seen_at, job.started_at
     job.clock = time.monotonic() - (seen_at - job.claimed_at).total_seconds()
     job.process = process or Process(pk=job.process_id, name=f"#{job.process_id}")
@@ -230,6 +230,9 @@ def _ran_for(job: Any, death: ExitReason) -> timedelta:
 def _verdict(job: Any, death: ExitReason) -> tuple[Outcome, State, BaseException]:
     """Return the consequence of a process's death for a job that has, or may have, started."""
     process = f"its process, {job.process.name}, {death.how}"
+    if job.retry_requested:
+        why = f"It was stopped by an operator, to run again; {process}."
+        return Outcome.STOPPED, State.READY, Stopped(why)
     if job.stop_requested_at:
         return (
             Outcome.DISCARDED,

@@ -34,7 +34,7 @@ class Scheduler:
     """
 
     # Seconds between two scans while tasks wait that are not its own or cannot be enqueued here.
-    LOOK = 2.0
+    SCAN = 2.0
     # Seconds for which a row that cannot be enqueued here is left to other dispatchers.
     ASIDE = 10.0
     # Seconds after which a late task that is unknown here is marked as a problem, if no dispatcher
@@ -55,7 +55,7 @@ class Scheduler:
         self._aside: dict[int, float] = {}
         self._said: dict[str, str] = {}
         self._is_new = True
-        self._look_at = self._known_at = self._declare_at = 0.0
+        self._scan_at = self._known_at = self._declare_at = 0.0
         self._forget_at = time.monotonic() + self.FORGET
 
     def turn(self, waiting: bool) -> float:
@@ -71,8 +71,8 @@ class Scheduler:
         if now >= self._forget_at:
             delete_undeclared(self._backend.database, self.KEEP)
             self._forget_at = now + self.FORGET
-        if now >= self._known_at or (waiting and now >= self._look_at):
-            self._look_at = now + self.LOOK
+        if now >= self._known_at or (waiting and now >= self._scan_at):
+            self._scan_at = now + self.SCAN
             self._known_at = now + self._enqueue_due(now)
         return max(0.0, self._known_at - time.monotonic())
 

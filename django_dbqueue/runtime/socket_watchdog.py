@@ -17,27 +17,28 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-_LOOK = 0.5
+# Seconds between two checks of the deadlines.
+_CHECK_SECONDS = 0.5
 
 # By thread: its Django connection, and its deadline.
-_lines: dict[int, BaseDatabaseWrapper] = {}
+_connections: dict[int, BaseDatabaseWrapper] = {}
 _ends: dict[int, float] = {}
 _start = threading.Lock()
 _started = False
 
 
-def watch_socket(line: BaseDatabaseWrapper) -> None:
-    """Watch the driver's connection of ``line`` for the calling thread, from its first query on."""
-    _lines[threading.get_ident()] = line
+def watch_socket(connection: BaseDatabaseWrapper) -> None:
+    """Watch the socket of ``connection`` for the calling thread, from its first query on."""
+    _connections[threading.get_ident()] = connection
 
 
 def unwatch_socket() -> None:
     """Stop watching: the calling thread has closed its connection."""
-    _lines.pop(threading.get_ident(), None)
+    _connections.pop(threading.get_ident(), None)
 
 
 @contextmanager
-def answered_within(seconds: float) -> Iterator[None]:
+def deadline(seconds: float) -> Iterator[None]:
     """Shut down the calling thread's socket if the statements inside exceed a deadline.
 
     The wait of the thread then ends in an error.
@@ -62,10 +63,11 @@ def _ensure_thread() -> None:
 
 def _run() -> None:
     while True:
-        time.sleep(_LOOK)
+        time.sleep(_CHECK_SECONDS)
         now = time.monotonic()
         for thread, end in list(_ends.items()):
-            if end < now and (line := _lines.get(thread)) and (driver := line.connection):
+            connection = _connections.get(thread)
+            if end < now and connection and (driver := connection.connection):
                 _ends.pop(thread, None)
                 _cut(driver)
 

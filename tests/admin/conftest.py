@@ -1,4 +1,4 @@
-"""People who use the admin, and rows for them to see."""
+"""Users of the admin, and rows of each model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ VIEW = [
     "view_semaphore",
 ]
 OPERATE = [
-    *("retry_job", "discard_job", "stop_job", "move_job", "reprioritise_job"),
+    *("retry_job", "discard_job", "stop_job", "move_job", "reprioritise_job", "reschedule_job"),
     *(
         "pause_queue",
         "restrict_queue",
@@ -43,8 +43,8 @@ OPERATE = [
         "run_recurringtask",
     ),
 ]
-# The one page on which rows are made.
-MAKE = ["add_recurringtask", "change_recurringtask", "delete_recurringtask"]
+# Recurring tasks are the only rows that can be added, changed and deleted.
+EDIT = ["add_recurringtask", "change_recurringtask", "delete_recurringtask"]
 
 
 def a_client(name: str, permissions: list[str], **values: Any) -> Client:
@@ -99,7 +99,7 @@ def a_recurring_task(**values: Any) -> RecurringTask:
 
 
 def a_batch(*jobs: Job, **values: Any) -> Batch:
-    """With these jobs, all of it enqueued."""
+    """Create a sealed batch of these jobs."""
     batch = Batch.objects.create(
         **{"description": "Prices of May", "sealed_at": timezone.now(), **values}
     )
@@ -159,7 +159,7 @@ def states() -> list[str]:
 
 @pytest.fixture
 def failed(db: Any) -> Callable[..., Job]:
-    """Make a job that failed, with its attempt, in a failure group."""
+    """Create a failed job with its execution in a failure group."""
 
     def failed(failure: Failure | None = None, **values: Any) -> Job:
         job = a_job(state=Job.State.FAILED, **values)
@@ -170,8 +170,8 @@ def failed(db: Any) -> Callable[..., Job]:
 
 
 @pytest.fixture
-def everything(failed: Callable[..., Job]) -> dict[str, Any]:
-    """One row of each kind."""
+def rows_by_page(failed: Callable[..., Job]) -> dict[str, Any]:
+    """Create one row for each admin page, keyed by the name of the page."""
     job = failed()
     return {
         "job": job,
@@ -181,5 +181,5 @@ def everything(failed: Callable[..., Job]) -> dict[str, Any]:
         "process": a_process("worker@here:1:abc"),
         "recurringtask": a_recurring_task(is_from_code=True),
         "batch": a_batch(job),
-        "semaphore": Semaphore.objects.create(key="charge account=17", most=2),
+        "semaphore": Semaphore.objects.create(key="charge account=17", max_running=2),
     }

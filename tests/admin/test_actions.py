@@ -1,4 +1,4 @@
-"""What the actions do: with one row, with a selection, with all by filter; and their confirmations and messages."""
+"""Admin actions on one job, on selected jobs and on all filtered jobs, with their confirmations."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ JOBS = reverse("admin:dbqueue_job_changelist")
 State = Job.State
 
 
-def test_one_job_is_retried_at_once_by_its_button(
+def test_button_retries_job_without_confirmation(
     operator: Client, failed: Callable[..., Job]
 ) -> None:
     job = failed()
 
-    answer = press(operator, "job", "retry", job.pk)
+    response = press(operator, "job", "retry", job.pk)
 
-    assert "Ready to run again: 1 job." in answer.text
+    assert "Ready to run again: 1 job." in response.text
     assert states() == [State.READY]
     entry = LogEntry.objects.get()
     assert (entry.object_id, entry.change_message, entry.user.username) == (
@@ -37,11 +37,11 @@ def test_one_job_is_retried_at_once_by_its_button(
     )
 
 
-def test_a_job_is_discarded_after_a_confirmation(operator: Client, db: Any) -> None:
+def test_button_discards_job_after_confirmation(operator: Client, db: Any) -> None:
     job = a_job()
 
-    asked = press(operator, "job", "discard", job.pk)
-    assert "are you sure?" in asked.text and str(job.pk) in asked.text
+    confirmation = press(operator, "job", "discard", job.pk)
+    assert "are you sure?" in confirmation.text and str(job.pk) in confirmation.text
     assert states() == [State.READY]
 
     done = press(operator, "job", "discard", job.pk, confirmed="yes")
@@ -49,21 +49,21 @@ def test_a_job_is_discarded_after_a_confirmation(operator: Client, db: Any) -> N
     assert states() == [State.DISCARDED]
 
 
-def test_an_action_that_does_not_apply_changes_nothing_and_says_so(
+def test_inapplicable_action_changes_nothing_and_reports_it(
     operator: Client, process: Process
 ) -> None:
     job = a_job(state=State.RUNNING, process=process)
 
     for action in ("retry", "discard"):
-        answer = press(operator, "job", action, job.pk, confirmed="yes")
-        assert "Nothing was changed. Unchanged: 1." in answer.text
-        assert f"/{action}/" not in answer.text
+        response = press(operator, "job", action, job.pk, confirmed="yes")
+        assert "Nothing was changed. Unchanged: 1." in response.text
+        assert f"/{action}/" not in response.text
 
     assert states() == [State.RUNNING]
     assert not LogEntry.objects.exists()
 
 
-def test_a_single_selected_job_is_retried_without_a_question(
+def test_single_selected_job_is_retried_without_confirmation(
     operator: Client, failed: Callable[..., Job]
 ) -> None:
     job = failed()
@@ -72,17 +72,17 @@ def test_a_single_selected_job_is_retried_without_a_question(
     assert states() == [State.READY]
 
 
-def test_a_selection_is_retried_after_a_confirmation_that_works_without_javascript(
+def test_selected_jobs_are_retried_after_confirmation_without_javascript(
     operator: Client, failed: Callable[..., Job]
 ) -> None:
     chosen = [failed().pk, failed().pk, a_job(state=State.SUCCESSFUL).pk]
     failed()
 
-    asked = act(operator, "retry", chosen)
+    confirmation = act(operator, "retry", chosen)
 
-    assert "Retry: 2 jobs" in asked.text and "Unchanged: 1." in asked.text
+    assert "Retry: 2 jobs" in confirmation.text and "Unchanged: 1." in confirmation.text
     for pk in chosen:
-        assert f'<input type="hidden" name="_selected_action" value="{pk}">' in asked.text
+        assert f'<input type="hidden" name="_selected_action" value="{pk}">' in confirmation.text
     done = operator.post(
         JOBS,
         {"action": "retry", "_selected_action": chosen, "select_across": "0", "confirmed": "yes"},
@@ -92,17 +92,20 @@ def test_a_selection_is_retried_after_a_confirmation_that_works_without_javascri
     assert states() == [State.READY, State.READY, State.SUCCESSFUL, State.FAILED]
 
 
-def test_all_by_filter_are_discarded_and_the_question_names_the_filter(
+def test_all_filtered_jobs_are_discarded_after_confirmation_naming_the_filter(
     operator: Client, failed: Callable[..., Job]
 ) -> None:
     mail = [failed(queue="mail").pk for number in range(3)]
     failed(queue="default")
     query = "?queue=mail&state=failed"
 
-    asked = act(operator, "discard", mail[:1], query, select_across="1")
+    confirmation = act(operator, "discard", mail[:1], query, select_across="1")
 
-    assert "Discard: 3 jobs" in asked.text
-    assert "<code>queue=mail</code>" in asked.text and "<code>state=failed</code>" in asked.text
+    assert "Discard: 3 jobs" in confirmation.text
+    assert (
+        "<code>queue=mail</code>" in confirmation.text
+        and "<code>state=failed</code>" in confirmation.text
+    )
     done = operator.post(
         JOBS + query,
         {
@@ -117,7 +120,7 @@ def test_all_by_filter_are_discarded_and_the_question_names_the_filter(
     assert states() == [State.DISCARDED] * 3 + [State.FAILED]
 
 
-def test_all_by_a_search_and_by_a_failure_are_retried(
+def test_all_jobs_matching_search_and_failure_are_retried(
     operator: Client, failed: Callable[..., Job]
 ) -> None:
     failure = a_failure("Out of stock")
@@ -140,7 +143,7 @@ def test_all_by_a_search_and_by_a_failure_are_retried(
     assert Job.objects.failed().count() == 2
 
 
-def test_all_are_changed_by_one_statement_however_many(operator: Client, db: Any) -> None:
+def test_all_selected_jobs_are_changed_by_one_statement(operator: Client, db: Any) -> None:
     Job.objects.bulk_create([Job(task="shop.tasks.ship", queue="mail") for number in range(300)])
     pk = Job.objects.first().pk  # type: ignore[union-attr]
 
@@ -160,15 +163,15 @@ def test_all_are_changed_by_one_statement_however_many(operator: Client, db: Any
     assert set(states()) == {State.DISCARDED}
 
 
-def test_more_than_can_be_counted_are_said_to_be_more(
+def test_selection_above_the_count_limit_is_shown_with_plus(
     operator: Client, monkeypatch: pytest.MonkeyPatch, db: Any
 ) -> None:
     monkeypatch.setattr("django_dbqueue.models.bounded_count.LIMIT", 100)
     Job.objects.bulk_create([Job(task="shop.tasks.ship", queue="mail") for number in range(150)])
     pk = Job.objects.first().pk  # type: ignore[union-attr]
 
-    asked = act(operator, "discard", [pk], select_across="1")
-    assert "Discard: 100+ jobs" in asked.text
+    confirmation = act(operator, "discard", [pk], select_across="1")
+    assert "Discard: 100+ jobs" in confirmation.text
 
     done = operator.post(
         JOBS,
@@ -178,7 +181,7 @@ def test_more_than_can_be_counted_are_said_to_be_more(
     assert "Discarded: 150 jobs." in done.text
 
 
-def test_workers_of_the_queue_are_woken_by_a_retry(
+def test_retry_wakes_workers_of_the_queues(
     operator: Client, failed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     woken: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""An action that asks for one value: it always asks, and takes only what its field takes."""
+"""An action with a value always shows a form, and accepts only values that its field accepts."""
 
 from __future__ import annotations
 
@@ -18,62 +18,65 @@ from .conftest import a_job, act, press
 
 
 @pytest.fixture
-def number(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Jobs are retried with a number, which is noted."""
-    given: list[Any] = []
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Give the retry action a number field, and record the submitted values."""
+    values: list[Any] = []
 
-    def note(rows: Any, value: int) -> int:
-        given.append(value)
+    def record(rows: Any, value: int) -> int:
+        values.append(value)
         return int(rows.count())
 
     field = forms.IntegerField(label="How many", help_text="At most nine.", max_value=9)
-    action = replace(actions.RETRY, run=note, field=field, done="Noted %(value)s")
+    action = replace(actions.RETRY, run=record, field=field, done="Noted %(value)s")
     monkeypatch.setattr(jobs.JobAdmin, "actions", (action,))
-    return given
+    return values
 
 
-def test_it_asks_on_the_confirmation_page(
-    operator: Client, number: list[Any], failed: Callable[..., Job]
+def test_confirmation_page_has_a_field_for_the_value(
+    operator: Client, recorded: list[Any], failed: Callable[..., Job]
 ) -> None:
-    asked = act(operator, "retry", [failed().pk])
+    confirmation = act(operator, "retry", [failed().pk])
 
-    assert "How many" in asked.text and "At most nine." in asked.text
-    assert '<input type="number" name="value"' in asked.text
-    assert number == []
+    assert "How many" in confirmation.text and "At most nine." in confirmation.text
+    assert '<input type="number" name="value"' in confirmation.text
+    assert recorded == []
 
 
-def test_it_is_done_with_the_value(
-    operator: Client, number: list[Any], failed: Callable[..., Job]
+def test_action_runs_with_the_submitted_value(
+    operator: Client, recorded: list[Any], failed: Callable[..., Job]
 ) -> None:
     done = act(operator, "retry", [failed().pk], confirmed="yes", value="7")
 
     assert done.status_code == 302
-    assert number == [7]
+    assert recorded == [7]
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "error"),
     [("", "required"), ("ten", "whole number"), ("10", "less than or equal to 9")],
 )
-def test_it_asks_again_for_a_value_that_cannot_be(
-    operator: Client, number: list[Any], failed: Callable[..., Job], value: str, said: str
+def test_invalid_value_shows_the_form_again_with_an_error(
+    operator: Client, recorded: list[Any], failed: Callable[..., Job], value: str, error: str
 ) -> None:
     pk = failed().pk
 
-    asked = act(operator, "retry", [pk], confirmed="yes", value=value)
+    confirmation = act(operator, "retry", [pk], confirmed="yes", value=value)
 
-    assert asked.status_code == 200
-    assert said in asked.text
-    assert f'name="_selected_action" value="{pk}"' in asked.text
-    assert f'value="{value}"' in asked.text or not value
-    assert number == []
+    assert confirmation.status_code == 200
+    assert error in confirmation.text
+    assert f'name="_selected_action" value="{pk}"' in confirmation.text
+    assert f'value="{value}"' in confirmation.text or not value
+    assert recorded == []
 
 
-def test_a_button_asks_too_and_the_history_names_the_value(
-    operator: Client, number: list[Any], failed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+def test_button_shows_the_form_and_history_records_the_value(
+    operator: Client,
+    recorded: list[Any],
+    failed: Callable[..., Job],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job, [action] = failed(), jobs.JobAdmin.actions
-    # The URLs were made for the action as it was before this test.
+    # The URL patterns hold the original action: call the view with the patched one.
     run = jobs.JobAdmin.run_action
     monkeypatch.setattr(
         jobs.JobAdmin,
@@ -89,8 +92,8 @@ def test_a_button_asks_too_and_the_history_names_the_value(
     assert LogEntry.objects.get().change_message == "Noted 3: 1 job."
 
 
-def test_an_action_without_a_value_is_not_asked_for_one(operator: Client, db: Any) -> None:
-    asked = press(operator, "job", "discard", a_job().pk)
+def test_action_without_field_shows_no_value_input(operator: Client, db: Any) -> None:
+    confirmation = press(operator, "job", "discard", a_job().pk)
 
-    assert "are you sure?" in asked.text
-    assert 'name="value"' not in asked.text
+    assert "are you sure?" in confirmation.text
+    assert 'name="value"' not in confirmation.text

@@ -1,4 +1,4 @@
-"""What the actions of failures and of queues do."""
+"""Admin actions on failures, queues and tasks."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ State = Job.State
 
 
 class TestFailures:
-    def test_all_failed_jobs_of_a_failure_are_retried_after_a_confirmation(
+    def test_retry_of_failure_retries_its_failed_jobs_after_confirmation(
         self, operator: Client, failed: Callable[..., Job]
     ) -> None:
         failure, other = a_failure("Out of stock"), a_failure("No such customer")
-        mine = [failed(failure), failed(failure)]
-        not_mine = failed(other)
-        done_since = failed(failure)
-        Job.objects.filter(pk=done_since.pk).update(state=State.SUCCESSFUL)
-        failed_otherwise_since = failed(failure)
-        Job.objects.filter(pk=failed_otherwise_since.pk).update(attempt=2, failures=2)
-        an_execution(failed_otherwise_since, other, attempt=2)
+        retried = [failed(failure), failed(failure)]
+        failed_differently = failed(other)
+        successful_since = failed(failure)
+        Job.objects.filter(pk=successful_since.pk).update(state=State.SUCCESSFUL)
+        failed_differently_since = failed(failure)
+        Job.objects.filter(pk=failed_differently_since.pk).update(attempt=2, failures=2)
+        an_execution(failed_differently_since, other, attempt=2)
 
-        asked = press(operator, "failure", "retry", failure.pk)
-        assert "Retry all failed jobs: 2 jobs" in asked.text
+        confirmation = press(operator, "failure", "retry", failure.pk)
+        assert "Retry all jobs now: 2 jobs" in confirmation.text
         done = press(operator, "failure", "retry", failure.pk, confirmed="yes")
 
         assert "Ready to run again: 2 jobs." in done.text
-        assert set(Job.objects.ready()) == set(mine)
-        assert Job.objects.get(pk=not_mine.pk).state == State.FAILED
+        assert set(Job.objects.ready()) == set(retried)
+        assert Job.objects.get(pk=failed_differently.pk).state == State.FAILED
         assert LogEntry.objects.get().object_id == str(failure.pk)
 
-    def test_all_failed_jobs_of_a_failure_are_discarded(
+    def test_discard_of_failure_discards_its_failed_jobs_after_confirmation(
         self, operator: Client, failed: Callable[..., Job]
     ) -> None:
         failure = a_failure()
@@ -52,7 +52,7 @@ class TestFailures:
 
         assert states() == [State.DISCARDED, State.DISCARDED, State.FAILED]
 
-    def test_the_jobs_of_selected_failures_are_retried(
+    def test_retry_of_selected_failures_retries_their_jobs(
         self, operator: Client, failed: Callable[..., Job]
     ) -> None:
         chosen = [a_failure("Out of stock"), a_failure("Too late")]
@@ -62,7 +62,7 @@ class TestFailures:
 
         assert states() == [State.READY, State.READY, State.FAILED]
 
-    def test_a_failure_is_muted_resolved_and_reopened(self, operator: Client, db: Any) -> None:
+    def test_failure_is_muted_resolved_and_reopened(self, operator: Client, db: Any) -> None:
         failure = a_failure()
 
         for action, state in (("mute", "muted"), ("resolve", "resolved"), ("reopen", "open")):
@@ -72,7 +72,7 @@ class TestFailures:
 
         assert Failure.objects.get().state == "muted"
 
-    def test_only_buttons_that_apply_are_shown(self, operator: Client, db: Any) -> None:
+    def test_only_applicable_buttons_are_shown(self, operator: Client, db: Any) -> None:
         failure = a_failure()
 
         text = operator.get(reverse("admin:dbqueue_failure_change", args=[failure.pk])).text
@@ -89,7 +89,7 @@ class TestFailures:
 
 
 class TestQueues:
-    def test_a_queue_is_paused_and_resumed(self, operator: Client, db: Any) -> None:
+    def test_queue_is_paused_and_resumed(self, operator: Client, db: Any) -> None:
         Queue.objects.ensure_rows(["mail"])
 
         assert "Paused: 1 queue." in press(operator, "queue", "pause", "mail").text
@@ -97,9 +97,7 @@ class TestQueues:
         assert "Resumed: 1 queue." in press(operator, "queue", "resume", "mail").text
         assert not Queue.objects.paused().exists()
 
-    def test_selected_queues_are_paused_after_a_confirmation(
-        self, operator: Client, db: Any
-    ) -> None:
+    def test_selected_queues_are_paused_after_confirmation(self, operator: Client, db: Any) -> None:
         Queue.objects.ensure_rows(["default", "mail", "slow"])
 
         assert "Pause: 2 queues" in act(operator, "pause", ["mail", "slow"], page="queue").text
@@ -112,7 +110,7 @@ class TestQueues:
 
         assert not Queue.objects.paused().exists()
 
-    def test_a_queue_may_have_any_name(self, operator: Client, db: Any) -> None:
+    def test_queue_name_may_contain_special_characters(self, operator: Client, db: Any) -> None:
         Queue.objects.ensure_rows(["a/b c?&_é"])
         text = operator.get(reverse("admin:dbqueue_queue_changelist")).text
         address = text.split('class="field-name"><a href="')[1].split('"')[0].partition("?")[0]
@@ -122,7 +120,7 @@ class TestQueues:
 
         assert Queue.objects.paused().exists()
 
-    def test_a_queue_is_paused_for_a_while(self, operator: Client, db: Any) -> None:
+    def test_queue_is_paused_for_the_chosen_duration(self, operator: Client, db: Any) -> None:
         Queue.objects.ensure_rows(["mail"])
 
         assert "Duration" in press(operator, "queue", "pause_for", "mail").text
@@ -134,7 +132,7 @@ class TestQueues:
         assert queue.resume_at and queue.paused_at
         assert (queue.resume_at - queue.paused_at).total_seconds() == 900
 
-    def test_a_length_that_is_not_offered_is_refused(self, operator: Client, db: Any) -> None:
+    def test_unlisted_pause_duration_is_refused(self, operator: Client, db: Any) -> None:
         Queue.objects.ensure_rows(["mail"])
 
         assert (
@@ -143,7 +141,7 @@ class TestQueues:
         )
         assert not Queue.objects.paused().exists()
 
-    def test_what_waits_in_a_queue_is_discarded_after_a_question_that_says_how_much(
+    def test_waiting_jobs_of_queue_are_discarded_after_confirmation_with_count(
         self, operator: Client, db: Any
     ) -> None:
         Queue.objects.ensure_rows(["mail"])
@@ -160,7 +158,7 @@ class TestQueues:
         )
         assert sorted(states()) == [State.DISCARDED, State.DISCARDED, State.FAILED, State.READY]
 
-    def test_jobs_are_moved_to_another_queue(self, operator: Client, db: Any) -> None:
+    def test_selected_jobs_are_moved_to_another_queue(self, operator: Client, db: Any) -> None:
         chosen = [a_job(queue="mail").pk, a_job(queue="mail", state=State.FAILED).pk]
 
         assert "Name of a queue that a worker serves." in act(operator, "move", chosen).text
@@ -170,7 +168,7 @@ class TestQueues:
 
         assert list(Job.objects.order_by("pk").values_list("queue", flat=True)) == ["slow", "mail"]
 
-    def test_jobs_are_not_moved_to_a_queue_that_there_is_not(
+    def test_move_to_unknown_queue_is_refused(
         self, operator: Client, db: Any, settings: Any, monkeypatch: Any
     ) -> None:
         monkeypatch.setattr(task_backends["default"], "queues", {"default", "mail"})
@@ -181,7 +179,7 @@ class TestQueues:
 
 
 class TestTasks:
-    def test_a_task_is_paused_from_its_jobs_page_and_resumed(
+    def test_task_linked_from_job_page_is_paused_and_resumed(
         self, operator: Client, db: Any
     ) -> None:
         job = a_job()
@@ -195,7 +193,7 @@ class TestTasks:
         assert "Resumed: 1 task." in press(operator, "taskstate", "resume", quote(job.task)).text
         assert TaskState.objects.names_of_paused() == []
 
-    def test_the_tasks_of_the_newest_jobs_are_listed(self, viewer: Client, db: Any) -> None:
+    def test_tasks_of_newest_jobs_are_listed(self, viewer: Client, db: Any) -> None:
         a_job(), a_job(task="shop.tasks.ship")
 
         text = viewer.get(reverse("admin:dbqueue_taskstate_changelist")).text

@@ -1,4 +1,4 @@
-"""The page of limits: which are full, how many wait for them, who has their slots."""
+"""The page of limits: full limits, waiting jobs and slot holders."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ def url(key: str = KEY) -> str:
     return reverse("admin:dbqueue_semaphore_change", args=[quote(key)])
 
 
-def read(text: str) -> str:
+def visible_text(text: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
 
 
-def a_full_one(process: Any, key: str = KEY, waiting: int = 3) -> Job:
-    Semaphore.objects.create(key=key, most=1)
+def a_full_limit(process: Any, key: str = KEY, waiting: int = 3) -> Job:
+    Semaphore.objects.create(key=key, max_running=1)
     holder = a_job(
-        state=State.RUNNING, process=process, limits=[{"key": key, "most": 1, "discard": False}]
+        state=State.RUNNING,
+        process=process,
+        limits=[{"key": key, "max_running": 1, "discard": False}],
     )
     Slot.objects.create(semaphore_id=key, job=holder, attempt=1)
     ago = timezone.now() - timedelta(minutes=5)
@@ -42,43 +44,41 @@ def a_full_one(process: Any, key: str = KEY, waiting: int = 3) -> Job:
     return holder
 
 
-def test_the_list_says_which_are_full_and_how_many_wait(viewer: Client, process: Any) -> None:
-    a_full_one(process)
-    Semaphore.objects.create(key="nobody waits for it", most=1)
+def test_list_shows_full_limits_and_number_of_waiting_jobs(viewer: Client, process: Any) -> None:
+    a_full_limit(process)
+    Semaphore.objects.create(key="idle limit", max_running=1)
 
     text = viewer.get(LIST).text
 
-    assert "shop.tasks.charge account=17 1 at a time ⊘ 1 of 1 taken 3 5 min" in read(text)
+    assert "shop.tasks.charge account=17 1 at a time ⊘ 1 of 1 taken 3 5 min" in visible_text(text)
     assert "waits_for=shop.tasks.charge+account%3D17" in text
-    assert "nobody waits for it" not in text
-    assert "nobody waits for it 1 at a time ○ 0 of 1 taken 0 –" in read(
+    assert "idle limit" not in text
+    assert "idle limit 1 at a time ○ 0 of 1 taken 0 –" in visible_text(
         viewer.get(LIST + "?which=all").text
     )
 
 
-def test_a_slot_of_an_attempt_that_has_ended_counts_for_nothing(
-    viewer: Client, process: Any
-) -> None:
-    holder = a_full_one(process)
+def test_slot_of_ended_attempt_does_not_count(viewer: Client, process: Any) -> None:
+    holder = a_full_limit(process)
     Job.objects.filter(pk=holder.pk).update(state=State.READY, process=None)
 
-    assert "0 of 1 taken" in read(viewer.get(LIST).text)
+    assert "0 of 1 taken" in visible_text(viewer.get(LIST).text)
 
 
-def test_of_a_rate_it_says_when_the_next_starts(viewer: Client, db: Any) -> None:
+def test_rate_limit_shows_its_next_start(viewer: Client, db: Any) -> None:
     earliest = timezone.now() + timedelta(minutes=10, seconds=30)
     Semaphore.objects.create(
-        key="rate mail", every=timedelta(seconds=0.6), burst=10, earliest=earliest
+        key="rate mail", interval=timedelta(seconds=0.6), burst=10, earliest=earliest
     )
 
-    text = read(viewer.get(LIST + "?which=all").text)
+    text = visible_text(viewer.get(LIST + "?which=all").text)
 
     assert " mail one every 600 ms, burst of 10 next start in 10 min" in text
     assert "Jobs that hold its slots" not in viewer.get(url("rate mail")).text
 
 
-def test_a_page_shows_who_has_the_slots_and_who_is_next(viewer: Client, process: Any) -> None:
-    holder = a_full_one(process)
+def test_page_shows_slot_holders_and_waiting_jobs_in_order(viewer: Client, process: Any) -> None:
+    holder = a_full_limit(process)
     urgent = a_job(state=State.BLOCKED, blocked_by=KEY, priority=9)
 
     text = viewer.get(url()).text
@@ -89,46 +89,44 @@ def test_a_page_shows_who_has_the_slots_and_who_is_next(viewer: Client, process:
     assert len(re.findall(r'/job/([0-9a-f-]+)/change/"', line)) == 4
 
 
-def test_jobs_that_share_a_slot_are_shown_as_one_after_the_other(
-    viewer: Client, process: Any
-) -> None:
-    holder = a_full_one(process)
+def test_jobs_that_share_a_slot_are_shown_as_sequential(viewer: Client, process: Any) -> None:
+    holder = a_full_limit(process)
     behind = a_job(state=State.RUNNING, process=process, started_at=holder.started_at)
     Slot.objects.create(
         semaphore_id=KEY, job=behind, attempt=1, slot_group=Slot.objects.get().slot_group
     )
 
-    text = read(viewer.get(url()).text)
+    text = visible_text(viewer.get(url()).text)
 
     assert "1 of 1 taken" in text
     assert text.count("shares the slot of the job above, and runs after it") == 1
 
 
-def test_who_may_not_view_jobs_sees_none_of_them(process: Any) -> None:
-    holder = a_full_one(process)
+def test_user_without_job_permission_sees_no_jobs(process: Any) -> None:
+    holder = a_full_limit(process)
 
-    text = a_client("of limits alone", ["view_semaphore"]).get(url()).text
+    text = a_client("limit viewer", ["view_semaphore"]).get(url()).text
 
     assert "You do not have permission to view jobs." in text and str(holder.pk) not in text
 
 
-def test_the_list_costs_one_query_for_each_that_is_shown(viewer: Client, process: Any) -> None:
+def test_list_costs_one_query_per_shown_limit(viewer: Client, process: Any) -> None:
     def queries() -> int:
         with CaptureQueriesContext(connection) as seen:
             viewer.get(LIST)
         return len(seen)
 
-    a_full_one(process), viewer.get(LIST)
+    a_full_limit(process), viewer.get(LIST)
     one = queries()
     for number in range(4):
-        a_full_one(process, f"key {number}")
+        a_full_limit(process, f"key {number}")
 
     assert queries() == one + 4
 
 
-def test_what_a_key_says_is_shown_as_text(viewer: Client, process: Any) -> None:
+def test_key_is_escaped(viewer: Client, process: Any) -> None:
     evil = "<script>alert('&')</script>"
-    a_full_one(process, evil)
+    a_full_limit(process, evil)
 
     for address in (
         LIST,

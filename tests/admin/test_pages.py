@@ -33,7 +33,7 @@ def queries(client: Client, address: str) -> int:
 
 
 class TestFailures:
-    def test_they_are_listed_with_counts_the_last_seen_first(
+    def test_list_shows_counts_and_is_ordered_by_last_seen(
         self, viewer: Client, failed: Callable[..., Job]
     ) -> None:
         ago = timezone.now() - timedelta(hours=2)
@@ -51,9 +51,7 @@ class TestFailures:
         assert f'?failure={new.pk}&amp;state=failed">1</a>' in text
         assert '<td class="field-count">12</td>' in text
 
-    def test_they_are_filtered_by_state_and_by_when_they_were_seen(
-        self, viewer: Client, db: Any
-    ) -> None:
+    def test_list_is_filtered_by_state_and_last_seen(self, viewer: Client, db: Any) -> None:
         (
             a_failure("Out of stock", last_seen=timezone.now() - timedelta(hours=2)),
             a_failure("Too late", state="muted"),
@@ -68,7 +66,7 @@ class TestFailures:
         assert listed("?seen=24h") == [True, True]
         assert listed("?seen=nonsense") == [True, True]
 
-    def test_the_list_costs_as_many_queries_for_25_as_for_one(
+    def test_query_count_of_list_does_not_grow_with_rows(
         self, viewer: Client, failed: Callable[..., Job]
     ) -> None:
         failed(a_failure("Error A"))
@@ -78,7 +76,7 @@ class TestFailures:
 
         assert queries(viewer, changelist("failure")) == one
 
-    def test_a_page_shows_the_newest_traceback_and_its_jobs(
+    def test_page_shows_newest_traceback_and_jobs_in_constant_queries(
         self, viewer: Client, failed: Callable[..., Job]
     ) -> None:
         failure = a_failure()
@@ -98,7 +96,9 @@ class TestFailures:
             failed(failure)
         assert queries(viewer, address) == few
 
-    def test_a_failure_outlives_its_jobs(self, viewer: Client, failed: Callable[..., Job]) -> None:
+    def test_failure_is_shown_after_its_jobs_are_deleted(
+        self, viewer: Client, failed: Callable[..., Job]
+    ) -> None:
         failure = a_failure()
         failed(failure)
         Job.objects.all()._raw_delete("default")
@@ -107,7 +107,7 @@ class TestFailures:
 
         assert "The jobs have been deleted." in text
 
-    def test_very_many_failed_jobs_are_said_to_be_more(
+    def test_failed_jobs_above_the_limit_are_shown_with_plus(
         self, viewer: Client, failed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("django_dbqueue.models.execution.LIMIT", 5)
@@ -119,36 +119,34 @@ class TestFailures:
 
 
 class TestHangedJobs:
-    def test_they_ran_too_long_or_their_process_is_silent_or_gone(
+    def test_jobs_over_run_time_or_of_silent_or_missing_process_are_listed(
         self, viewer: Client, db: Any
     ) -> None:
         now = timezone.now()
         alive = a_process("worker@here:1:abc")
         silent = a_process("worker@here:2:abc", expires_at=now - timedelta(minutes=5))
-        fine = a_job(state=State.RUNNING, process=alive)
+        within_run_time = a_job(state=State.RUNNING, process=alive)
         long = a_job(state=State.RUNNING, process=alive, started_at=now - timedelta(hours=3))
-        unheard = a_job(state=State.RUNNING, process=silent)
+        of_silent_process = a_job(state=State.RUNNING, process=silent)
         orphan = a_job(state=State.RUNNING, process_id=404)
 
         text = viewer.get(changelist("hangedjob")).text
 
-        assert str(fine.pk) not in text
-        for job in (long, unheard, orphan):
+        assert str(within_run_time.pk) not in text
+        for job in (long, of_silent_process, orphan):
             assert reverse("admin:dbqueue_job_change", args=[job.pk]) in text
         assert "more than 1 h" in text
         assert "3 h</td>" in text and "Silent" in text and "Gone" in text
         assert text.count("The attempt is lost") == 2 and text.count("It runs until") == 1
 
-    def test_its_page_is_the_jobs_page(self, viewer: Client, db: Any) -> None:
+    def test_page_of_hanged_job_redirects_to_the_job(self, viewer: Client, db: Any) -> None:
         job = a_job()
 
-        answer = viewer.get(reverse("admin:dbqueue_hangedjob_change", args=[job.pk]))
+        response = viewer.get(reverse("admin:dbqueue_hangedjob_change", args=[job.pk]))
 
-        assert answer.headers["Location"] == reverse("admin:dbqueue_job_change", args=[job.pk])
+        assert response.headers["Location"] == reverse("admin:dbqueue_job_change", args=[job.pk])
 
-    def test_the_list_costs_as_many_queries_for_50_as_for_one(
-        self, viewer: Client, db: Any
-    ) -> None:
+    def test_query_count_of_list_does_not_grow_with_rows(self, viewer: Client, db: Any) -> None:
         a_job(state=State.RUNNING, process_id=1)
         one = queries(viewer, changelist("hangedjob"))
         for number in range(2, 51):
@@ -163,7 +161,7 @@ class TestHangedJobs:
 
 
 class TestQueues:
-    def test_they_are_listed_with_what_they_hold_even_if_no_worker_has_met_them(
+    def test_list_shows_jobs_and_state_of_queues_with_and_without_row(
         self, viewer: Client, db: Any
     ) -> None:
         hour = timedelta(hours=1)
@@ -184,7 +182,7 @@ class TestQueues:
         assert "Paused" in text.split(">empty<")[1].split("</tr>")[0]
         assert "Active" in mail.split("</tr>")[0]
 
-    def test_full_queues_are_counted_up_to_the_limit(
+    def test_jobs_of_large_queues_are_counted_up_to_the_limit(
         self, viewer: Client, monkeypatch: pytest.MonkeyPatch, db: Any
     ) -> None:
         for name in ("bounded_count", "queue"):
@@ -209,9 +207,7 @@ class TestQueues:
 
 
 class TestProcesses:
-    def test_they_are_listed_as_alive_or_silent_with_what_they_run(
-        self, viewer: Client, db: Any
-    ) -> None:
+    def test_list_shows_liveness_and_running_jobs(self, viewer: Client, db: Any) -> None:
         parent = a_process("supervisor@here:1:abc", kind="supervisor")
         worker = a_process(
             "worker@here:2:abc", supervisor=parent, details={"queues": "*", "threads": 8}
@@ -227,7 +223,7 @@ class TestProcesses:
         page = viewer.get(reverse("admin:dbqueue_process_change", args=[worker.pk])).text
         assert "&quot;threads&quot;: 8" in page
 
-    def test_a_supervisor_may_be_gone(self, viewer: Client, db: Any) -> None:
+    def test_process_with_missing_supervisor_is_shown(self, viewer: Client, db: Any) -> None:
         worker = a_process("worker@here:2:abc", supervisor_id=404)
 
         assert viewer.get(changelist("process")).status_code == 200
@@ -235,9 +231,7 @@ class TestProcesses:
             viewer.get(reverse("admin:dbqueue_process_change", args=[worker.pk])).status_code == 200
         )
 
-    def test_the_list_costs_as_many_queries_for_50_as_for_one(
-        self, viewer: Client, db: Any
-    ) -> None:
+    def test_query_count_of_list_does_not_grow_with_rows(self, viewer: Client, db: Any) -> None:
         a_process("worker@here:0:abc")
         one = queries(viewer, changelist("process"))
         for number in range(1, 50):
@@ -246,9 +240,7 @@ class TestProcesses:
 
         assert queries(viewer, changelist("process")) == one
 
-    def test_failures_and_queues_are_what_the_front_page_lists(
-        self, viewer: Client, db: Any
-    ) -> None:
+    def test_admin_index_lists_all_models(self, viewer: Client, db: Any) -> None:
         text = viewer.get(reverse("admin:index")).text
 
         assert [

@@ -14,7 +14,7 @@ from django.urls import reverse
 
 from django_dbqueue.models import Failure, Job, Queue, RecurringTask, TaskState
 
-from .conftest import MAKE, OPERATE, VIEW, a_client
+from .conftest import EDIT, OPERATE, VIEW, a_client
 
 PAGES = [
     "job",
@@ -27,7 +27,7 @@ PAGES = [
     "batch",
     "semaphore",
 ]
-NEEDED = {
+REQUIRED_PERMISSIONS = {
     ("job", "retry"): "retry_job",
     ("job", "discard"): "discard_job",
     ("job", "stop"): "stop_job",
@@ -43,6 +43,9 @@ NEEDED = {
     ("queue", "pause_for"): "pause_queue",
     ("queue", "clear"): "discard_job",
     ("job", "move"): "move_job",
+    ("job", "run_now"): "reschedule_job",
+    ("job", "reschedule"): "reschedule_job",
+    ("job", "stop_and_retry"): "stop_job",
     ("taskstate", "pause"): "pause_queue",
     ("taskstate", "resume"): "pause_queue",
     ("taskstate", "pause_for"): "pause_queue",
@@ -52,8 +55,14 @@ NEEDED = {
     ("recurringtask", "enable"): "enable_recurringtask",
     ("recurringtask", "disable"): "enable_recurringtask",
 }
-VALUES = {"pause_for": "3600", "move": "slow", "restrict": "3", "reprioritise": "50"}
-ACTIONS = list(NEEDED)
+VALUES = {
+    "pause_for": "3600",
+    "move": "slow",
+    "restrict": "3",
+    "reprioritise": "50",
+    "reschedule": "2099-01-01T10:00",
+}
+ACTIONS = list(REQUIRED_PERMISSIONS)
 
 
 def url(page: str, name: str = "changelist", *args: Any) -> str:
@@ -62,7 +71,11 @@ def url(page: str, name: str = "changelist", *args: Any) -> str:
 
 def snapshot() -> list[Any]:
     return [
-        list(Job.objects.values_list("pk", "state", "stop_requested_at", "queue", "priority")),
+        list(
+            Job.objects.values_list(
+                "pk", "state", "stop_requested_at", "queue", "priority", "run_after"
+            )
+        ),
         list(TaskState.objects.values_list("pk", "paused_at")),
         list(Queue.objects.values_list("pk", "paused_at", "limit")),
         list(Failure.objects.values_list("pk", "state")),
@@ -82,15 +95,17 @@ def act(client: Client, page: str, action: str, pk: Any, across: str = "0") -> A
 
 
 def prepare(rows: dict[str, Any], action: str, page: str = "") -> None:
-    """Have a row that the action would change."""
+    """Put the rows into a state that the action changes."""
     if page == "batch" and action == "discard":
         Job.objects.update(state="ready", finished_at=None)
-    if action == "stop":
+    if action in ("stop", "stop_and_retry"):
         Job.objects.update(
             state="running", process=rows["process"], started_at=Now(), finished_at=None
         )
-    if action in ("clear", "move", "reprioritise"):
+    if action in ("clear", "move", "reprioritise", "reschedule"):
         Job.objects.update(state="ready", finished_at=None)
+    if action == "run_now":
+        Job.objects.update(state="scheduled", finished_at=None)
     if action == "resume":
         Queue.objects.pause()
         TaskState.objects.pause()
@@ -101,26 +116,26 @@ def prepare(rows: dict[str, Any], action: str, page: str = "") -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_pages_are_for_staff_who_may_view_them(
-    everything: dict[str, Any], viewer: Client, page: str
+def test_list_requires_staff_status_and_view_permission(
+    rows_by_page: dict[str, Any], viewer: Client, page: str
 ) -> None:
     assert viewer.get(url(page)).status_code == 200
-    assert a_client("nobody", []).get(url(page)).status_code == 403
-    assert a_client("customer", VIEW, is_staff=False).get(url(page)).status_code == 302
+    assert a_client("unprivileged", []).get(url(page)).status_code == 403
+    assert a_client("not staff", VIEW, is_staff=False).get(url(page)).status_code == 302
     assert Client().get(url(page)).status_code == 302
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "hangedjob"])
-def test_an_object_is_shown_to_who_may_view_it(
-    everything: dict[str, Any], viewer: Client, superuser: Client, page: str
+def test_object_page_requires_staff_status_and_view_permission(
+    rows_by_page: dict[str, Any], viewer: Client, superuser: Client, page: str
 ) -> None:
-    address = url(page, "change", everything[page].pk)
+    address = url(page, "change", rows_by_page[page].pk)
 
     assert viewer.get(address).status_code == 200
     assert superuser.get(address).status_code == 200
-    assert viewer.get(url(page, "history", everything[page].pk)).status_code == 200
-    assert a_client("nobody", OPERATE).get(address).status_code == 403
-    assert a_client("customer", VIEW, is_staff=False).get(address).status_code == 302
+    assert viewer.get(url(page, "history", rows_by_page[page].pk)).status_code == 200
+    assert a_client("unprivileged", OPERATE).get(address).status_code == 403
+    assert a_client("not staff", VIEW, is_staff=False).get(address).status_code == 302
 
 
 LOOKUPS = [
@@ -149,13 +164,13 @@ LOOKUPS = [
 ]
 
 
-def test_lookups_are_tried_on_every_page() -> None:
+def test_refused_lookups_cover_every_page() -> None:
     assert {page for page, _lookup in LOOKUPS} == set(PAGES)
 
 
 @pytest.mark.parametrize(("page", "lookup"), LOOKUPS)
-def test_lookup_that_the_page_does_not_offer_is_refused(
-    everything: dict[str, Any], superuser: Client, page: str, lookup: str
+def test_lookup_not_offered_by_the_page_is_refused(
+    rows_by_page: dict[str, Any], superuser: Client, page: str, lookup: str
 ) -> None:
     for value in ("a", "1"):
         assert (
@@ -177,17 +192,17 @@ def test_lookup_that_the_page_does_not_offer_is_refused(
         ("semaphore", "which=all&q=a&p=1"),
     ],
 )
-def test_filters_that_the_page_offers_are_taken(
-    everything: dict[str, Any], viewer: Client, page: str, query: str
+def test_filter_offered_by_the_page_is_accepted(
+    rows_by_page: dict[str, Any], viewer: Client, page: str, query: str
 ) -> None:
     assert viewer.get(f"{url(page)}?{query}").status_code == 200
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "recurringtask"])
-def test_nobody_writes_a_row_by_hand(
-    everything: dict[str, Any], superuser: Client, page: str
+def test_superuser_cannot_add_change_or_delete_rows(
+    rows_by_page: dict[str, Any], superuser: Client, page: str
 ) -> None:
-    pk = everything["job" if page == "hangedjob" else page].pk
+    pk = rows_by_page["job" if page == "hangedjob" else page].pk
     before = snapshot()
 
     assert superuser.get(url(page, "add")).status_code == 403
@@ -206,71 +221,71 @@ def test_nobody_writes_a_row_by_hand(
 
 @pytest.mark.parametrize(("page", "action"), ACTIONS)
 @pytest.mark.parametrize(
-    "who", ["viewer", "all but this", "action without view", "customer", "anonymous"]
+    "user", ["viewer", "other permissions", "no view permission", "not staff", "anonymous"]
 )
-def test_an_action_is_refused_without_its_permission(
-    everything: dict[str, Any], page: str, action: str, who: str
+def test_action_without_its_permission_is_refused(
+    rows_by_page: dict[str, Any], page: str, action: str, user: str
 ) -> None:
-    needed = NEEDED[page, action]
-    others = [name for name in OPERATE if name != needed]
+    required = REQUIRED_PERMISSIONS[page, action]
+    others = [name for name in OPERATE if name != required]
     client = {
-        "viewer": lambda: a_client("someone", VIEW),
-        "all but this": lambda: a_client("someone", VIEW + others),
-        "action without view": lambda: a_client("someone", OPERATE),
-        "customer": lambda: a_client("someone", VIEW + OPERATE, is_staff=False),
+        "viewer": lambda: a_client("user", VIEW),
+        "other permissions": lambda: a_client("user", VIEW + others),
+        "no view permission": lambda: a_client("user", OPERATE),
+        "not staff": lambda: a_client("user", VIEW + OPERATE, is_staff=False),
         "anonymous": Client,
-    }[who]()
-    pk = everything[page].pk
-    prepare(everything, action, page)
+    }[user]()
+    pk = rows_by_page[page].pk
+    prepare(rows_by_page, action, page)
     before = snapshot()
 
-    pressed = client.post(
+    button_response = client.post(
         url(page, action, pk), {"confirmed": "yes", "value": VALUES.get(action, "")}
     )
     act(client, page, action, pk)
     act(client, page, action, pk, across="1")
-    on_the_object = {
+    from_change_page = {
         "change-action": action,
         "action": action,
         "_selected_action": str(pk),
         "index": "0",
         "confirmed": "yes",
     }
-    on_the_object["value"] = VALUES.get(action, "")
-    client.post(url(page, "change", pk), on_the_object)
+    from_change_page["value"] = VALUES.get(action, "")
+    client.post(url(page, "change", pk), from_change_page)
 
-    assert pressed.status_code == (302 if who in ("customer", "anonymous") else 403)
+    assert button_response.status_code == (302 if user in ("not staff", "anonymous") else 403)
     assert snapshot() == before
 
 
 @pytest.mark.parametrize(("page", "action"), ACTIONS)
-@pytest.mark.parametrize("way", ["button", "selection", "all"])
-def test_an_action_is_done_with_its_permission(
-    everything: dict[str, Any], page: str, action: str, way: str
+@pytest.mark.parametrize("trigger", ["button", "selection", "all"])
+def test_action_with_its_permission_is_executed(
+    rows_by_page: dict[str, Any], page: str, action: str, trigger: str
 ) -> None:
-    client = a_client("someone", [*VIEW, NEEDED[page, action]])
-    pk = everything[page].pk
-    prepare(everything, action, page)
+    client = a_client("user", [*VIEW, REQUIRED_PERMISSIONS[page, action]])
+    pk = rows_by_page[page].pk
+    prepare(rows_by_page, action, page)
     before = snapshot()
 
-    if way == "button":
-        answer = client.post(
+    if trigger == "button":
+        response = client.post(
             url(page, action, pk), {"confirmed": "yes", "value": VALUES.get(action, "")}
         )
     else:
-        answer = act(client, page, action, pk, across="1" if way == "all" else "0")
+        response = act(client, page, action, pk, across="1" if trigger == "all" else "0")
 
-    assert answer.status_code == 302
+    assert response.status_code == 302
     assert snapshot() != before
-    assert LogEntry.objects.count() == (way == "button")
+    assert LogEntry.objects.count() == (trigger == "button")
 
 
 @pytest.mark.parametrize(("page", "action"), ACTIONS)
-def test_a_button_is_shown_only_to_who_may_press_it(
-    everything: dict[str, Any], viewer: Client, operator: Client, page: str, action: str
+def test_button_is_shown_only_with_permission_for_its_action(
+    rows_by_page: dict[str, Any], viewer: Client, operator: Client, page: str, action: str
 ) -> None:
-    pk = everything[page].pk
-    prepare(everything, action, page)
+    pk = rows_by_page[page].pk
+    prepare(rows_by_page, action, page)
     address = f'action="{url(page, action, pk)}"'
 
     assert address in operator.get(url(page, "change", pk)).text
@@ -279,37 +294,37 @@ def test_a_button_is_shown_only_to_who_may_press_it(
     assert "<option value=" not in viewer.get(url(page)).text
 
 
-def test_a_button_needs_the_token_of_its_page(everything: dict[str, Any], db: Any) -> None:
+def test_button_requires_a_csrf_token(rows_by_page: dict[str, Any], db: Any) -> None:
     client = a_client("operator", VIEW + OPERATE)
     client.handler.enforce_csrf_checks = True
 
-    assert client.post(url("job", "retry", everything["job"].pk)).status_code == 403
+    assert client.post(url("job", "retry", rows_by_page["job"].pk)).status_code == 403
     assert Job.objects.get().state == Job.State.FAILED
 
 
-def test_an_action_does_nothing_when_it_is_only_asked_for(
-    everything: dict[str, Any], operator: Client
+def test_get_request_to_an_action_changes_nothing(
+    rows_by_page: dict[str, Any], operator: Client
 ) -> None:
-    pk = everything["job"].pk
+    pk = rows_by_page["job"].pk
 
-    answer = operator.get(url("job", "retry", pk))
+    response = operator.get(url("job", "retry", pk))
 
-    assert answer.headers["Location"] == url("job", "change", pk)
+    assert response.headers["Location"] == url("job", "change", pk)
     assert Job.objects.get().state == Job.State.FAILED
 
 
-def test_there_are_no_permissions_but_to_view_and_for_the_actions_and_to_make_what_recurs(
+def test_no_permissions_exist_besides_view_action_and_edit_permissions(
     db: Any,
 ) -> None:
     names = Permission.objects.filter(content_type__app_label="dbqueue").values_list(
         "codename", flat=True
     )
 
-    assert set(names) == {*VIEW, *OPERATE, *MAKE}
+    assert set(names) == {*VIEW, *OPERATE, *EDIT}
 
 
 @pytest.mark.parametrize("page", ["job", "failure", "queue", "taskstate", "recurringtask", "batch"])
-def test_an_action_for_what_is_not_there_is_not_found(operator: Client, page: str) -> None:
+def test_action_on_missing_row_returns_404(operator: Client, page: str) -> None:
     missing = "0190a6c0-0000-7000-8000-000000000000" if page in ("job", "batch") else "404"
     action = {"job": "retry", "failure": "mute", "recurringtask": "run", "batch": "discard"}.get(
         page, "pause"

@@ -1,4 +1,4 @@
-"""The page of recurring tasks: what is made there, and what can be done to what the code declares."""
+"""The page of recurring tasks: tasks added there, and tasks declared in code."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ from django.utils import timezone
 from django_dbqueue.admin.formatting import schedule
 from django_dbqueue.models import Job, RecurringExecution, RecurringTask
 
-from .conftest import MAKE, OPERATE, VIEW, a_client, a_job, a_recurring_task, press
+from .conftest import EDIT, OPERATE, VIEW, a_client, a_job, a_recurring_task, press
 
-GIVEN = {
+FORM_DATA = {
     "name": "report",
     "task": "tests.tasks.add",
     "args": "[1]",
     "kwargs": "{}",
     "cron": "0 9 * * mon-fri",
 }
-GIVEN |= {"timezone": "Europe/Berlin", "missed": "skip", "most_missed": "10", "jitter": "00:00:00"}
+FORM_DATA |= {
+    "timezone": "Europe/Berlin",
+    "missed": "skip",
+    "most_missed": "10",
+    "jitter": "00:00:00",
+}
 
 
 def url(name: str = "changelist", *args: Any) -> str:
@@ -32,21 +37,21 @@ def url(name: str = "changelist", *args: Any) -> str:
 
 
 @pytest.fixture
-def maker(db: Any) -> Client:
-    return a_client("maker", VIEW + OPERATE + MAKE)
+def editor(db: Any) -> Client:
+    return a_client("editor", VIEW + OPERATE + EDIT)
 
 
-def make(client: Client, **values: str) -> Any:
-    return client.post(url("add"), {**GIVEN, **values}, follow=True)
+def submit_new(client: Client, **values: str) -> Any:
+    return client.post(url("add"), {**FORM_DATA, **values}, follow=True)
 
 
-def errors(answer: Any) -> str:
-    return " ".join(str(each) for each in answer.context["adminform"].form.errors.values())
+def errors(response: Any) -> str:
+    return " ".join(str(each) for each in response.context["adminform"].form.errors.values())
 
 
-class TestMade:
-    def test_it_is_made_and_its_next_times_are_shown(self, maker: Client) -> None:
-        answer = make(maker)
+class TestAddedInAdmin:
+    def test_task_is_added_and_its_next_runs_are_shown(self, editor: Client) -> None:
+        response = submit_new(editor)
 
         row = RecurringTask.objects.get()
         assert (row.name, row.args, row.kwargs, row.is_from_code, row.is_enabled) == (
@@ -57,11 +62,11 @@ class TestMade:
             True,
         )
         assert (
-            "Next runs" in answer.text and answer.text.count(":45:00</time>") == 5
+            "Next runs" in response.text and response.text.count(":45:00</time>") == 5
         )  # In Kathmandu.
 
     @pytest.mark.parametrize(
-        ("values", "why"),
+        ("values", "error"),
         [
             ({"cron": "0 0 31 2 *"}, "never matches"),
             ({"cron": "59/15 * * * *"}, "Write 59-59/15"),
@@ -100,96 +105,96 @@ class TestMade:
             ({"name": "nightly"}, "already exists"),
         ],
     )
-    def test_what_cannot_be_is_refused_with_the_reason(
-        self, maker: Client, values: dict[str, str], why: str
+    def test_invalid_input_is_refused_with_an_error(
+        self, editor: Client, values: dict[str, str], error: str
     ) -> None:
         a_recurring_task()
 
-        answer = make(maker, **values)
+        response = submit_new(editor, **values)
 
-        assert why in errors(answer)
+        assert error in errors(response)
         assert RecurringTask.objects.count() == 1
 
-    def test_allowed_command_is_made_and_run_now(
-        self, maker: Client, backend: Any, monkeypatch: pytest.MonkeyPatch
+    def test_allowed_command_is_added_and_run_now(
+        self, editor: Client, backend: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(
             vars(backend), "config", backend.config.changed(allow_commands=["check"])
         )
-        make(maker, task="", command="check", args="[]")
+        submit_new(editor, task="", command="check", args="[]")
 
-        press(maker, "recurringtask", "run", RecurringTask.objects.get().pk)
+        press(editor, "recurringtask", "run", RecurringTask.objects.get().pk)
 
         assert Job.objects.get().args == ["check"]
 
-    def test_command_that_is_not_allowed_is_not_run_now(self, maker: Client) -> None:
+    def test_disallowed_command_is_not_run_now(self, editor: Client) -> None:
         row = a_recurring_task(task="", command="check")
 
-        answer = press(maker, "recurringtask", "run", row.pk)
+        response = press(editor, "recurringtask", "run", row.pk)
 
-        assert "all_command may not run &#x27;check" in answer.text and not Job.objects.exists()
+        assert "all_command may not run &#x27;check" in response.text and not Job.objects.exists()
 
-    def test_another_schedule_is_planned_anew_and_a_problem_is_over(self, maker: Client) -> None:
+    def test_changed_schedule_resets_next_run_and_problem(self, editor: Client) -> None:
         row = a_recurring_task(next_run_at=timezone.now(), problem="It was wrong.")
 
-        maker.post(url("change", row.pk), {**GIVEN, "name": "nightly"})
+        editor.post(url("change", row.pk), {**FORM_DATA, "name": "nightly"})
 
         row.refresh_from_db()
         assert (row.cron, row.next_run_at, row.problem) == ("0 9 * * mon-fri", None, "")
 
-    def test_other_changes_leave_its_next_time(self, maker: Client) -> None:
+    def test_changed_arguments_keep_the_next_run(self, editor: Client) -> None:
         soon = timezone.now().replace(microsecond=0)
-        make(maker)
+        submit_new(editor)
         RecurringTask.objects.update(next_run_at=soon)
 
-        maker.post(url("change", RecurringTask.objects.get().pk), {**GIVEN, "args": "[2]"})
+        editor.post(url("change", RecurringTask.objects.get().pk), {**FORM_DATA, "args": "[2]"})
 
         row = RecurringTask.objects.get()
         assert (row.args, row.next_run_at) == ([2], soon)
 
-    def test_it_is_deleted_with_its_executions(self, maker: Client) -> None:
+    def test_task_is_deleted_with_its_executions(self, editor: Client) -> None:
         row = a_recurring_task()
         RecurringExecution.objects.create(task=row, run_at=timezone.now())
 
-        maker.post(url("delete", row.pk), {"post": "yes"})
+        editor.post(url("delete", row.pk), {"post": "yes"})
 
         assert not RecurringTask.objects.exists() and not RecurringExecution.objects.exists()
 
-    @pytest.mark.parametrize("missing", MAKE)
-    def test_each_needs_its_permission(self, db: Any, missing: str) -> None:
-        client = a_client("someone", VIEW + OPERATE + [name for name in MAKE if name != missing])
+    @pytest.mark.parametrize("missing", EDIT)
+    def test_add_change_and_delete_require_their_permission(self, db: Any, missing: str) -> None:
+        client = a_client("user", VIEW + OPERATE + [name for name in EDIT if name != missing])
         row = a_recurring_task()
-        asked = {
-            "add_recurringtask": lambda: client.post(url("add"), GIVEN),
+        request = {
+            "add_recurringtask": lambda: client.post(url("add"), FORM_DATA),
             "change_recurringtask": lambda: client.post(
-                url("change", row.pk), {**GIVEN, "name": "other"}
+                url("change", row.pk), {**FORM_DATA, "name": "other"}
             ),
             "delete_recurringtask": lambda: client.post(url("delete", row.pk), {"post": "yes"}),
         }[missing]
 
-        assert asked().status_code == 403
+        assert request().status_code == 403
         assert list(RecurringTask.objects.values_list("name", flat=True)) == ["nightly"]
 
 
-class TestFromCode:
-    def test_it_can_be_read_but_not_changed_or_deleted(self, maker: Client) -> None:
+class TestDeclaredInCode:
+    def test_task_is_shown_but_not_changed_or_deleted(self, editor: Client) -> None:
         row = a_recurring_task(is_from_code=True)
 
-        text = maker.get(url("change", row.pk)).text
+        text = editor.get(url("change", row.pk)).text
 
         assert (
             "It is defined in code" in text
             and "<textarea" not in text
             and 'name="_save"' not in text
         )
-        assert maker.post(url("change", row.pk), GIVEN).status_code == 403
-        assert maker.post(url("delete", row.pk), {"post": "yes"}).status_code == 403
-        maker.post(
+        assert editor.post(url("change", row.pk), FORM_DATA).status_code == 403
+        assert editor.post(url("delete", row.pk), {"post": "yes"}).status_code == 403
+        editor.post(
             url(), {"action": "delete_selected", "_selected_action": [row.pk], "post": "yes"}
         )
         assert RecurringTask.objects.get().name == "nightly"
 
-    def test_secrets_are_not_shown_to_who_may_only_read(self, viewer: Client) -> None:
+    def test_secrets_are_hidden_from_viewers(self, viewer: Client) -> None:
         row = a_recurring_task(
             task="tests.tasks.sign_in",
             args=["ann", "hunter2"],
@@ -200,7 +205,7 @@ class TestFromCode:
 
         assert "ann" in text and "hunter2" not in text and "t0p" not in text
 
-    def test_variable_secrets_are_not_shown_to_who_may_only_read(self, viewer: Client) -> None:
+    def test_secret_variable_arguments_are_hidden_from_viewers(self, viewer: Client) -> None:
         row = a_recurring_task(
             task="tests.tasks.sign_in_many",
             args=["ann", "hunter2", "swordfish"],
@@ -213,25 +218,25 @@ class TestFromCode:
             secret for secret in ("hunter2", "swordfish", "t0p") if secret in text
         ]
 
-    def test_it_can_be_disabled_enabled_and_run(self, maker: Client) -> None:
+    def test_task_is_disabled_enabled_and_run(self, editor: Client) -> None:
         row = a_recurring_task(is_from_code=True)
 
-        press(maker, "recurringtask", "disable", row.pk)
+        press(editor, "recurringtask", "disable", row.pk)
         assert not RecurringTask.objects.get().is_enabled
-        press(maker, "recurringtask", "enable", row.pk)
+        press(editor, "recurringtask", "enable", row.pk)
         assert RecurringTask.objects.get().is_enabled
-        press(maker, "recurringtask", "run", row.pk)
+        press(editor, "recurringtask", "run", row.pk)
         assert Job.objects.get().task == "tests.tasks.nothing"
 
 
-def test_what_cannot_be_run_says_why(maker: Client) -> None:
+def test_run_of_unknown_task_shows_an_error(editor: Client) -> None:
     row = a_recurring_task(task="shop.tasks.gone")
 
-    assert "is not known here" in press(maker, "recurringtask", "run", row.pk).text
+    assert "is not known here" in press(editor, "recurringtask", "run", row.pk).text
     assert not Job.objects.exists()
 
 
-def test_its_page_shows_its_next_times_and_its_last_runs(viewer: Client, db: Any) -> None:
+def test_page_shows_next_and_last_runs(viewer: Client, db: Any) -> None:
     row, now = a_recurring_task(problem="shop.tasks.x is not known"), timezone.now()
     job = a_job(state=Job.State.FAILED)
     RecurringExecution.objects.create(task=row, run_at=now, job=job.pk)
@@ -246,7 +251,7 @@ def test_its_page_shows_its_next_times_and_its_last_runs(viewer: Client, db: Any
     assert "shop.tasks.x is not known" in text
 
 
-def test_the_list_costs_as_many_queries_for_20_as_for_one(viewer: Client, db: Any) -> None:
+def test_query_count_of_list_does_not_grow_with_rows(viewer: Client, db: Any) -> None:
     def queries() -> int:
         with CaptureQueriesContext(connection) as seen:
             assert viewer.get(url()).status_code == 200
@@ -265,7 +270,7 @@ def test_the_list_costs_as_many_queries_for_20_as_for_one(viewer: Client, db: An
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "expected"),
     [
         ({"cron": "* * * * *"}, "every minute (Europe/Berlin)"),
         ({"cron": "*/5 * * * *", "timezone": ""}, "every 5 minutes (Asia/Kathmandu)"),
@@ -282,12 +287,12 @@ def test_the_list_costs_as_many_queries_for_20_as_for_one(viewer: Client, db: An
         ),
     ],
 )
-def test_a_schedule_is_said_in_words(values: dict[str, Any], words: str) -> None:
-    assert schedule(RecurringTask(**{"timezone": "Europe/Berlin", **values})) == words
+def test_schedule_is_formatted_as_text(values: dict[str, Any], expected: str) -> None:
+    assert schedule(RecurringTask(**{"timezone": "Europe/Berlin", **values})) == expected
 
 
 @pytest.mark.django_db
-def test_a_page_is_shown_in_a_project_without_time_zones(settings):
+def test_page_is_shown_without_time_zone_support(settings):
     settings.USE_TZ = False
     row = a_recurring_task()
 

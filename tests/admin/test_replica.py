@@ -1,6 +1,7 @@
-"""Every page and every action where the project's router reads from a replica, and the queue's rows are in the primary alone.
+"""Every admin page and action, with a router that reads from a replica.
 
-A test that reads the other database fails, as it has not asked for it.
+The queue's rows are only in the primary. A test that reads the other database fails, as it does not
+declare it.
 """
 
 from __future__ import annotations
@@ -14,89 +15,91 @@ from django_dbqueue import testing
 from django_dbqueue.models import Job, RecurringTask
 
 from .. import tasks
-from .conftest import MAKE, OPERATE, VIEW, a_client
+from .conftest import EDIT, OPERATE, VIEW, a_client
 from .test_permissions import ACTIONS, PAGES, VALUES, act, prepare, snapshot, url
-from .test_recurring import GIVEN
+from .test_recurring import FORM_DATA
 
 
 @pytest.fixture
-def rows(everything: dict[str, Any], settings: Any) -> dict[str, Any]:
+def rows(rows_by_page: dict[str, Any], settings: Any) -> dict[str, Any]:
     settings.DATABASE_ROUTERS = ["tests.routers.ReplicaRouter"]
-    return everything
+    return rows_by_page
 
 
 @pytest.fixture
-def maker(db: Any) -> Client:
-    return a_client("maker", VIEW + OPERATE + MAKE)
+def editor(db: Any) -> Client:
+    return a_client("editor", VIEW + OPERATE + EDIT)
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_list_is_read_from_the_primary(rows: dict[str, Any], maker: Client, page: str) -> None:
-    assert maker.get(url(page)).status_code == 200
-    assert maker.get(url(page), {"q": "a"}).status_code in (200, 302)
+def test_list_is_read_from_the_primary(rows: dict[str, Any], editor: Client, page: str) -> None:
+    assert editor.get(url(page)).status_code == 200
+    assert editor.get(url(page), {"q": "a"}).status_code in (200, 302)
 
 
 @pytest.mark.parametrize("state", ["ready", "scheduled", "blocked", "running", "failed"])
-def test_page_of_a_job_is_read_from_the_primary(
-    rows: dict[str, Any], maker: Client, state: str
+def test_job_page_is_read_from_the_primary(
+    rows: dict[str, Any], editor: Client, state: str
 ) -> None:
     ended = {} if state == "failed" else {"finished_at": None}
     running = {"process": rows["process"]} if state == "running" else {}
     waiting = {"blocked_by": rows["semaphore"].pk} if state == "blocked" else {}
     Job.objects.update(state=state, **ended, **running, **waiting)
 
-    assert maker.get(url("job", "change", rows["job"].pk)).status_code == 200
+    assert editor.get(url("job", "change", rows["job"].pk)).status_code == 200
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "hangedjob"])
-def test_object_is_read_from_the_primary(rows: dict[str, Any], maker: Client, page: str) -> None:
-    assert maker.get(url(page, "change", rows[page].pk)).status_code == 200
-    assert maker.get(url(page, "history", rows[page].pk)).status_code == 200
+def test_object_is_read_from_the_primary(rows: dict[str, Any], editor: Client, page: str) -> None:
+    assert editor.get(url(page, "change", rows[page].pk)).status_code == 200
+    assert editor.get(url(page, "history", rows[page].pk)).status_code == 200
 
 
 @pytest.mark.parametrize(("page", "action"), ACTIONS)
-@pytest.mark.parametrize("way", ["button", "selection", "question"])
-def test_action_is_done_in_the_primary(
-    rows: dict[str, Any], maker: Client, page: str, action: str, way: str
+@pytest.mark.parametrize("trigger", ["button", "selection", "confirmation"])
+def test_action_is_executed_in_the_primary(
+    rows: dict[str, Any], editor: Client, page: str, action: str, trigger: str
 ) -> None:
     prepare(rows, action, page)
     before, pk = snapshot(), rows[page].pk
 
-    if way == "button":
-        answer = maker.post(
+    if trigger == "button":
+        response = editor.post(
             url(page, action, pk), {"confirmed": "yes", "value": VALUES.get(action, "")}
         )
-    elif way == "selection":
-        answer = act(maker, page, action, pk)
+    elif trigger == "selection":
+        response = act(editor, page, action, pk)
     else:
-        answer = maker.post(
+        response = editor.post(
             url(page), {"action": action, "_selected_action": [str(pk)], "select_across": "1"}
         )
 
-    assert answer.status_code in (302, 200)
-    assert way == "question" or snapshot() != before
+    assert response.status_code in (302, 200)
+    assert trigger == "confirmation" or snapshot() != before
 
 
-def test_recurring_task_is_made_changed_and_deleted_in_the_primary(
-    rows: dict[str, Any], maker: Client
+def test_recurring_task_is_added_changed_and_deleted_in_the_primary(
+    rows: dict[str, Any], editor: Client
 ) -> None:
-    assert maker.get(url("recurringtask", "add")).status_code == 200
-    assert maker.post(url("recurringtask", "add"), GIVEN).status_code == 302
-    made = RecurringTask.objects.using("default").get(name="report")
+    assert editor.get(url("recurringtask", "add")).status_code == 200
+    assert editor.post(url("recurringtask", "add"), FORM_DATA).status_code == 302
+    row = RecurringTask.objects.using("default").get(name="report")
 
     assert (
-        maker.post(url("recurringtask", "change", made.pk), {**GIVEN, "args": "[2]"}).status_code
+        editor.post(
+            url("recurringtask", "change", row.pk), {**FORM_DATA, "args": "[2]"}
+        ).status_code
         == 302
     )
-    assert maker.post(url("recurringtask", "run", made.pk)).status_code == 302
-    assert maker.get(url("recurringtask", "delete", made.pk)).status_code == 200
-    assert maker.post(url("recurringtask", "delete", made.pk), {"post": "yes"}).status_code == 302
+    assert editor.post(url("recurringtask", "run", row.pk)).status_code == 302
+    assert editor.get(url("recurringtask", "delete", row.pk)).status_code == 200
+    assert editor.post(url("recurringtask", "delete", row.pk), {"post": "yes"}).status_code == 302
 
     assert Job.objects.using("default").filter(task="tests.tasks.add", args=[2]).count() == 1
     assert not RecurringTask.objects.using("default").filter(name="report").exists()
 
 
-def test_job_is_enqueued_run_and_read_back_in_the_primary(rows: dict[str, Any]) -> None:
+def test_job_is_enqueued_run_and_read_in_the_primary(rows: dict[str, Any]) -> None:
     result = tasks.add.enqueue(1)
 
     testing.drain()

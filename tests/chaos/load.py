@@ -14,7 +14,7 @@ from django.db import connection, transaction
 
 from django_dbqueue import batch
 from django_dbqueue.models import Batch, Execution, Job, RecurringTask
-from django_dbqueue.models.expressions import after
+from django_dbqueue.models.expressions import now_plus
 
 from . import tasks
 from .background import Background
@@ -91,7 +91,7 @@ class Load(Background):
             unfinished = Job.objects.exclude(state__in=["successful", "failed", "discarded"])
             if not unfinished.filter(task=tasks.effect_that_opens_a_batch.module_path).exists():
                 Batch.objects.filter(opened_until__isnull=False, sealed_at=None).update(
-                    opened_until=after(-1)
+                    opened_until=now_plus(-1)
                 )
             # In this order: a batch's end enqueues its callback.
             is_finished = (

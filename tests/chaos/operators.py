@@ -85,6 +85,10 @@ class Operators(RandomActor):
 
     def _stop_running(self) -> None:
         before = dict(self._jobs().stoppable().values_list("pk", "attempt"))
+        if random.random() < 0.5:
+            self.retried.update(map(str, before))
+            Job.objects.filter(pk__in=list(before)).stop(then="retry")
+            return
         Job.objects.filter(pk__in=list(before)).stop()
         stopped = (
             self._jobs().stop_requested().filter(pk__in=list(before)).values_list("pk", "attempt")

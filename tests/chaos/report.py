@@ -103,7 +103,7 @@ def report(
         if pk in jobs and (jobs[pk].key or jobs[pk].stage is not None):
             result.reruns.update(outcome for outcome in outcomes[pk].values() if outcome in EXCUSES)
         else:
-            excuses = EXCUSES | ({"discarded"} if pk in operators.retried else set())
+            excuses = EXCUSES | ({"discarded", "stopped"} if pk in operators.retried else set())
             result.unexplained += _check(
                 pk, jobs.get(pk), sorted(effects[pk]), outcomes[pk], result.reruns, excuses
             )

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 
 from django_dbqueue.models import Batch, Execution, Job, Process
-from django_dbqueue.models.expressions import Now, after
+from django_dbqueue.models.expressions import Now, now_plus
 
 from ..conftest import a_process
 from ..models import Interval
@@ -30,12 +30,12 @@ NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 @pytest.fixture
 def worker():
-    return a_process("worker@a:1:b", kind=Process.Kind.WORKER, heartbeat_at=after(60))
+    return a_process("worker@a:1:b", kind=Process.Kind.WORKER, heartbeat_at=now_plus(60))
 
 
 @pytest.fixture
 def dispatcher():
-    return a_process("dispatcher@a:1:b", kind=Process.Kind.DISPATCHER, heartbeat_at=after(60))
+    return a_process("dispatcher@a:1:b", kind=Process.Kind.DISPATCHER, heartbeat_at=now_plus(60))
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_stalled_work_is_reported(worker, dispatcher, stalls, kind):
 @pytest.mark.parametrize("kind", STAGED)
 def test_time_without_live_process_does_not_count(worker, dispatcher, stalls, kind):
     STAGED[kind]()
-    Process.objects.update(heartbeat_at=after(-DEAD_AFTER / 3))
+    Process.objects.update(heartbeat_at=now_plus(-DEAD_AFTER / 3))
 
     assert stalls(20) == []
 
@@ -125,7 +125,7 @@ def test_unsettled_result_of_live_process_is_reported(worker, stalls):
 def test_unrecovered_job_of_dead_process_is_reported(worker, dispatcher, stalls):
     """After an outage, the time for recovery starts again."""
     a_running_job(worker)
-    Process.objects.filter(pk=worker.pk).update(heartbeat_at=after(-DEAD_AFTER))
+    Process.objects.filter(pk=worker.pk).update(heartbeat_at=now_plus(-DEAD_AFTER))
 
     assert stalls(16) == []
     assert stalls(18) == ["not recovered"]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from django.db import transaction
 
 from django_dbqueue.models import Batch, Job, Process, Queue, Semaphore, Slot
-from django_dbqueue.models.expressions import after
+from django_dbqueue.models.expressions import now_plus
 from django_dbqueue.models.locking import lock_keys
 
 from ..models import Interval
@@ -91,7 +91,9 @@ class Watch(Background):
 
     def _find(self) -> Iterator[Found]:
         fresh = dict(
-            Process.objects.filter(heartbeat_at__gt=after(-self._fresh)).values_list("pk", "kind")
+            Process.objects.filter(heartbeat_at__gt=now_plus(-self._fresh)).values_list(
+                "pk", "kind"
+            )
         )
         works, dispatches = (
             kind in fresh.values() for kind in (Process.Kind.WORKER, Process.Kind.DISPATCHER)
@@ -158,7 +160,7 @@ def _first_waiters() -> tuple[list[Job], list[Job]]:
 
     def has_room(limit: dict[str, Any]) -> bool:
         taken = slots[limit["key"]]
-        return taken.taken < min(limit["most"], taken.smallest or limit["most"])
+        return taken.taken < min(limit["max_running"], taken.smallest or limit["max_running"])
 
     # While others wait behind it, the first one changes with each acquired slot.
     first: dict[Any, Job] = {}

@@ -1,4 +1,4 @@
-"""``manage.py checkqueue``: each problem is created on a real database, and found."""
+"""``manage.py checkqueue`` finds each problem, which the test creates on a real database."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from django_dbqueue.doctor import (
 )
 from django_dbqueue.doctor.database import QueueDatabase
 from django_dbqueue.models import Job, Queue, TaskState
-from django_dbqueue.models.expressions import after
+from django_dbqueue.models.expressions import now_plus
 
 from ..conftest import a_process, until
 
@@ -70,8 +70,8 @@ def findings(check: str) -> list[dict[str, str]]:
     return [each for each in run_check()["findings"] if each["check"] == check]
 
 
-def unseen(check: str) -> list[dict[str, str]]:
-    return [each for each in run_check()["unseen"] if each["check"] == check]
+def not_checked(check: str) -> list[dict[str, str]]:
+    return [each for each in run_check()["not_checked"] if each["check"] == check]
 
 
 def execute(*statements: str) -> None:
@@ -138,7 +138,7 @@ def fill(table: str, jobs: int, **values: Any) -> None:
 def test_healthy_database_has_no_findings(alive):
     report = run_check(*(f"--ignore={name}" for name in OF_THE_SERVER if name in runner.names()))
 
-    assert (report["findings"], report["unseen"], report["code"]) == ([], [], 0)
+    assert (report["findings"], report["not_checked"], report["code"]) == ([], [], 0)
 
 
 def test_finding_has_reason_and_remedy_and_exit_code_is_1(transactional_db):
@@ -229,7 +229,7 @@ def test_failing_check_does_not_stop_others(transactional_db, monkeypatch):
     monkeypatch.setattr(runner, "OF_THE_QUEUE", (broken, *runner.OF_THE_QUEUE))
     report = run_check()
 
-    (line,) = [each for each in report["unseen"] if each["check"] == "broken"]
+    (line,) = [each for each in report["not_checked"] if each["check"] == "broken"]
     assert "no_such_table" in line["what"]
     assert "processes" in {each["check"] for each in report["findings"]}
 
@@ -245,7 +245,9 @@ def test_slow_check_times_out(alive, monkeypatch):
     monkeypatch.setattr(runner, "OF_THE_QUEUE", (slow,))
     before = timezone.now()
 
-    assert [each["check"] for each in run_check()["unseen"] if each["check"] == "slow"] == ["slow"]
+    assert [each["check"] for each in run_check()["not_checked"] if each["check"] == "slow"] == [
+        "slow"
+    ]
     assert timezone.now() - before < timedelta(seconds=15)
     if connection.vendor == "postgresql":
         limit = value("SHOW statement_timeout")
@@ -264,7 +266,7 @@ def test_slow_check_times_out(alive, monkeypatch):
 @pytest.mark.parametrize("kind", ["worker", "dispatcher"])
 def test_missing_role_is_found(kind, transactional_db):
     a_process(f"{kind}@here:1:abc", kind=kind)
-    a_process("worker@there:1:abc", expires_at=after(-60))
+    a_process("worker@there:1:abc", expires_at=now_plus(-60))
 
     (finding,) = findings("processes")
 
@@ -450,22 +452,22 @@ def test_standby_that_blocks_vacuum_is_found(alive, monkeypatch):
 def test_hidden_sessions_are_named(alive, other_session):
     other_session.ensure_connection()
     execute(
-        "DROP ROLE IF EXISTS dbqueue_nobody",
-        "CREATE ROLE dbqueue_nobody",
-        "GRANT pg_read_all_data TO dbqueue_nobody",
+        "DROP ROLE IF EXISTS dbqueue_unprivileged",
+        "CREATE ROLE dbqueue_unprivileged",
+        "GRANT pg_read_all_data TO dbqueue_unprivileged",
     )
-    assert unseen("hidden-sessions") == []
+    assert not_checked("hidden-sessions") == []
     try:
-        execute("SET ROLE dbqueue_nobody")
-        (line,) = unseen("hidden-sessions")
+        execute("SET ROLE dbqueue_unprivileged")
+        (line,) = not_checked("hidden-sessions")
     finally:
-        execute("RESET ROLE", "DROP ROLE dbqueue_nobody")
+        execute("RESET ROLE", "DROP ROLE dbqueue_unprivileged")
 
     assert (
-        "dbqueue_nobody may not see them" in line["what"]
+        "dbqueue_unprivileged may not see them" in line["what"]
         and other_session.settings_dict["USER"] in line["what"]
     )
-    assert line["remedy"] == 'GRANT pg_read_all_stats TO "dbqueue_nobody";'
+    assert line["remedy"] == 'GRANT pg_read_all_stats TO "dbqueue_unprivileged";'
 
 
 @on("postgresql")
@@ -476,7 +478,7 @@ def test_disabled_autovacuum_is_found(alive):
 
 
 @on("postgresql")
-def test_a_table_without_autovacuum_is_found(alive, probe):
+def test_table_without_autovacuum_is_found(alive, probe):
     execute(f"ALTER TABLE {probe} SET (autovacuum_enabled = false)")
 
     finding = next(each for each in findings("autovacuum") if probe in each["what"])
@@ -617,7 +619,7 @@ def test_nearly_exhausted_connections_are_found(alive, monkeypatch):
     "requested, written, is_found", [(100, 10**11, True), (100, 10**6, False), (9, 10**11, False)]
 )
 def test_frequent_checkpoints_are_found(alive, monkeypatch, requested, written, is_found):
-    assert unseen("checkpoints") == []
+    assert not_checked("checkpoints") == []
     monkeypatch.setattr(
         postgresql,
         "CHECKPOINTS",
@@ -630,7 +632,7 @@ def test_frequent_checkpoints_are_found(alive, monkeypatch, requested, written, 
 
 
 @on("postgresql")
-def test_a_pooler_is_found(alive, monkeypatch):
+def test_pooler_is_found(alive, monkeypatch):
     assert findings("pooler") == []
     # OPTIONS may name the server's socket, and they override HOST.
     options = {
@@ -657,7 +659,7 @@ def test_a_pooler_is_found(alive, monkeypatch):
 
 
 class Pooler:
-    """Reports a process id of its own to clients, as poolers apply_remedy."""
+    """Proxy that reports its own process id to clients, as a pooler does."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (
@@ -731,27 +733,30 @@ def test_old_innodb_transaction_is_found_with_its_thread(alive, other_session, m
 
 
 @on("mysql")
-def test_hidden_transactions_are_reported_as_unseen(alive, monkeypatch):
+def test_hidden_transactions_are_reported_as_not_checked(alive, monkeypatch):
     name = connection.settings_dict["NAME"]
     execute(
-        "DROP USER IF EXISTS dbqueue_nobody", "CREATE USER dbqueue_nobody IDENTIFIED BY 'n0body'"
+        "DROP USER IF EXISTS dbqueue_unprivileged",
+        "CREATE USER dbqueue_unprivileged IDENTIFIED BY 'unpr1vileged'",
     )
-    execute(f"GRANT SELECT ON `{name}`.* TO dbqueue_nobody")
+    execute(f"GRANT SELECT ON `{name}`.* TO dbqueue_unprivileged")
     connection.close()
     try:
         with monkeypatch.context() as patch:
-            patch.setitem(connection.settings_dict, "USER", "dbqueue_nobody")
-            patch.setitem(connection.settings_dict, "PASSWORD", "n0body")
+            patch.setitem(connection.settings_dict, "USER", "dbqueue_unprivileged")
+            patch.setitem(connection.settings_dict, "PASSWORD", "unpr1vileged")
             report = run_check()
             connection.close()
     finally:
         connection.close()
-        execute("DROP USER dbqueue_nobody")
+        execute("DROP USER dbqueue_unprivileged")
 
-    lines = {each["check"]: each for each in report["unseen"]}
+    lines = {each["check"]: each for each in report["not_checked"]}
     assert set(lines) == {"transactions", "history"}
     assert "PROCESS" in lines["transactions"]["what"]
-    assert lines["transactions"]["remedy"].startswith("GRANT PROCESS ON *.* TO `dbqueue_nobody`@")
+    assert lines["transactions"]["remedy"].startswith(
+        "GRANT PROCESS ON *.* TO `dbqueue_unprivileged`@"
+    )
 
 
 @on("mysql")
@@ -859,7 +864,7 @@ def test_deferred_transactions_are_found_with_text_of_system_check(alive, monkey
     "check, pragma, good, bad",
     [
         ("journal", "journal_mode", "wal", "delete"),
-        ("patience", "busy_timeout", "20000", "1000"),
+        ("busy-timeout", "busy_timeout", "20000", "1000"),
         ("durability", "synchronous", "NORMAL", "OFF"),
     ],
 )
@@ -874,25 +879,25 @@ def test_unsuitable_pragma_is_found(alive, check, pragma, good, bad):
 
 @on("sqlite")
 def test_wal_held_by_reader_is_found(alive, monkeypatch):
-    monkeypatch.setattr(sqlite, "LOG", 5 * 2**20)
+    monkeypatch.setattr(sqlite, "MAX_WAL", 5 * 2**20)
     execute("PRAGMA wal_checkpoint(TRUNCATE)")
     reader = sqlite3.connect(connection.settings_dict["NAME"], isolation_level=None)
     try:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM dbqueue_job").fetchone()
-        assert findings("log") == []
+        assert findings("write-ahead-log") == []
         Job.objects.bulk_create(
             [
                 Job(task="t", queue="default", metadata={"of": "some length" * 100})
                 for _ in range(4000)
             ]
         )
-        (finding,) = findings("log")
+        (finding,) = findings("write-ahead-log")
     finally:
         reader.close()
 
     apply_remedy(finding)
-    assert findings("log") == []
+    assert findings("write-ahead-log") == []
 
 
 @on("sqlite")

@@ -12,7 +12,7 @@ from django_dbqueue import batch
 from django_dbqueue.engine.dispatch import fetch_pending
 from django_dbqueue.exceptions import BatchFinished
 from django_dbqueue.models import Batch, Job
-from django_dbqueue.models.expressions import Now, after
+from django_dbqueue.models.expressions import Now, now_plus
 from django_dbqueue.runtime.dispatcher import Dispatcher
 from django_dbqueue.runtime.shared_status import SharedStatus
 from django_dbqueue.testing import drain
@@ -92,7 +92,7 @@ def test_abandoned_batch_is_sealed_by_the_dispatcher_and_logged(backend, claim, 
     add.enqueue(1)
     settle(*claim())
     assert finish() == []
-    Batch.objects.update(opened_until=after(-1))
+    Batch.objects.update(opened_until=now_plus(-1))
 
     with caplog.at_level(logging.WARNING, "django_dbqueue"):
         Dispatcher(backend, backend.config, SharedStatus.private(1))._sweep(
@@ -111,7 +111,7 @@ def test_abandoned_batch_is_sealed_by_the_dispatcher_and_logged(backend, claim, 
 def test_live_opener_reopens_abandoned_batch(backend):
     with batch(**BOTH) as opened:
         add.enqueue(1)
-        Batch.objects.update(opened_until=after(-1))
+        Batch.objects.update(opened_until=now_plus(-1))
         assert direct.seal_abandoned() == [opened.id]
         add.enqueue(2)
     assert not Batch.objects.get().is_abandoned
@@ -122,7 +122,7 @@ def test_live_opener_reopens_abandoned_batch(backend):
 
 def test_adding_jobs_renews_opener_lease():
     with batch(**BOTH):
-        Batch.objects.update(opened_until=after(-1))
+        Batch.objects.update(opened_until=now_plus(-1))
         add.enqueue(1)
 
         assert direct.seal_abandoned() == []
@@ -137,7 +137,7 @@ def test_pruned_failed_member_still_counts_as_failed(claim, state):
         add.enqueue_many([(1,), (2,)])
     first, second = claim()
     settle(first, state=state)
-    Job.objects.filter(pk=first.pk).update(finished_at=after(-60))
+    Job.objects.filter(pk=first.pk).update(finished_at=now_plus(-60))
     assert direct.prune_jobs([state], 10, 100) == 1
 
     settle(second)
@@ -150,7 +150,7 @@ def test_pruned_successful_member_does_not_count_as_failed(claim):
         add.enqueue_many([(1,), (2,)])
     first, second = claim()
     settle(first)
-    Job.objects.filter(pk=first.pk).update(finished_at=after(-60))
+    Job.objects.filter(pk=first.pk).update(finished_at=now_plus(-60))
     direct.prune_jobs([State.SUCCESSFUL], 10, 100)
     settle(second)
 

@@ -262,16 +262,16 @@ def test_job_enqueued_from_sql_is_claimed_in_one_statement(claimer):
 
 @pytest.mark.django_db(transaction=True)
 def test_idle_worker_does_not_rescan_after_each_notify(worker, monkeypatch):
-    claim, looks = Claimer.claim, []
-    monkeypatch.setattr(Claimer, "claim", lambda *args: looks.append(args) or claim(*args))
+    claim, claims = Claimer.claim, []
+    monkeypatch.setattr(Claimer, "claim", lambda *args: claims.append(args) or claim(*args))
     worker()
-    until(lambda: looks and looks[-1][0].idle)
+    until(lambda: claims and claims[-1][0].idle)
     time.sleep(0.2)
-    before = len(looks)
+    before = len(claims)
 
     tasks.nothing.enqueue().wait(timeout=LONG)
     time.sleep(0.3)
 
     # One scan on the NOTIFY, one right after it, one after the NOTIFY throttle, and one poll.
     # Under load the second is late and doubles as the third.
-    assert 2 <= len(looks) - before <= 6
+    assert 2 <= len(claims) - before <= 6

@@ -12,7 +12,7 @@ from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 
 from django_dbqueue.models import Job
-from django_dbqueue.models.expressions import after
+from django_dbqueue.models.expressions import now_plus
 from django_dbqueue.testing import drain
 
 from .. import direct, tasks
@@ -157,7 +157,7 @@ def test_reenqueue_during_start_keeps_its_own_options(enqueue, mail_queue_option
 def test_reenqueue_clears_expiry_of_earlier_call(enqueue):
     tasks.add.using(key="a", expires=timedelta(minutes=1)).enqueue(1)
     drain()
-    Job.objects.update(expires_at=after(-60))
+    Job.objects.update(expires_at=now_plus(-60))
 
     enqueue(args=[2], key="a")
     drain()
@@ -306,16 +306,21 @@ def test_python_and_sql_share_keys(enqueue):
 ROWS = {
     State.READY: {},
     State.BLOCKED: {"blocked_by": "x"},
-    State.SCHEDULED: {"run_after": after(3600)},
-    State.RUNNING: {"attempt": 3, "failures": 1, "attempts_before": 1, "started_at": after(-5)},
+    State.SCHEDULED: {"run_after": now_plus(3600)},
+    State.RUNNING: {"attempt": 3, "failures": 1, "attempts_before": 1, "started_at": now_plus(-5)},
     State.SUCCESSFUL: {
         "attempt": 2,
-        "finished_at": after(-5),
-        "started_at": after(-9),
+        "finished_at": now_plus(-5),
+        "started_at": now_plus(-9),
         "result": 7,
     },
-    State.FAILED: {"attempt": 2, "failures": 2, "finished_at": after(-5), "started_at": after(-9)},
-    State.DISCARDED: {"finished_at": after(-5)},
+    State.FAILED: {
+        "attempt": 2,
+        "failures": 2,
+        "finished_at": now_plus(-5),
+        "started_at": now_plus(-9),
+    },
+    State.DISCARDED: {"finished_at": now_plus(-5)},
 }
 
 
@@ -328,13 +333,13 @@ def test_sql_upsert_equals_python_upsert_in_every_state(enqueue, process, state,
     values = {**ROWS[state], "process": process} if state == State.RUNNING else ROWS[state]
     for key in ("python", "sql"):
         given = {
-            "run_after": after(-60),
-            "enqueued_at": after(-600),
+            "run_after": now_plus(-60),
+            "enqueued_at": now_plus(-600),
             "queue": "old",
             "args": [0],
             "version": 5,
         }
-        given |= {"expires_at": after(600), **values}
+        given |= {"expires_at": now_plus(600), **values}
         Job.objects.create(task=ADD, key=f"{ADD} {key}", state=state, **given)
     due = wait and datetime.now(timezone.utc) + wait
 

@@ -146,7 +146,7 @@ def test_surplus_jobs_are_enqueued_as_blocked(claim):
 def test_sweep_skips_limit_lowered_below_running_jobs(claim):
     enqueue_ready(charge, (1,), (1,), (1,), (2,), (2,), (2,))
     last = claim()[-1]
-    Semaphore.objects.filter(pk="tests.tasks.charge account=1").update(most=1)
+    Semaphore.objects.filter(pk="tests.tasks.charge account=1").update(max_running=1)
     Slot.objects.filter(job=last.pk).delete()
 
     assert direct.sweep(100) == ["default"]
@@ -156,7 +156,7 @@ def test_sweep_skips_limit_lowered_below_running_jobs(claim):
 def test_sweep_unblocks_waiter_without_running_jobs(claim):
     charge.enqueue_many([(1,)] * 3)
     Job.objects.exclude(state=State.BLOCKED).delete()
-    Semaphore.objects.create(key="tests.tasks.charge account=1", most=2)
+    Semaphore.objects.create(key="tests.tasks.charge account=1", max_running=2)
 
     assert direct.sweep(100) == ["default"]
     assert states() == ["ready"]
@@ -244,7 +244,7 @@ def test_lowered_limit_applies_to_later_jobs(claim):
     narrower.enqueue(1)
 
     assert claim() == []
-    assert Semaphore.objects.get().most == 1
+    assert Semaphore.objects.get().max_running == 1
 
 
 def test_retried_job_acquires_its_slot_again(claim):
@@ -308,7 +308,7 @@ def test_drain_waits_for_blocked_jobs(claim):
 
     assert drain_of._any_left(Job.objects.all())
 
-    Semaphore.objects.update(every=timedelta(seconds=5))
+    Semaphore.objects.update(interval=timedelta(seconds=5))
     assert not drain_of._any_left(Job.objects.exclude(state=State.RUNNING))
 
 

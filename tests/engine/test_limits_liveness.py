@@ -165,7 +165,7 @@ def _could_run(served, paused_queues, paused_tasks):
         if job.queue in served
         and job.queue not in paused_queues
         and job.task not in paused_tasks
-        and all(numbers[each["key"]] < each["most"] for each in job.limits)
+        and all(numbers[each["key"]] < each["max_running"] for each in job.limits)
     ]
 
 
@@ -279,8 +279,8 @@ def test_sweep_starts_a_job_while_one_can_run(seed):
         for worker in workers:
             claim(worker, 100)
         assert running() > before
-    for key in Semaphore.objects.exclude(most=None).values_list("key", flat=True):
+    for key in Semaphore.objects.exclude(max_running=None).values_list("key", flat=True):
         holders = {
-            slot.slot_group: slot.most for slot in Slot.objects.taken().filter(semaphore=key)
+            slot.slot_group: slot.max_running for slot in Slot.objects.taken().filter(semaphore=key)
         }
         assert len(holders) <= min(holders.values(), default=0)

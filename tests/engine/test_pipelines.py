@@ -263,7 +263,7 @@ def test_stage_keeps_its_limits():
     drain_one()
 
     assert the_job().limits == [
-        {"key": "tests.tasks.charge account=ground arabica", "most": 2, "discard": False}
+        {"key": "tests.tasks.charge account=ground arabica", "max_running": 2, "discard": False}
     ]
 
 

@@ -232,7 +232,7 @@ def test_slot_group_runs_serially_beside_other_jobs(recording_pool):
     assert pool.max_concurrent(names[one]) == pool.max_concurrent(names[other]) == 1
     assert pool.max_concurrent(pool.spans) >= 2
     assert sorted(names[one], key=lambda name: pool.spans[name]) == names[one]
-    assert pool.pool._behind == {}
+    assert pool.pool._followers == {}
 
 
 def test_slot_group_continues_before_waiting_jobs(recording_pool):
@@ -284,13 +284,13 @@ def test_late_jobs_are_released_earlier_in_a_slot_group(recording_pool):
     assert 0.01 < pool.late_in() <= pool.GROUP_LATE
     assert [job.args[1] for job in pool.waiting()] == ["other", "fresh"]
     until(lambda: not pool.running() and not pool.waiting())
-    assert pool._behind == {}
+    assert pool._followers == {}
     assert pool.late_in() == float("inf")
 
 
 def test_group_members_without_other_slot_are_not_late(recording_pool):
     pool = recording_pool(threads=1).pool
-    slot_group, limits = uuid4(), [{"key": "a", "most": 1}]
+    slot_group, limits = uuid4(), [{"key": "a", "max_running": 1}]
     pool.put([a_job("runs", 0.1, slot_group, limits=limits)])
     until(pool.running)
     pool.put([a_job("behind", 0.0, slot_group, ago=0.1, limits=limits)])
@@ -335,7 +335,7 @@ def test_each_job_either_runs_or_is_taken_back(recording_pool):
 
     assert taken and pool.spans
     assert sorted([*taken, *pool.spans]) == sorted(names)
-    assert pool.pool.waiting() == [] and pool.pool._behind == {}
+    assert pool.pool.waiting() == [] and pool.pool._followers == {}
 
 
 def test_stalled_threads_stop_prefetching(recording_pool):
@@ -370,12 +370,16 @@ def test_slot_group_members_take_no_room_from_other_jobs(recording_pool):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "most", "prefetch", "expected"),
+    ("seconds", "max_running", "prefetch", "expected"),
     [(0.005, 2, 500, 5), (0.005, 1, 500, 40), (0.0, 2, 7, 7), (0.1, 2, 500, 0), (0.3, 1, 500, 0)],
 )
-def test_group_size_follows_observed_run_time(recording_pool, seconds, most, prefetch, expected):
+def test_group_size_follows_observed_run_time(
+    recording_pool, seconds, max_running, prefetch, expected
+):
     pool = recording_pool(threads=1, prefetch=prefetch)
-    job = a_job("one", limits=[{"key": "a", "most": 9}, {"key": "b", "most": most}])
+    job = a_job(
+        "one", limits=[{"key": "a", "max_running": 9}, {"key": "b", "max_running": max_running}]
+    )
     assert pool.pool.group_size(job) == 1
 
     pool.run_times.observe("t", seconds)

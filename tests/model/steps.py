@@ -14,7 +14,7 @@ from django_dbqueue.compat import task_backends
 from django_dbqueue.engine.attempt_result import AttemptResult
 from django_dbqueue.models import ClaimedJob, Job, Process, Slot
 from django_dbqueue.models.enums import FINISHED, UNSUCCESSFUL, Fence, Lane, Outcome, State
-from django_dbqueue.models.expressions import after
+from django_dbqueue.models.expressions import now_plus
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.worker.worker import Worker as Role
 
@@ -505,7 +505,7 @@ class Model:
             kind="worker",
             hostname="h",
             pid=process,
-            expires_at=after(DEAD_AFTER),
+            expires_at=now_plus(DEAD_AFTER),
         )
         row.details = {"queues": "*"}
         Process.objects.register(row)

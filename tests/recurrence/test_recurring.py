@@ -20,7 +20,7 @@ from django_dbqueue.engine import recurring as recurring_engine
 from django_dbqueue.engine.attempt_result import AttemptResult
 from django_dbqueue.exceptions import InvalidSchedule, InvalidTaskPath
 from django_dbqueue.models import Execution, Job, RecurringExecution, RecurringTask
-from django_dbqueue.models.expressions import Now, after
+from django_dbqueue.models.expressions import Now, now_plus
 from django_dbqueue.recurrence.declare import declared
 from django_dbqueue.recurrence.target import enqueue
 from django_dbqueue.runtime.scheduler import Scheduler
@@ -58,12 +58,12 @@ def scheduler(backend) -> Scheduler:
 def a_scheduler(backend) -> Scheduler:
     """Return a scheduler that scans on each turn."""
     scheduler = Scheduler(backend)
-    scheduler.LOOK = 0.0
+    scheduler.SCAN = 0.0
     return scheduler
 
 
 def turn(scheduler: Scheduler) -> float:
-    scheduler._look_at = scheduler._declare_at = 0.0
+    scheduler._scan_at = scheduler._declare_at = 0.0
     return scheduler.turn(waiting=True)
 
 
@@ -74,7 +74,7 @@ def a_row(**values) -> RecurringTask:
 
 def due(row: RecurringTask, ago: timedelta = timedelta(seconds=1)) -> datetime:
     """Make the row due, and return its scheduled time."""
-    RecurringTask.objects.filter(pk=row.pk).update(next_run_at=after(-ago))
+    RecurringTask.objects.filter(pk=row.pk).update(next_run_at=now_plus(-ago))
     row.refresh_from_db()
     return row.next_run_at
 
@@ -399,7 +399,7 @@ class TestSynchronised:
         _forget_declarations()
         self.declare(priority=2)
         turn(a_scheduler(backend))
-        RecurringTask.objects.update(declared_at=after(-300))
+        RecurringTask.objects.update(declared_at=now_plus(-300))
 
         _forget_declarations()
         self.declare(priority=1)
@@ -421,7 +421,7 @@ class TestSynchronised:
         new._forget_at = 0.0
         turn(new)
         assert RecurringTask.objects.exists()
-        RecurringTask.objects.update(declared_at=after(-90_000))
+        RecurringTask.objects.update(declared_at=now_plus(-90_000))
         new._forget_at = 0.0
         turn(new)
 
@@ -467,7 +467,7 @@ class TestTimes:
         assert row.next_run_at == planned + HOUR
 
     def test_times_are_between_starts_at_and_ends_at(self, scheduler):
-        start = now_plus(timedelta(days=1))
+        start = clock_plus(timedelta(days=1))
         row = a_row(starts_at=start, ends_at=start + 2 * HOUR)
 
         turn(scheduler)
@@ -477,11 +477,11 @@ class TestTimes:
         assert row.next_times(9) == [start, start + HOUR, start + 2 * HOUR]
 
     def test_task_past_ends_at_is_not_enqueued(self, scheduler):
-        row = a_row(ends_at=now_plus(timedelta(minutes=-1)), every=MINUTE)
+        row = a_row(ends_at=clock_plus(timedelta(minutes=-1)), every=MINUTE)
         turn(scheduler)
         assert RecurringTask.objects.get().next_run_at is None
 
-        row = a_row(name="last", starts_at=now_plus(-30 * MINUTE), ends_at=now_plus(5 * MINUTE))
+        row = a_row(name="last", starts_at=clock_plus(-30 * MINUTE), ends_at=clock_plus(5 * MINUTE))
         planned = due(row)
         turn(scheduler), turn(scheduler)
 
@@ -492,8 +492,8 @@ class TestTimes:
         for number in range(scheduler.BATCH + 1):
             a_row(
                 name=f"over {number}",
-                starts_at=now_plus(-30 * MINUTE),
-                ends_at=now_plus(5 * MINUTE),
+                starts_at=clock_plus(-30 * MINUTE),
+                ends_at=clock_plus(5 * MINUTE),
             )
         row = a_row(name="other")
         planned = due(row)
@@ -504,9 +504,9 @@ class TestTimes:
         assert not RecurringTask.objects.exclude(pk=row.pk).waiting().exists()
 
     def test_ended_task_resumes_after_later_ends_at(self, scheduler):
-        row = a_row(starts_at=now_plus(-30 * MINUTE), ends_at=now_plus(5 * MINUTE))
+        row = a_row(starts_at=clock_plus(-30 * MINUTE), ends_at=clock_plus(5 * MINUTE))
         turn(scheduler)
-        RecurringTask.objects.update(ends_at=now_plus(2 * HOUR))
+        RecurringTask.objects.update(ends_at=clock_plus(2 * HOUR))
 
         RecurringTask.objects.filter(pk=row.pk).replan()
         turn(scheduler)
@@ -555,7 +555,7 @@ class TestTimes:
         assert not Job.objects.exists() and row.next_run_at > now()
 
 
-def now_plus(wait: timedelta) -> datetime:
+def clock_plus(wait: timedelta) -> datetime:
     return datetime.now(UTC).replace(microsecond=0) + wait
 
 
@@ -597,7 +597,7 @@ class TestDrift:
         assert timedelta(minutes=59) < row.next_run_at - now() <= HOUR
 
     def test_next_time_is_unset_while_the_job_waits(self, row, scheduler):
-        Job.objects.update(state="scheduled", run_after=after(7200))
+        Job.objects.update(state="scheduled", run_after=now_plus(7200))
 
         turn(scheduler)
 
@@ -739,7 +739,7 @@ class TestOnce:
         assert RecurringExecution.objects.count() == 1
 
         assert scheduler.prune(10) == 0
-        RecurringExecution.objects.update(run_at=after(-8 * 86_400))
+        RecurringExecution.objects.update(run_at=now_plus(-8 * 86_400))
         assert scheduler.prune(10) == 1
 
 
@@ -818,7 +818,7 @@ class TestCost:
         scheduler.turn(waiting=True)
 
         with CaptureQueriesContext(connection) as seen:
-            scheduler._look_at = 0.0
+            scheduler._scan_at = 0.0
             scheduler.turn(waiting=True)
 
         assert len(seen) == 1
@@ -836,7 +836,7 @@ class TestCost:
         due(a_row())
 
         assert scheduler.turn(waiting=True) == float("inf")
-        scheduler._look_at -= scheduler.LOOK
+        scheduler._scan_at -= scheduler.SCAN
         scheduler.turn(waiting=True)
 
         assert Job.objects.count() == 1

@@ -18,7 +18,7 @@ from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.engine.attempt_result import AttemptResult, Settled
 from django_dbqueue.models import Execution, Job, Process
 from django_dbqueue.models.enums import FINISHED
-from django_dbqueue.models.expressions import after
+from django_dbqueue.models.expressions import now_plus
 from django_dbqueue.runtime.connections import prepare
 from django_dbqueue.runtime.worker.after_settle import finish_batches, wake_dependents
 from django_dbqueue.runtime.worker.claimer import Claimer
@@ -85,7 +85,7 @@ class Actor:
             hostname="h",
             pid=self.number + 1,
             details=serves,
-            expires_at=after(3600),
+            expires_at=now_plus(3600),
         )
         self.call(Process.objects.register, self.process)
         options = Options(prefetch_bytes=PREFETCHED)

@@ -15,7 +15,7 @@ from django_dbqueue import batch, pipeline
 from django_dbqueue.exceptions import BatchFinished
 from django_dbqueue.models import Batch, Job
 from django_dbqueue.models.enums import FINISHED, UNSUCCESSFUL, State
-from django_dbqueue.models.expressions import after
+from django_dbqueue.models.expressions import now_plus
 
 from .. import direct, tasks
 from .machine_actors import ENDS, actors, ends, queues
@@ -130,7 +130,7 @@ class Batches(Keys):
     @rule()
     def seal_abandoned_batches(self):
         """Seal batches of openers that were silent for long. Such a batch may be incomplete."""
-        Batch.objects.filter(pk__in=self.left_open).update(opened_until=after(-1))
+        Batch.objects.filter(pk__in=self.left_open).update(opened_until=now_plus(-1))
         assert set(direct.seal_abandoned()) == set(self.left_open)
         self.spoiled.update(self.left_open)
         self.left_open.clear()

@@ -29,7 +29,7 @@ from django_dbqueue.models import (
 )
 from django_dbqueue.models.batch_share import BatchShare
 from django_dbqueue.models.enums import FAILURES, FINISHED, WAITING
-from django_dbqueue.models.expressions import Now, after
+from django_dbqueue.models.expressions import Now, now_plus
 from django_dbqueue.runtime import recovery
 
 from .. import direct, tasks
@@ -255,7 +255,7 @@ class Jobs(RuleBasedStateMachine):
         if not self.actors[actor].held:
             self.claim(actor, 5)
         self.kill(actor, False, False)
-        Job.objects.filter(state=State.SCHEDULED).update(run_after=after(-1))
+        Job.objects.filter(state=State.SCHEDULED).update(run_after=now_plus(-1))
         self.not_before.clear()
         self.dispatch()
         self.claim(other, 50)
@@ -341,6 +341,13 @@ class Jobs(RuleBasedStateMachine):
     def stop(self, queue):
         self._stop(Job.objects.filter(queue=queue))
 
+    @rule(queue=queues)
+    def stop_and_retry(self, queue):
+        jobs = Job.objects.filter(queue=queue)
+        stopped = {str(pk) for pk in jobs.stoppable().values_list("pk", flat=True)}
+        self.retried |= stopped
+        jobs.stop(then="retry")
+
     def _stop(self, jobs):
         self.stopped |= {str(pk) for pk in jobs.stoppable().values_list("pk", flat=True)}
         jobs.stop()
@@ -356,7 +363,7 @@ class Jobs(RuleBasedStateMachine):
     @precondition(lambda self: self.enqueued)
     @rule(state=st.sampled_from([State.SUCCESSFUL, State.FAILED]))
     def prune(self, state):
-        Job.objects.filter(state=state).update(finished_at=after(-1000))
+        Job.objects.filter(state=state).update(finished_at=now_plus(-1000))
         before = {str(pk) for pk in Job.objects.filter(state=state).values_list("pk", flat=True)}
         while direct.prune_jobs([state], 500, 2):
             pass

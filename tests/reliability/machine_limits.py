@@ -89,7 +89,9 @@ class Limits(Jobs):
             "the taken slots differ from those of the running jobs"
         )
         for job in self.refused:
-            full = [each["key"] for each in job.limits if running[each["key"]] == each["most"]]
+            full = [
+                each["key"] for each in job.limits if running[each["key"]] == each["max_running"]
+            ]
             assert full, "the job was discarded though a slot was free"
         self.refused.clear()
 
@@ -120,10 +122,10 @@ class Limits(Jobs):
         fences = {(str(job.pk), job.attempt) for job in self.jobs if job.state == State.RUNNING}
         claimed = [self.under[fence] for fence in fences & self.under.keys()]
         held = {
-            (each["key"], slot_group): each["most"]
+            (each["key"], slot_group): each["max_running"]
             for slot_group, limits in claimed
             for each in limits
-            if "most" in each
+            if "max_running" in each
         }
         running, most = Counter(key for key, _group in held), dict[str, int]()
         for (key, _group), number in held.items():

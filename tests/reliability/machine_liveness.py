@@ -188,11 +188,13 @@ class Liveness(Limits, Batches):
 
     def _smallest_limits(self):
         """Return the smallest limit of each key, of its jobs and of its semaphore."""
-        numbers = dict(Semaphore.objects.exclude(most=None).values_list("pk", "most"))
+        numbers = dict(Semaphore.objects.exclude(max_running=None).values_list("pk", "max_running"))
         for job in self.jobs:
             for each in job.limits or () if job.state not in FINISHED else ():
-                if "most" in each:
-                    numbers[each["key"]] = min(each["most"], numbers.get(each["key"], each["most"]))
+                if "max_running" in each:
+                    numbers[each["key"]] = min(
+                        each["max_running"], numbers.get(each["key"], each["max_running"])
+                    )
         return numbers
 
     def _check_no_slot_is_idle(self, began, numbers):
@@ -204,7 +206,7 @@ class Liveness(Limits, Batches):
 
         def has_room(limit: dict[str, Any], job: Any) -> bool:
             key = limit["key"]
-            if "most" in limit:
+            if "max_running" in limit:
                 return taken[key] < numbers[key]
             row = semaphores.get(key)
             return row is None or (

@@ -15,7 +15,7 @@ from django_dbqueue.runtime.worker import executor, failed_attempt
 from django_dbqueue.runtime.worker.task_call import ThreadCall
 
 from .. import direct, tasks
-from ..conftest import a_process, until, until_somebody_waits_for_a_lock
+from ..conftest import a_process, until, until_a_lock_is_awaited
 from ..models import Effect, Run
 from .conftest import Elsewhere
 
@@ -89,7 +89,7 @@ def test_end_waits_for_briefly_locked_row(backend, claim):
     holder.start()
     holding.wait(20)
     runner = Elsewhere(lambda: run(job, backend))
-    until_somebody_waits_for_a_lock()
+    until_a_lock_is_awaited()
     assert not Run.objects.exists()
     done.set()
 
@@ -215,7 +215,7 @@ def test_deadlock_with_enqueue_of_same_key_loses_nothing(backend, claim, monkeyp
 
     def wait_for_caller():
         changed.set()
-        until_somebody_waits_for_a_lock()
+        until_a_lock_is_awaited()
 
     monkeypatch.setattr(tasks, "meanwhile", wait_for_caller)
     caller = Elsewhere(call)

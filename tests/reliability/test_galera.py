@@ -144,8 +144,8 @@ class TestTwoNodes:
 
     def test_last_slot_of_a_limit_is_taken_once(self, processes, first):
         one, other = (occupy.enqueue("a", 0) for _ in range(2))
-        Job.objects.update(limits=[limit := {**Job.objects.first().limits[0], "most": 1}])
-        Semaphore.objects.create(pk=limit["key"], most=1)
+        Job.objects.update(limits=[limit := {**Job.objects.first().limits[0], "max_running": 1}])
+        Semaphore.objects.create(pk=limit["key"], max_running=1)
 
         def claim_elsewhere(job):
             first(

@@ -15,7 +15,7 @@ from django_dbqueue.models import Execution, Failure, Job, Process
 from django_dbqueue.runtime.connections import discard, keep_connections, prepare
 
 from .. import tasks
-from ..conftest import LONG, log_of, until, until_somebody_waits_for_a_lock
+from ..conftest import LONG, log_of, until, until_a_lock_is_awaited
 from .test_failover import runs
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
@@ -89,7 +89,7 @@ def test_deadlock_loses_no_result(runqueue):
 
     with suppress(OperationalError), transaction.atomic():
         Failure.objects.select_for_update().get()
-        until_somebody_waits_for_a_lock()  # The settler, which has locked the job, waits.
+        until_a_lock_is_awaited()  # The settler, which has locked the job, waits.
         Job.objects.filter(pk=result.id).update(priority=1)
 
     until(lambda: Job.objects.filter(state="failed").count() == 2)

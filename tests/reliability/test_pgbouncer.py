@@ -10,7 +10,7 @@ from django.db import Error, connection, connections
 
 from django_dbqueue.models import Execution, Job
 from django_dbqueue.runtime.connections import prepare
-from django_dbqueue.runtime.socket_watchdog import answered_within
+from django_dbqueue.runtime.socket_watchdog import deadline
 
 from .. import servers, tasks
 from ..conftest import is_found_within, log_of, most_at_a_time, until
@@ -125,7 +125,7 @@ def test_connection_waiting_for_full_pool_times_out(pool):
 
     def connect():
         prepare("default", 1.0)
-        with answered_within(1.0), pytest.raises(Error):
+        with deadline(1.0), pytest.raises(Error):
             connections["default"].ensure_connection()
 
     Elsewhere(connect).result()

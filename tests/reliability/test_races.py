@@ -16,7 +16,7 @@ from django_dbqueue.models import Execution, Job, Process, Slot
 from django_dbqueue.runtime import announcer, process_identity, recovery
 
 from .. import direct, tasks
-from ..conftest import a_process, until_somebody_waits_for_a_lock
+from ..conftest import a_process, until_a_lock_is_awaited
 from .conftest import Elsewhere, held_open
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -99,7 +99,7 @@ def test_concurrent_recoveries_of_a_process_recover_its_jobs_once(claim, process
 
     with held_open(lambda: recover(dead)):
         second = Elsewhere(lambda: recover(dead))
-        until_somebody_waits_for_a_lock()
+        until_a_lock_is_awaited()
 
     assert second.result() == 0
     assert Execution.objects.filter(outcome="lost").count() == 20
@@ -114,7 +114,7 @@ def test_heartbeat_before_recovery_keeps_process_alive(claim, process):
 
     with held_open(lambda: Process.objects.filter(pk=process.pk).beat(30)):
         judge = Elsewhere(lambda: recover(Process.objects.silent(), "was silent"))
-        until_somebody_waits_for_a_lock()
+        until_a_lock_is_awaited()
 
     assert judge.result() == 0
     assert Job.objects.get().state == "running"
@@ -127,7 +127,7 @@ def test_heartbeat_after_recovery_returns_false(process):
 
     with held_open(lambda: recover(Process.objects.silent(), "was silent")):
         late = Elsewhere(lambda: Process.objects.filter(pk=process.pk).beat(30))
-        until_somebody_waits_for_a_lock()
+        until_a_lock_is_awaited()
 
     assert late.result() is False
 

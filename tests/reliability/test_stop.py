@@ -57,6 +57,40 @@ def test_stopped_job_that_ignores_interrupts_ends_with_its_process(runqueue):
     assert "time.sleep(seconds)" in Execution.objects.get(job=result.id).traceback
 
 
+@pytest.mark.parametrize("task", [tasks.loop, tasks.wait])
+def test_job_stopped_to_be_retried_runs_again(runqueue, task):
+    result = task.enqueue()
+    runqueue(*ONE)
+    until(lambda: Run.objects.filter(job__startswith="begun"))
+
+    Run.objects.all().delete()
+    assert Job.objects.all().stop(then="retry") == 1
+
+    until(lambda: Run.objects.filter(job__startswith="begun").exists())
+    first = Execution.objects.get(job=result.id)
+    assert (first.attempt, first.outcome) == (1, "stopped")
+    assert first.error_type == "django_dbqueue.exceptions.Stopped"
+    assert not Failure.objects.exists()
+    Run.objects.all().delete()
+    Job.objects.all().stop()
+    until(lambda: Job.objects.get().state == "discarded")
+
+
+@only_with_processes
+def test_uninterruptible_job_stopped_to_be_retried_runs_again_in_another_process(runqueue):
+    result = tasks.sleep.enqueue(3600)
+    runqueue(DBQUEUE_OPTIONS=json.dumps({"timeout_grace": 1}))
+    until(lambda: Job.objects.running().exists())
+
+    Job.objects.all().stop(then="retry")
+
+    until(lambda: Execution.objects.filter(job=result.id, outcome="stopped").exists())
+    until(lambda: Job.objects.filter(state="running", attempt=2).exists())
+    assert "time.sleep(seconds)" in Execution.objects.get(job=result.id).traceback
+    Job.objects.all().stop()
+    until(lambda: Job.objects.get().state == "discarded")
+
+
 @only_with_processes
 def test_stopped_job_of_dead_process_is_not_retried(runqueue):
     result = tasks.sleep.enqueue(3600)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
-from django_dbqueue import pipeline
+from django_dbqueue import batch, pipeline
 from django_dbqueue.engine.attempt_result import AttemptResult
-from django_dbqueue.models import Execution, Job
+from django_dbqueue.models import Batch, Execution, Job
 from django_dbqueue.models.enums import Outcome, State
 
 from .. import direct, tasks
@@ -128,3 +130,120 @@ def test_call_after_stop_runs_after_release(claim):
         None,
     )
     assert claim()[0].args == [2]
+
+
+class TestStopAndRetry:
+    @pytest.mark.parametrize(
+        ("outcome", "state", "wait"),
+        [
+            (Outcome.STOPPED, State.READY, 0.0),
+            (Outcome.DISCARDED, State.DISCARDED, 0.0),
+            (Outcome.FAILED, State.SCHEDULED, 60.0),
+            (Outcome.FAILED, State.FAILED, 0.0),
+            (Outcome.TIMED_OUT, State.FAILED, 0.0),
+            (Outcome.INTERRUPTED, State.READY, 0.0),
+            (Outcome.SNOOZED, State.SCHEDULED, 60.0),
+            (Outcome.LOST, State.FAILED, 0.0),
+        ],
+    )
+    def test_job_is_ready_with_all_its_attempts(self, claim, outcome, state, wait):
+        tasks.nothing.using(expires=timedelta(seconds=1)).enqueue()
+        Job.objects.update(failures=1, attempt=1)
+        (job,) = claim()
+        assert Job.objects.stop(then="retry") == 1
+
+        settled = settle(job, outcome, state, wait=wait)
+
+        found = Job.objects.get()
+        assert (found.state, found.failures, found.expires_at) == (State.READY, 0, None)
+        assert (found.stop_requested_at, found.retry_requested) == (None, False)
+        assert (found.process_id, found.finished_at) == (None, None)
+        assert Execution.objects.get().outcome == outcome
+        assert settled.written[0].state == State.READY
+
+    def test_success_that_comes_first_counts(self, claim):
+        tasks.nothing.enqueue()
+        (job,) = claim()
+        Job.objects.stop(then="retry")
+
+        settle(job, Outcome.SUCCESSFUL, State.SUCCESSFUL, result=1)
+
+        found = Job.objects.get()
+        assert (found.state, found.result, found.retry_requested) == (State.SUCCESSFUL, 1, False)
+
+    def test_stage_that_succeeds_first_is_not_repeated(self, claim):
+        pipeline(tasks.grind, tasks.pour).enqueue("beans")
+        (job,) = claim()
+        Job.objects.stop(then="retry")
+        following = job.copy(job.pk)
+        following.stage, following.task = 1, tasks.pour.module_path
+
+        settle(job, Outcome.SUCCESSFUL, State.READY, then=following)
+
+        found = Job.objects.get()
+        assert (found.state, found.stage, found.stop_requested_at) == (State.READY, 1, None)
+
+    def test_job_that_was_not_started_is_ready_after_release(self, claim):
+        tasks.nothing.enqueue()
+        (job,) = claim()
+        Job.objects.stop(then="retry")
+
+        assert direct.release([job]) == {job.pk}
+
+        found = Job.objects.get()
+        assert (found.state, found.stop_requested_at, found.finished_at) == (
+            State.READY,
+            None,
+            None,
+        )
+        (job,) = claim()
+        settle(job, Outcome.FAILED, State.SCHEDULED, wait=60.0)
+        assert Job.objects.get().state == State.SCHEDULED
+
+    def test_call_after_the_stop_replaces_the_retry(self, claim):
+        tasks.index_document.using(key="a").enqueue(1)
+        (job,) = claim()
+        Job.objects.stop(then="retry")
+        tasks.index_document.using(key="a").enqueue(2)
+
+        settle(job, Outcome.STOPPED, State.READY)
+
+        found = Job.objects.get()
+        assert (found.state, found.args, found.retry_requested) == (State.READY, [2], False)
+
+    def test_slot_of_the_job_is_released(self, claim):
+        for _ in range(3):
+            tasks.occupy.enqueue("a", 0)
+        running = claim()
+        assert len(running) == 2
+        Job.objects.filter(pk=running[0].pk).stop(then="retry")
+
+        settle(running[0], Outcome.STOPPED, State.READY)
+
+        assert len(claim()) == 1
+
+    def test_batch_waits_for_the_retry(self, claim):
+        with batch(on_success=tasks.add) as opened:
+            tasks.nothing.enqueue()
+        (job,) = claim()
+        Job.objects.stop(then="retry")
+        settle(job, Outcome.STOPPED, State.READY)
+        direct.finish_batches([opened.id])
+        assert Batch.objects.get().finished_at is None
+
+        (job,) = claim()
+        settle(job, Outcome.SUCCESSFUL, State.SUCCESSFUL)
+        direct.finish_batches([opened.id])
+
+        assert Batch.objects.get().finished_at is not None
+        assert Job.objects.filter(task=tasks.add.module_path).exists()
+
+    @pytest.mark.parametrize("then", ["run", None, True])
+    def test_unknown_consequence_is_refused(self, claim, then):
+        tasks.nothing.enqueue()
+        claim()
+
+        with pytest.raises(ValueError, match='is neither "discard" nor "retry"'):
+            Job.objects.stop(then=then)
+
+        assert Job.objects.get().stop_requested_at is None

@@ -9,7 +9,7 @@ from django.db.models import F
 
 from django_dbqueue import Rate, task
 from django_dbqueue.models import Job, RecurringTask, Semaphore
-from django_dbqueue.models.expressions import Now, after
+from django_dbqueue.models.expressions import Now, now_plus
 from django_dbqueue.runtime.dispatcher import Dispatcher
 from django_dbqueue.runtime.shared_status import SharedStatus
 
@@ -26,7 +26,7 @@ MINUTE = timedelta(minutes=1)
 def dispatcher(backend):
     """A registered dispatcher that has read the database's time."""
     dispatcher = Dispatcher(backend, backend.config, SharedStatus.private())
-    dispatcher._heartbeat._sign_on()
+    dispatcher._heartbeat._register()
     dispatcher._work()
     return dispatcher
 
@@ -77,7 +77,7 @@ def test_next_run_is_recomputed_after_clock_is_set_back(dispatcher, schedule):
 def test_dispatcher_started_after_setback_recomputes_next_run(backend):
     row = recurring(cron="*/5 * * * *")
     dispatcher = Dispatcher(backend, backend.config, SharedStatus.private())
-    dispatcher._heartbeat._sign_on()
+    dispatcher._heartbeat._register()
 
     dispatcher._work()
 
@@ -110,7 +110,7 @@ def test_plausible_next_run_is_kept_after_setback(dispatcher, schedule):
 
 def test_recurring_task_ended_by_clock_ahead_resumes_after_setback(dispatcher):
     row = recurring(every=5 * MINUTE)
-    RecurringTask.objects.update(ends_at=after(HOUR / 2), is_over=True, next_run_at=None)
+    RecurringTask.objects.update(ends_at=now_plus(HOUR / 2), is_over=True, next_run_at=None)
     set_back(dispatcher)
 
     dispatcher._work()

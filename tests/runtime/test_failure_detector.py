@@ -33,7 +33,7 @@ def clock(monkeypatch):
 def observe(failure_detector, clock, seconds):
     for _ in range(seconds):
         clock.pass_(1)
-        failure_detector.look(clock.database)
+        failure_detector.observe(clock.database)
 
 
 def test_detector_can_declare_dead_after_full_observation(clock):
@@ -49,7 +49,7 @@ def test_outage_restarts_observation(clock):
     failure_detector = FailureDetector(20, 10)
     observe(failure_detector, clock, 30)
     clock.pass_(11)
-    failure_detector.look(clock.database)
+    failure_detector.observe(clock.database)
     assert not failure_detector.can_declare_dead
     observe(failure_detector, clock, 21)
     assert failure_detector.can_declare_dead
@@ -71,7 +71,7 @@ def test_suspended_detector_restarts_observation(clock):
     failure_detector = FailureDetector(20, 10)
     observe(failure_detector, clock, 30)
     clock.database += timedelta(seconds=300)
-    failure_detector.look(clock.database)
+    failure_detector.observe(clock.database)
     assert not failure_detector.can_declare_dead
 
 
@@ -80,5 +80,5 @@ def test_short_outage_does_not_restart_observation(clock):
     failure_detector = FailureDetector(20, 10)
     observe(failure_detector, clock, 30)
     clock.pass_(8)
-    failure_detector.look(clock.database)
+    failure_detector.observe(clock.database)
     assert failure_detector.can_declare_dead

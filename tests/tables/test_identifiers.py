@@ -22,7 +22,7 @@ from django_dbqueue.models import (
     Semaphore,
     TaskState,
 )
-from django_dbqueue.models.expressions import after
+from django_dbqueue.models.expressions import now_plus
 from django_dbqueue.runtime.scheduler import Scheduler
 from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.testing import drain
@@ -106,14 +106,18 @@ def test_pause_does_not_affect_similar_tasks():
     ("model", "field", "values"),
     [
         (Failure, "fingerprint", {"error_type": "E", "message": "", "location": ""}),
-        (Process, "name", {"kind": "worker", "hostname": "h", "pid": 1, "expires_at": after(60)}),
+        (
+            Process,
+            "name",
+            {"kind": "worker", "hostname": "h", "pid": 1, "expires_at": now_plus(60)},
+        ),
         (
             Execution,
             "process",
             {
-                "claimed_at": after(0),
-                "started_at": after(0),
-                "finished_at": after(0),
+                "claimed_at": now_plus(0),
+                "started_at": now_plus(0),
+                "finished_at": now_plus(0),
                 "outcome": "failed",
             },
         ),

@@ -11,7 +11,7 @@ from django_dbqueue.models import Job
 from django_dbqueue.models.locking import lock_first
 
 from .. import tasks
-from ..conftest import until_somebody_waits_for_a_lock
+from ..conftest import until_a_lock_is_awaited
 from ..reliability.conftest import Elsewhere, held_open
 
 pytestmark = [
@@ -70,7 +70,7 @@ def test_discard_waiting_for_row_holds_no_other_lock():
 
     with locked(second):
         discarding = Elsewhere(Job.objects.all().discard)
-        until_somebody_waits_for_a_lock()
+        until_a_lock_is_awaited()
         with transaction.atomic():
             free = Job.objects.select_for_update(nowait=True).filter(pk__in=[first.pk, third.pk])
             assert {job.state for job in free} == {"discarded"}

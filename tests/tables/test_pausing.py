@@ -15,7 +15,7 @@ from django.utils.timezone import now
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import Job, Queue, TaskState
-from django_dbqueue.models.expressions import after
+from django_dbqueue.models.expressions import now_plus
 from django_dbqueue.runtime.supervisor.drain import Drain
 from django_dbqueue.runtime.worker.claimer import Claimer
 
@@ -35,7 +35,7 @@ def claimer(process):
 
 def expire(rows):
     """Let the pauses of these rows expire."""
-    rows.update(paused_at=after(-60), resume_at=after(-1))
+    rows.update(paused_at=now_plus(-60), resume_at=now_plus(-1))
 
 
 @pytest.mark.parametrize("until", [timedelta(hours=1), now() + timedelta(days=100), None])
@@ -175,7 +175,7 @@ def test_paused_tasks_are_read_once_a_second(claimer):
 def test_drain_ignores_jobs_of_paused_tasks(state):
     supervisor = a_process("supervisor", kind="supervisor")
     drain = Drain("default", QueueSelector(("*",)), Options(), supervisor)
-    Job.objects.create(task="tests.tasks.add", queue="default", state=state, run_after=after(-5))
+    Job.objects.create(task="tests.tasks.add", queue="default", state=state, run_after=now_plus(-5))
     assert drain._any_left(Job.objects.all())
 
     TaskState.objects.named(tasks.add.module_path).pause()

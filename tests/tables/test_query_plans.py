@@ -168,6 +168,7 @@ def test_lane_scan_reads_the_lane_index(many_rows, django_assert_max_num_queries
 
 @pytest.mark.django_db(transaction=True)
 def test_idle_lane_scan_is_one_query(django_assert_num_queries):
+    connection.ensure_connection()
     with django_assert_num_queries(1):
         assert Job.objects.lanes() == []
 
@@ -184,8 +185,8 @@ def test_queue_load_cost_is_bounded(many_rows, monkeypatch):
         load = Queue.objects.load("served")
 
     assert (str(load.ready), str(load.scheduled), load.running) == ("100+", "101+", 0)
-    # Four queries for the lanes, two for each of the three, and three for scheduled, blocked and running.
-    assert len(seen) <= 13
+    # Four queries for the lanes, three for each of the three, and four for scheduled, blocked and running.
+    assert len(seen) <= 17
     for query in seen:
         text = explained(query["sql"])
         if connection.vendor == "postgresql":
@@ -320,7 +321,7 @@ def test_hundred_thousand_waiters_do_not_slow_other_statements():
     double(Job.objects.filter(blocked_by="saturated"), times=9)
     assert Job.objects.filter(blocked_by="saturated").count() > 100_000
     Job.objects.bulk_create([Job(**blocked, blocked_by=f"key {n}") for n in range(300)])
-    Semaphore.objects.create(key="saturated", most=2)
+    Semaphore.objects.create(key="saturated", max_running=2)
     analyze()
 
     claim = plan(

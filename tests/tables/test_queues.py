@@ -10,7 +10,7 @@ from django.db import transaction
 from django_dbqueue.models import Job, Queue
 from django_dbqueue.models import queue as queue_module
 from django_dbqueue.models.bounded_count import BoundedCount
-from django_dbqueue.models.expressions import after
+from django_dbqueue.models.expressions import now_plus
 from django_dbqueue.models.job import JobQuerySet
 
 from .. import tasks
@@ -27,7 +27,7 @@ def in_states(queue, *states):
         if state == State.BLOCKED:
             values = {"blocked_by": "x"}
         if state in (State.FAILED, State.SUCCESSFUL):
-            values = {"finished_at": after(0), "attempt": 1}
+            values = {"finished_at": now_plus(0), "attempt": 1}
         values |= {"blocked_by": "a key"} if state == State.BLOCKED else {}
         Job.objects.create(task="t", queue=queue, state=state, **values)
 
@@ -59,7 +59,7 @@ def test_clear_uses_statements_of_bounded_size(monkeypatch):
     Job.objects.bulk_create([Job(task="t", queue="mail", priority=n % 2) for n in range(50)])
     Job.objects.bulk_create(
         [
-            Job(task="t", queue=q, state="scheduled", run_after=after(60))
+            Job(task="t", queue=q, state="scheduled", run_after=now_plus(60))
             for q in ("mail", "x")
             for n in range(30)
         ]
@@ -78,12 +78,14 @@ def test_clear_uses_statements_of_bounded_size(monkeypatch):
 
 def test_clear_ends_and_leaves_jobs_enqueued_meanwhile(monkeypatch):
     monkeypatch.setattr(queue_module, "CLEARED_TOGETHER", 5)
-    Job.objects.bulk_create([Job(task="t", queue="mail", enqueued_at=after(-1)) for n in range(20)])
+    Job.objects.bulk_create(
+        [Job(task="t", queue="mail", enqueued_at=now_plus(-1)) for n in range(20)]
+    )
     discard = JobQuerySet.discard
 
     def discard_beside_an_enqueuer(rows):
         Job.objects.bulk_create(
-            [Job(task="t", queue="mail", enqueued_at=after(1)) for n in range(10)]
+            [Job(task="t", queue="mail", enqueued_at=now_plus(1)) for n in range(10)]
         )
         return discard(rows)
 
@@ -153,7 +155,7 @@ def test_load_counts_jobs_by_state():
         State.SUCCESSFUL,
     )
     in_states("other", State.READY)
-    Job.objects.create(task="t", queue="mail", priority=9, run_after=after(-60))
+    Job.objects.create(task="t", queue="mail", priority=9, run_after=now_plus(-60))
 
     load = Queue.objects.load("mail")
 

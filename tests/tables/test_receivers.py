@@ -24,7 +24,7 @@ from django_dbqueue.models import (
     RecurringTask,
     StackTrace,
 )
-from django_dbqueue.models.expressions import after
+from django_dbqueue.models.expressions import now_plus
 from django_dbqueue.recurrence.target import enqueue
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.heartbeat import Heartbeat
@@ -55,13 +55,13 @@ def receivers() -> Iterator[None]:
 
 
 def long_ago() -> Any:
-    return after(-86_400 * 400)
+    return now_plus(-86_400 * 400)
 
 
 def test_heartbeat_during_recovery_keeps_process_alive(process, claim):
     tasks.add.enqueue(1)
     (job,) = claim()
-    Process.objects.update(expires_at=after(-1))
+    Process.objects.update(expires_at=now_plus(-1))
     pre_delete.connect(ignore := lambda **kwargs: None)
     has_beaten = []
 
@@ -106,7 +106,7 @@ def test_supervisor_reregisters_under_its_id_despite_receivers(receivers, backen
     heartbeat = Heartbeat(
         Process.Kind.SUPERVISOR, "default", backend.config, SharedStatus.private(), {}
     )
-    heartbeat._sign_on()
+    heartbeat._register()
     pk = heartbeat.process.pk
     Process.objects.filter(pk=pk).erase()
 
@@ -118,7 +118,7 @@ def test_supervisor_reregisters_under_its_id_despite_receivers(receivers, backen
 def test_dead_process_is_recovered_despite_receivers(receivers, backend):
     dead = a_process_without_signals()
     job = tasks.add.enqueue(1)
-    Job.objects.update(state="running", process=dead, started_at=after(0), attempt=1)
+    Job.objects.update(state="running", process=dead, started_at=now_plus(0), attempt=1)
 
     assert (
         recovery.recover(
@@ -151,7 +151,7 @@ def test_recurring_tasks_are_declared_run_and_deleted_despite_receivers(receiver
     recurring(every=timedelta(minutes=1))(tasks.nothing)
     scheduler = Scheduler(backend)
     scheduler.turn(waiting=True)
-    RecurringTask.objects.update(next_run_at=after(-1))
+    RecurringTask.objects.update(next_run_at=now_plus(-1))
 
     scheduler._known_at = 0.0
     scheduler.turn(waiting=True)
@@ -180,7 +180,7 @@ def test_recurring_task_declared_during_deletion_is_kept(backend):
 
     def declare(execute: Any, sql: str, parameters: Any, many: bool, context: Any) -> Any:
         if sql.startswith("DELETE") and "dbqueue_recurringtask" in sql:
-            RecurringTask.objects.update(declared_at=after(0))
+            RecurringTask.objects.update(declared_at=now_plus(0))
         return execute(sql, parameters, many, context)
 
     try:
@@ -217,7 +217,7 @@ def test_stack_of_hanged_job_is_recorded_despite_receivers(receivers):
 
 def a_process_without_signals() -> Process:
     process = Process(
-        name="worker@here:1:abc", kind="worker", hostname="here", pid=1, expires_at=after(3600)
+        name="worker@here:1:abc", kind="worker", hostname="here", pid=1, expires_at=now_plus(3600)
     )
     Process.objects.register(process)
     return process

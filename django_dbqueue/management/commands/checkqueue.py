@@ -72,10 +72,10 @@ class Command(BaseCommand):
             self.stdout.write(
                 "   Do:  " + one.remedy.replace("\n", "\n        "), self.style.MIGRATE_LABEL
             )
-        for name, unseen in [(name, one) for name, one in found if isinstance(one, NotChecked)]:
-            self.stdout.write(f"\n{_filled('-  ', unseen.what)} [{name}]")
-            if unseen.remedy:
-                self.stdout.write(f"   Do:  {unseen.remedy}")
+        for name, skipped in [(name, one) for name, one in found if isinstance(one, NotChecked)]:
+            self.stdout.write(f"\n{_filled('-  ', skipped.what)} [{name}]")
+            if skipped.remedy:
+                self.stdout.write(f"   Do:  {skipped.remedy}")
         self.stdout.write("")
 
 
@@ -120,7 +120,7 @@ def _as_json(database: QueueDatabase, found: Found) -> dict[str, object]:
         "findings": [
             {"check": name, **asdict(one)} for name, one in found if isinstance(one, Finding)
         ],
-        "unseen": [
+        "not_checked": [
             {"check": name, **asdict(one)} for name, one in found if isinstance(one, NotChecked)
         ],
     }

@@ -14,7 +14,7 @@ from ...models.enums import State
 from ...models.expressions import Now
 from ...models.job import JobQuerySet
 from ..connections import discard, snapshot
-from ..socket_watchdog import answered_within
+from ..socket_watchdog import deadline
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -38,7 +38,7 @@ class Drain:
         callback.
         """
         try:
-            with answered_within(self._options.answer_limit), snapshot(self._jobs.db):
+            with deadline(self._options.answer_limit), snapshot(self._jobs.db):
                 return not self._any_left(self._jobs.all())
         except (DatabaseError, InterfaceError) as error:
             logger.warning("drain: could not check for remaining jobs: %s", error)
@@ -79,5 +79,7 @@ class Drain:
 
 def _blocked_by_others(jobs: JobQuerySet) -> JobQuerySet:
     """Return the jobs that wait for others to end, and not for a time assigned by a rate."""
-    timed = Semaphore.objects.using(jobs.db).filter(pk=OuterRef("blocked_by"), every__isnull=False)
+    timed = Semaphore.objects.using(jobs.db).filter(
+        pk=OuterRef("blocked_by"), interval__isnull=False
+    )
     return jobs.filter(state=State.BLOCKED).exclude(Exists(timed))

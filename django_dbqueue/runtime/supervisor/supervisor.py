@@ -23,7 +23,7 @@ from ..logging_setup import RepeatedProblem
 from ..recovery import ExitReason
 from ..shared_status import SharedStatus
 from ..shutdown import Shutdown
-from ..socket_watchdog import answered_within
+from ..socket_watchdog import deadline
 from .children import Child, ChildProcess, ChildThread
 from .drain import Drain
 from .roles import CANNOT_IMPORT, EXIT_JOBS_RUNNING
@@ -245,11 +245,11 @@ class Supervisor:
                 )
             self._start_at = time.monotonic() + min(30.0, 0.1 * 2 ** min(self._crashes - 1, 10))
 
-    def _replace(self, child: Child, deadline: float) -> None:
+    def _replace(self, child: Child, end: float) -> None:
         """Let a replacement start while the child comes to its end."""
         if child in self._children:
             self._children.remove(child)
-        self._leaving[child] = min(deadline, self._leaving.get(child, deadline))
+        self._leaving[child] = min(end, self._leaving.get(child, end))
 
     def _forget(self, child: Child) -> None:
         child.close()
@@ -269,7 +269,7 @@ class Supervisor:
 
     def _overdue(self, child: Child) -> list[Job]:
         try:
-            with answered_within(self.options.answer_limit):
+            with deadline(self.options.answer_limit):
                 rows = Job.objects.using(self._backend.database).overdue(self.options.timeout_grace)
                 return list(rows.filter(process__in=self._of(child)))
         except (DatabaseError, InterfaceError) as error:
@@ -330,7 +330,7 @@ class Supervisor:
         while self._unrecovered:
             self._status.tick()
             try:
-                with answered_within(self.options.answer_limit):
+                with deadline(self.options.answer_limit):
                     recovery.recover(self._backend, *self._unrecovered[0], self._announcements.put)
                 self._unrecovered.pop(0)
                 self._problem.over()
@@ -348,9 +348,9 @@ class Supervisor:
         children = [*self._children, *self._leaving]
         for child in children:
             child.stop()
-        deadline = time.monotonic() + self.options.shutdown_timeout + self.GRACE
+        end = time.monotonic() + self.options.shutdown_timeout + self.GRACE
         hurried = False
-        while any(m.exitcode is None for m in children) and time.monotonic() < deadline:
+        while any(m.exitcode is None for m in children) and time.monotonic() < end:
             self._status.tick()
             if stop.immediate and not hurried:
                 hurried = True

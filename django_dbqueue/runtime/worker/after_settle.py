@@ -15,14 +15,14 @@ def wake_dependents(settled: Settled, backend: DatabaseBackend, limited: Contain
 
     Return whether there are any. ``limited`` contains the queues that have a concurrency limit.
     """
-    jobs = [outcome.job for outcome in settled.written]
+    jobs = [result.job for result in settled.written]
     queues = {*settled.unblocked, *(job.queue for job in jobs if job.queue in limited)}
     queues.update(
-        outcome.job.queue
-        for outcome in settled.written
-        if outcome.state == State.READY and not outcome.then
+        result.job.queue
+        for result in settled.written
+        if result.state == State.READY and not result.then
     )
-    queues.update(new.queue for outcome in settled.written for new in outcome.new)
+    queues.update(new.queue for result in settled.written for new in result.new)
     if queues:
         notify_queues(backend.database, queues)
     return bool(queues)
@@ -33,5 +33,5 @@ def finish_batches(settled: Settled, backend: DatabaseBackend) -> bool:
 
     Return whether there are any.
     """
-    batches = {pk for outcome in settled.written if (pk := outcome.job.batch_id)}
+    batches = {pk for result in settled.written if (pk := result.job.batch_id)}
     return backend.finish_batches(batches) if batches else False

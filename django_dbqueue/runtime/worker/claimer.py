@@ -187,19 +187,19 @@ class Claimer:
 
         Without a scan, the list is the previous one, with the lanes of recent notifications.
         """
-        if looks := self._cursors.rested:
-            self._seen = self._cursors.look(lambda: self._jobs.lanes(self._selector.names()))
+        if scanned := self._cursors.rested:
+            self._seen = self._cursors.scan(lambda: self._jobs.lanes(self._selector.names()))
         ranks = {lane: self._rank(lane.queue) for lane in self._seen}
         served = {lane: (rank, -lane.priority) for lane, rank in ranks.items() if rank is not None}
-        self.idle = looks and not served
+        self.idle = scanned and not served
         paused = self._read_queues({lane.queue for lane in served})
         self._order = {lane: order for lane, order in served.items() if lane.queue not in paused}
         if self._options.ageing:
-            self._waits = self._jobs.waits(self._order) if looks else self._waits
+            self._waits = self._jobs.waits(self._order) if scanned else self._waits
             self._raise_old(self._options.ageing)
         self._lanes, self._empty = sorted(self._order, key=self._order.__getitem__), set()
         self._read_at = time.monotonic()
-        return looks
+        return scanned
 
     def _ensure_rows(self, names: set[str]) -> None:
         """Insert rows for queues that this worker has not seen, so that operators see them."""

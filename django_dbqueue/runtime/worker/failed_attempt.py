@@ -72,6 +72,9 @@ def _decide(attempt: Attempt, error: BaseException) -> AttemptResult:
     attempt.result.errors.append(
         TaskError(exception_class_path=report.type, traceback=report.traceback)
     )
+    if isinstance(error, Stopped) and attempt.call.is_retried:
+        attempt.warn("stopped, to run again")
+        return attempt.end(Outcome.STOPPED, State.READY, error=report)
     if isinstance(error, (Stopped, *attempt.task.discard_on)) and not isinstance(error, Retried):
         return _give_up(attempt, Outcome.DISCARDED, State.DISCARDED, report)
     outcome = Outcome.TIMED_OUT if isinstance(error, TimedOut) else Outcome.FAILED

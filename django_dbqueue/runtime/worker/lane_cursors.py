@@ -43,7 +43,7 @@ class LaneCursors:
     def rested(self) -> bool:
         return time.monotonic() >= self._rests_until
 
-    def look(self, lanes: Callable[[], Iterable[Lane]]) -> set[Lane]:
+    def scan(self, lanes: Callable[[], Iterable[Lane]]) -> set[Lane]:
         """Find the lanes that have jobs with a full scan, which also finds jobs before the cursors.
 
         Return these lanes. While full scans are slow, lanes that have cursors are included.

@@ -19,14 +19,14 @@ class PollBackoff:
     LINGER = 0.1
 
     def __init__(self) -> None:
-        self._pause, self._told_at, self._found_at = 0.0, float("-inf"), float("-inf")
+        self._pause, self._notified_at, self._found_at = 0.0, float("-inf"), float("-inf")
 
-    def tell(self) -> None:
-        """Note a NOTIFY: jobs may be ready.
+    def note_notify(self) -> None:
+        """Record a NOTIFY: jobs may be ready.
 
         NOTIFY is throttled, so jobs enqueued right after it send none.
         """
-        self._told_at = time.monotonic()
+        self._notified_at = time.monotonic()
 
     def after_jobs(self, full: bool) -> float:
         """Return the delay after a claim that found jobs.
@@ -36,19 +36,19 @@ class PollBackoff:
         self._pause, self._found_at = 0.0, time.monotonic()
         return 0.0 if full else self.REST
 
-    def after_none(self, began: float, longest: float, would_be_told: bool) -> float:
+    def after_none(self, began: float, longest: float, listens: bool) -> float:
         """Return the delay after an empty claim that began at ``began``.
 
-        The delay is short after work and grows by a factor of 1.5 up to ``longest``. With NOTIFY
-        (``would_be_told``), the worker polls once when the NOTIFY throttle has expired, and then
-        every ``longest`` seconds.
+        The delay is short after work and grows by a factor of 1.5 up to ``longest``. If the worker
+        ``listens`` for NOTIFY, it polls once when the NOTIFY throttle has expired, and then every
+        ``longest`` seconds.
         """
         lingers = began - self._found_at < self.LINGER
         pause = (
             longest
-            if would_be_told
+            if listens
             else min(longest, self.FIRST if lingers else self._pause * 1.5 or self.FIRST)
         )
-        since = began - self._told_at
+        since = began - self._notified_at
         self._pause = min(pause, QUIET * 1.3 - since) if since < QUIET else pause
         return self._pause

@@ -29,7 +29,7 @@ class ProgressWriter:
         self._database, self._services = database, services
         self._progress = Progress.objects.using(database)
         self._written: dict[Call, ProgressValue] = {}
-        self._looked_at = float("-inf")
+        self._checked_at = float("-inf")
         self._problem = RepeatedProblem("progress writer: progress could not be written")
 
     def write(self) -> None:
@@ -38,9 +38,9 @@ class ProgressWriter:
         A task that reports progress for a job that now belongs to another process is interrupted.
         """
         now = time.monotonic()
-        if now - self._looked_at < self.EVERY:
+        if now - self._checked_at < self.EVERY:
             return
-        self._looked_at = now
+        self._checked_at = now
         noted = {
             call: call.job.progress_value
             for call in self._services.running()

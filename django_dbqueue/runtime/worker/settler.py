@@ -1,6 +1,6 @@
-"""Writes outcomes in groups.
+"""Writes attempt results in groups.
 
-Outcomes that arrive while one group is being written form the next group.
+Results that arrive while one group is being written form the next group.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ...engine.attempt_result import AttemptResult
 from ...engine.settle import settle
 from ...models.enums import Fence, Outcome, State
 from ..connections import close_connections, discard, prepare
-from ..socket_watchdog import answered_within
+from ..socket_watchdog import deadline
 from .services import DEFAULT, WorkerServices
 
 logger = logging.getLogger("django_dbqueue")
 
-_LOST = "settler: job %s (attempt %s) was lost to another process; its outcome is dropped"
+_LOST = "settler: job %s (attempt %s) was lost to another process; its result is dropped"
 # The third argument is the lost commit: "its claim" or "its end".
 TWICE = (
     "worker: job %s (attempt %s) runs twice: %s was lost, as in a failover that lost the last "
@@ -37,18 +37,18 @@ TWICE = (
 
 
 class Settler:
-    """A thread that writes buffered outcomes."""
+    """A thread that writes buffered attempt results."""
 
     LARGEST_GROUP = 500
     # The longest pause between two retries during an outage, in seconds.
     OUTAGE = 2.0
-    # An outcome whose row another transaction has locked is retried on its own, so that other
-    # outcomes are written meanwhile. The pause doubles from HELD_FIRST to HELD_LONGEST seconds.
-    # With more than MOST_HELD such outcomes, no further jobs are started.
+    # A result whose row another transaction has locked is retried on its own, so that other
+    # results are written meanwhile. The pause doubles from HELD_FIRST to HELD_LONGEST seconds.
+    # With more than MOST_HELD such results, no further jobs are started.
     HELD_FIRST, HELD_LONGEST, MOST_HELD = 0.02, 1.0, 10_000
     # The settler pauses after a group for REST times its write time, at most LONGEST_REST seconds,
     # so that the next group is larger. A small group costs almost as much as a large one (1 ms of
-    # Python, and 10 µs per outcome), and tasks have to wait for it. An outcome that other jobs wait
+    # Python, and 10 µs per result), and tasks have to wait for it. A result that other jobs wait
     # for cuts the pause short.
     REST, LONGEST_REST = 20.0, 0.05
 
@@ -56,11 +56,11 @@ class Settler:
         self._database, self._options, self._services = database, options, services
         self._waiting: list[AttemptResult] = []
         self._writing: list[AttemptResult] = []
-        # A heap of outcomes whose rows are locked elsewhere: the time of the next retry, a sequence
-        # number as a tie-breaker, the pause, and the outcome.
+        # A heap of results whose rows are locked elsewhere: the time of the next retry, a sequence
+        # number as a tie-breaker, the pause, and the result.
         self._held: list[tuple[float, int, float, AttemptResult]] = []
         self._numbers = itertools.count()
-        # The last pause of each outcome that is being retried now.
+        # The last pause of each result that is being retried now.
         self._pauses: dict[Fence, float] = {}
         self._changed = threading.Condition()
         self._idle = self._resting = self._closed = False
@@ -75,23 +75,23 @@ class Settler:
 
     @property
     def full(self) -> bool:
-        """Back-pressure: True if too many outcomes are unwritten to start further jobs."""
+        """Back-pressure: True if too many results are unwritten to start further jobs."""
         return len(self._waiting) > 2 * self.LARGEST_GROUP or len(self._held) > self.MOST_HELD
 
-    def put(self, settlement: AttemptResult) -> None:
+    def put(self, result: AttemptResult) -> None:
         # Appends without the lock, for which all threads would contend.
-        self._waiting.append(settlement)
-        if self._idle or (self._resting and self._is_awaited(settlement)):
+        self._waiting.append(result)
+        if self._idle or (self._resting and self._is_awaited(result)):
             with self._changed:
                 self._changed.notify()
 
-    def unsettled(self) -> list[AttemptResult]:
-        """Return the outcomes that are not written yet."""
+    def unwritten_results(self) -> list[AttemptResult]:
+        """Return the results that are not written yet."""
         with self._changed:
             return [*self._writing, *self._waiting, *(held[-1] for held in self._held)]
 
     def close(self) -> None:
-        """Write the remaining outcomes, and end the thread."""
+        """Write the remaining results, and end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -104,10 +104,10 @@ class Settler:
         pause = rest = 0.0
         while group := self._take(pause, rest):
             began = time.monotonic()
-            with answered_within(self._options.answer_limit):
+            with deadline(self._options.answer_limit):
                 left = self._write(group)
             pause = min(self.OUTAGE, pause * 2 or 0.02) * random.uniform(0.5, 1.0) if left else 0.0
-            # No pause after a single outcome, nor after a full group: another full one may wait.
+            # No pause after a single result, nor after a full group: another full one may wait.
             is_part = 1 < len(group) < self.LARGEST_GROUP
             rest = (
                 min(self.LONGEST_REST, (time.monotonic() - began) * self.REST) if is_part else 0.0
@@ -116,7 +116,7 @@ class Settler:
         close_connections()
 
     def _take(self, pause: float, rest: float) -> list[AttemptResult]:
-        """Return the next group: empty once the settler is closed and has written all outcomes."""
+        """Return the next group: empty once the settler is closed and has written all results."""
         time.sleep(pause)
         with self._changed:
             self._resting = bool(rest)
@@ -139,46 +139,44 @@ class Settler:
             return self._writing
 
     def _until_held(self) -> float | None:
-        """Seconds until the next retry of an outcome whose row is locked; None if there is none."""
+        """Seconds until the next retry of a result whose row is locked; None if there is none."""
         return max(0.0, self._held[0][0] - time.monotonic()) if self._held else None
 
     def _due_of_held(self) -> list[AttemptResult]:
         due: list[AttemptResult] = []
         self._pauses = {}
         while self._until_held() == 0.0 and len(due) < self.LARGEST_GROUP // 2:
-            _at, _number, pause, outcome = heapq.heappop(self._held)
-            self._pauses[outcome.fence] = pause
-            due.append(outcome)
+            _at, _number, pause, result = heapq.heappop(self._held)
+            self._pauses[result.fence] = pause
+            due.append(result)
         return due
 
-    def _hold(self, outcomes: Iterable[AttemptResult]) -> None:
+    def _hold(self, results: Iterable[AttemptResult]) -> None:
         with self._changed:
-            for outcome in outcomes:
+            for result in results:
                 pause = min(
-                    self.HELD_LONGEST, 2 * self._pauses.get(outcome.fence, self.HELD_FIRST / 2)
+                    self.HELD_LONGEST, 2 * self._pauses.get(result.fence, self.HELD_FIRST / 2)
                 )
                 heapq.heappush(
-                    self._held, (time.monotonic() + pause, next(self._numbers), pause, outcome)
+                    self._held, (time.monotonic() + pause, next(self._numbers), pause, result)
                 )
 
-    def _is_awaited(self, outcome: AttemptResult) -> bool:
-        """Return whether other jobs may wait until the outcome is written.
+    def _is_awaited(self, result: AttemptResult) -> bool:
+        """Return whether other jobs may wait until the result is written.
 
         They wait for its slot, its place in a queue with a limit, or the next stage.
         """
         return bool(
-            outcome.job.limits
-            or outcome.new
-            or outcome.job.queue in self._services.limited_queues()
+            result.job.limits or result.new or result.job.queue in self._services.limited_queues()
         )
 
-    def _put_back(self, settlements: list[AttemptResult]) -> None:
+    def _put_back(self, results: list[AttemptResult]) -> None:
         with self._changed:
-            self._waiting[:0] = settlements
+            self._waiting[:0] = results
             self._writing = []
 
     def _write(self, group: list[AttemptResult]) -> list[AttemptResult]:
-        """Settle a group. Return the outcomes to retry after an outage."""
+        """Settle a group. Return the results to retry after an outage."""
         try:
             settled = settle(self._database, group)
             self._services.settled(settled)
@@ -186,34 +184,40 @@ class Settler:
             discard(self._database)
             return self._after_error(group, error)
         self._hold(settled.held)
-        for outcome in settled.lost:
+        for result in settled.lost:
             line = (
-                (TWICE, *outcome.fence[:2], "its claim")
-                if outcome in settled.twice
-                else (_LOST, *outcome.fence[:2])
+                (TWICE, *result.fence[:2], "its claim")
+                if result in settled.twice
+                else (_LOST, *result.fence[:2])
             )
-            logger.error(*line, extra=outcome.job.log_fields)
+            logger.error(*line, extra=result.job.log_fields)
         return []
 
     def _after_error(self, group: list[AttemptResult], error: Exception) -> list[AttemptResult]:
-        """Return the outcomes to retry after an error.
+        """Return the results to retry after an error.
 
-        After an outage, this is the whole group. If the database works, it refuses an outcome of
-        the group: the group is bisected, so that the other outcomes are written.
+        After an outage, this is the whole group. If the database works, it refuses a result of
+        the group: the group is bisected, so that the other results are written.
         """
         if not self._services.owns():
             logger.error(
-                "settler: process was declared dead, outcomes dropped (%d): %s", len(group), error
+                "settler: process was declared dead, attempt results dropped (%d): %s",
+                len(group),
+                error,
             )
             return []
         if is_conflict(error):
             logger.debug(
-                "settler: transaction conflict, retrying outcomes (%d): %s", len(group), error
+                "settler: transaction conflict, retrying attempt results (%d): %s",
+                len(group),
+                error,
             )
             return group
         if not self._would_take(_plain(group[0], error)):
             logger.warning(
-                "settler: outcomes could not be written, retrying (%d): %s", len(group), error
+                "settler: attempt results could not be written, retrying (%d): %s",
+                len(group),
+                error,
             )
             return group
         if len(group) > 1:
@@ -221,25 +225,25 @@ class Settler:
             return self._write(group[:half]) + self._write(group[half:])
         return self._write_refused(group[0])
 
-    def _would_take(self, outcome: AttemptResult) -> bool:
-        """Return whether the database works: settle an outcome, and roll back."""
+    def _would_take(self, result: AttemptResult) -> bool:
+        """Return whether the database works: settle a result, and roll back."""
         try:
             with writing(self._database):
-                settle(self._database, [outcome])
+                settle(self._database, [result])
                 transaction.set_rollback(True, using=self._database)
             return True
         except Exception:
             discard(self._database)
             return False
 
-    def _write_refused(self, outcome: AttemptResult) -> list[AttemptResult]:
-        """Write an outcome that the database refused.
+    def _write_refused(self, result: AttemptResult) -> list[AttemptResult]:
+        """Write a result that the database refused.
 
         First unchanged, as the error may have been temporary; then with its log and progress in
         ASCII; then without the values that a database can refuse.
         """
         error: Exception
-        for version in (outcome, _said_in_ascii(outcome)):
+        for version in (result, _said_in_ascii(result)):
             try:
                 settled = settle(self._database, [version])
                 self._services.settled(settled)
@@ -248,41 +252,41 @@ class Settler:
             except Exception as refusal:
                 discard(self._database)
                 error = refusal
-        job = outcome.job
+        job = result.job
         logger.error(
-            "settler: database refused the outcome of job %s: %s",
+            "settler: database refused the attempt result of job %s: %s",
             job.pk,
             error,
             extra=job.log_fields,
         )
-        return self._write([_plain(outcome, error)])
+        return self._write([_plain(result, error)])
 
 
-def _said_in_ascii(outcome: AttemptResult) -> AttemptResult:
-    """Return the outcome with its log and progress in ASCII.
+def _said_in_ascii(result: AttemptResult) -> AttemptResult:
+    """Return the result with its log and progress in ASCII.
 
-    A log line or progress note that the database refuses must not cost a job its result.
+    A log line or progress note that the database refuses must not cost a job its return value.
     """
-    log = outcome.log.encode("ascii", "backslashreplace").decode()
-    return replace(outcome, log=log, progress=outcome.progress and outcome.progress.in_ascii())
+    log = result.log.encode("ascii", "backslashreplace").decode()
+    return replace(result, log=log, progress=result.progress and result.progress.in_ascii())
 
 
-def _plain(outcome: AttemptResult, error: Exception) -> AttemptResult:
-    """Return the outcome without any value that a database could refuse.
+def _plain(result: AttemptResult, error: Exception) -> AttemptResult:
+    """Return the result without any value that a database could refuse.
 
-    An outcome with a result or new jobs becomes a failure.
+    A result with a return value or new jobs becomes a failure.
     """
-    kind, state, report = outcome.outcome, outcome.state, outcome.error
-    if outcome.result is not None or outcome.new:
+    kind, state, report = result.outcome, result.state, result.error
+    if result.result is not None or result.new:
         kind, state, report = Outcome.FAILED, State.FAILED, error_reports.report(error)
-        next_stage = outcome.then and f"stage {outcome.then.stage} of the pipeline"
+        next_stage = result.then and f"stage {result.then.stage} of the pipeline"
         refused = next_stage or "the return value of the task"
         report = replace(report, message=f"The database refused {refused}: {report.message}")
     return AttemptResult.of(
-        outcome.job,
+        result.job,
         kind,
         state,
-        started_at=outcome.started_at,
-        wait=outcome.wait,
+        started_at=result.started_at,
+        wait=result.wait,
         error=report and report.in_ascii(),
     )

@@ -26,7 +26,8 @@ NO_LOG = nullcontext()
 class Call:
     """One attempt's call of a task.
 
-    ``reason`` is the requested interruption, or None. ``log`` captures its log lines.
+    ``reason`` is the requested interruption, or None. ``is_retried`` tells whether a stopped job
+    runs again. ``log`` captures its log lines.
     """
 
     def __init__(self, job: ClaimedJob) -> None:
@@ -35,6 +36,7 @@ class Call:
         # Seconds since the start in which no thread of the process could run.
         self.held_up = 0.0
         self.reason: type[Interruption] | None = None
+        self.is_retried = False
         self.interrupted_at = float("inf")
         self.log: LogCapture | None = None
         self._lock = threading.Lock()

@@ -61,12 +61,13 @@ class ThreadPool:
         self._waiting: dict[Fence, ClaimedJob] = {}
         # The order of waiting jobs. Some of them may have been taken back.
         self._order: deque[Fence] = deque()
-        # Queued jobs of each group that has a job waiting or running.
-        self._behind: dict[UUID | None, deque[ClaimedJob]] = {}
+        # For each group that has a job waiting or running: its jobs that run after that one.
+        self._followers: dict[UUID | None, deque[ClaimedJob]] = {}
         self._running: dict[int, ThreadCall] = {}
         self._changed = threading.Condition()
         self._mean = 1.0
-        self._asked = self._closed = False
+        # Whether the worker has been woken to claim since it last asked for the room.
+        self._wake_sent = self._closed = False
 
     def start(self) -> None:
         for number in range(self._options.threads):
@@ -77,12 +78,12 @@ class ThreadPool:
             first = []
             for job in jobs:
                 self._status.mark_claimed(job.pk)
-                if job.slot_group in self._behind:
-                    self._behind[job.slot_group].append(job)
+                if job.slot_group in self._followers:
+                    self._followers[job.slot_group].append(job)
                     continue
                 self._waiting[job.fence] = job
                 if job.slot_group:
-                    self._behind[job.slot_group] = deque()
+                    self._followers[job.slot_group] = deque()
                     first.append(job.fence)
                 else:
                     self._order.append(job.fence)
@@ -95,7 +96,7 @@ class ThreadPool:
         These are the jobs that free threads can start, plus the jobs that all threads finish within
         AHEAD seconds.
         """
-        self._asked = False
+        self._wake_sent = False
         ahead, running, waiting = self._ahead(), len(self._running), len(self._waiting)
         # Keeps claims few and large: the next claim is due when half of the jobs ahead have
         # started.
@@ -105,9 +106,10 @@ class ThreadPool:
         return min(self._options.threads - running + ahead - waiting, most)
 
     def group_size(self, job: ClaimedJob) -> int:
-        """Jobs of this task that one thread finishes within AHEAD seconds; 1 if unknown.
+        """Number of jobs of this task that one thread finishes soon; 1 if unknown.
 
-        If another slot may be free for them, within AHEAD_IN_A_ROW seconds.
+        That is within AHEAD seconds, or within GROUP_AHEAD seconds if another slot may be free for
+        them.
         """
         ahead = self.AHEAD if _has_the_only_slot(job) else self.GROUP_AHEAD
         usual = self._run_times.estimate(job.task)
@@ -115,7 +117,7 @@ class ThreadPool:
 
     def waiting(self) -> list[ClaimedJob]:
         with self._changed:
-            return [*self._waiting.values(), *chain.from_iterable(self._behind.values())]
+            return [*self._waiting.values(), *chain.from_iterable(self._followers.values())]
 
     def held_bytes(self) -> int:
         """Bytes of the large arguments of waiting jobs."""
@@ -129,7 +131,9 @@ class ThreadPool:
         with self._changed:
             late = [job.clock + self.LATE for job in list(self._waiting.values())]
             late += [
-                behind[0].clock + self._late(behind) for behind in self._behind.values() if behind
+                followers[0].clock + self._late(followers)
+                for followers in self._followers.values()
+                if followers
             ]
             return min(late, default=float("inf")) - time.monotonic()
 
@@ -143,15 +147,15 @@ class ThreadPool:
             now = time.monotonic() if late else float("inf")
             old = [job for job in list(self._waiting.values()) if job.clock <= now - self.LATE]
             stale = [job for job in old if self._waiting.pop(job.fence, None)]
-            for behind in self._behind.values():
-                stale += _take_old(behind, now - self._late(behind))
+            for followers in self._followers.values():
+                stale += _take_old(followers, now - self._late(followers))
             here = {
                 job.slot_group
                 for job in [*self._waiting.values(), *(call.job for call in self.running())]
             }
-            self._behind = {
-                slot_group: behind
-                for slot_group, behind in self._behind.items()
+            self._followers = {
+                slot_group: followers
+                for slot_group, followers in self._followers.items()
                 if slot_group in here
             }
             return stale
@@ -169,8 +173,8 @@ class ThreadPool:
             mean = max(mean, time.monotonic() - max(call.began for call in running))
         return min(self._options.prefetch, int(self._options.threads * self.AHEAD / mean))
 
-    def _late(self, behind: deque[ClaimedJob]) -> float:
-        return self.LATE if behind and _has_the_only_slot(behind[0]) else self.GROUP_LATE
+    def _late(self, followers: deque[ClaimedJob]) -> float:
+        return self.LATE if followers and _has_the_only_slot(followers[0]) else self.GROUP_LATE
 
     def _work(self) -> None:
         while call := self._next():
@@ -220,18 +224,18 @@ class ThreadPool:
             self._let_follow(job.slot_group)
         del self._running[threading.get_ident()]
         self._mean += (seconds - self._mean) * 0.1
-        if not self._asked and len(self._waiting) <= self._ahead() // 2:
-            self._asked = True
+        if not self._wake_sent and len(self._waiting) <= self._ahead() // 2:
+            self._wake_sent = True
             self._services.wake()
 
     def _let_follow(self, slot_group: UUID) -> None:
         with self._changed:
-            if behind := self._behind.get(slot_group):
-                self._waiting[behind[0].fence] = behind[0]
-                self._order.appendleft(behind.popleft().fence)
+            if followers := self._followers.get(slot_group):
+                self._waiting[followers[0].fence] = followers[0]
+                self._order.appendleft(followers.popleft().fence)
                 self._changed.notify()
             else:
-                self._behind.pop(slot_group, None)
+                self._followers.pop(slot_group, None)
 
 
 def _has_the_only_slot(job: ClaimedJob) -> bool:
@@ -239,7 +243,7 @@ def _has_the_only_slot(job: ClaimedJob) -> bool:
 
     Jobs behind it then could not start any sooner in another process.
     """
-    return any(limit.get("most") == 1 for limit in job.limits or ())
+    return any(limit.get("max_running") == 1 for limit in job.limits or ())
 
 
 def _take_old(jobs: deque[ClaimedJob], since: float) -> list[ClaimedJob]:

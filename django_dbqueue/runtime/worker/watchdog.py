@@ -25,8 +25,8 @@ logger = logging.getLogger("django_dbqueue")
 class Watchdog:
     """A thread that does not use the database: the worker stores the stacks that it takes."""
 
-    # Check interval in seconds: LOOK with running jobs, IDLE without.
-    LOOK, IDLE = 0.2, 0.5
+    # Check interval in seconds: BUSY with running jobs, IDLE without.
+    BUSY, IDLE = 0.2, 0.5
     # If a check runs later than expected by more than this, in seconds, no thread of this process
     # could run meanwhile.
     HELD_UP = 1.0
@@ -41,7 +41,7 @@ class Watchdog:
     ) -> None:
         self._backend, self._grace, self._run_times = backend, grace, run_times
         self._services = services
-        self._looked: dict[Call, float] = {}
+        self._stack_taken_at: dict[Call, float] = {}
         # The stacks that the worker has yet to store.
         self.stacks: deque[tuple[ClaimedJob, str]] = deque()
         self.stuck: set[Call] = set()
@@ -52,13 +52,13 @@ class Watchdog:
     def _run(self, ended: Shutdown) -> None:
         calls: Sequence[Call] = ()
         expected_at = time.monotonic() + self.IDLE
-        while not ended.wait(self.LOOK if calls else self.IDLE):
+        while not ended.wait(self.BUSY if calls else self.IDLE):
             calls = self._services.running()
             self._forget(calls)
             self._note_hold_up(calls, time.monotonic() - expected_at)
             for call in calls:
-                self._look(call, time.monotonic())
-            expected_at = time.monotonic() + (self.LOOK if calls else self.IDLE)
+                self._check(call, time.monotonic())
+            expected_at = time.monotonic() + (self.BUSY if calls else self.IDLE)
 
     def _note_hold_up(self, calls: Iterable[Call], late: float) -> None:
         """Credit running calls with the time in which no thread could run.
@@ -69,7 +69,7 @@ class Watchdog:
             for call in calls:
                 call.held_up += min(late, time.monotonic() - call.began)
 
-    def _look(self, call: Call, now: float) -> None:
+    def _check(self, call: Call, now: float) -> None:
         job = call.job
         if job.timeout and self._ran(call, now) > job.timeout.total_seconds():
             call.interrupt(TimedOut)
@@ -84,7 +84,7 @@ class Watchdog:
             self.stuck.add(call)
         elif (
             now - call.began > self._longest(job)
-            and now - self._looked.get(call, float("-inf")) > self.AGAIN
+            and now - self._stack_taken_at.get(call, float("-inf")) > self.AGAIN
         ):
             logger.warning("watchdog: job %s of %s hangs", job.pk, job.task, extra=job.log_fields)
             self._take_stack(call, now)
@@ -103,11 +103,11 @@ class Watchdog:
         return longest if usual is None else min(longest, max(self.LEAST, usual * self.TIMES))
 
     def _take_stack(self, call: Call, now: float) -> None:
-        self._looked[call] = now
+        self._stack_taken_at[call] = now
         self.stacks.append((call.job, call.stack()))
         self._services.wake()
 
     def _forget(self, calls: Iterable[Call]) -> None:
-        for over in self._looked.keys() - set(calls):
-            del self._looked[over]
+        for over in self._stack_taken_at.keys() - set(calls):
+            del self._stack_taken_at[over]
         self.stuck.intersection_update(calls)

@@ -26,7 +26,7 @@ from ..heartbeat import Heartbeat
 from ..logging_setup import RepeatedProblem
 from ..shared_status import SharedStatus
 from ..shutdown import Shutdown
-from ..socket_watchdog import answered_within
+from ..socket_watchdog import deadline
 from . import executor
 from .after_settle import finish_batches, wake_dependents
 from .async_pool import AsyncPool
@@ -49,10 +49,10 @@ class Worker:
 
     # Jobs that have run for longer than this, in seconds, may have a stop request of an operator.
     STOPPABLE = 1.0
-    # Seconds that interrupted jobs have for their cleanup (LAST), and that outcomes have to be
-    # written once the jobs have ended (LAST_OUTCOMES).
+    # Seconds that interrupted jobs have for their cleanup (LAST), and that results have to be
+    # written once the jobs have ended (LAST_RESULTS).
     LAST = 0.3
-    LAST_OUTCOMES = 4.0
+    LAST_RESULTS = 4.0
 
     # Number of ended attempts that are recognised if a failover makes them start again.
     REMEMBERED = 10_000
@@ -62,8 +62,10 @@ class Worker:
         self._jobs = ClaimedJob.objects.using(backend.database)
         self._selector = QueueSelector(options.queues, frozenset(backend.queues))
         self._poll_backoff = PollBackoff()
-        self._listener = NotifyListener(backend.database, self._on_notify, self._poll_backoff.tell)
-        self._claimed, self._in_doubt, self._looked_at = 0, False, 0.0
+        self._listener = NotifyListener(
+            backend.database, self._on_notify, self._poll_backoff.note_notify
+        )
+        self._claimed, self._in_doubt, self._scanned_at = 0, False, 0.0
         # _recent: attempts that have ended. _before: all attempts claimed before the last outage of
         # the database, whose claims or ends a failover may have lost. _going_on: those of them that
         # still run, under a second claim.
@@ -101,7 +103,7 @@ class Worker:
         while not stop.requested and self._is_healthy() and not self._max_jobs_reached():
             self._status.tick()
             began = time.monotonic()
-            with answered_within(self._options.answer_limit):
+            with deadline(self._options.answer_limit):
                 found, full = self._work()
             if (
                 pause := self._poll_backoff.after_jobs(full)
@@ -146,7 +148,7 @@ class Worker:
 
     def _on_notify(self, payload: str) -> bool:
         if is_ours := self._claimer.on_notify(payload):
-            self._poll_backoff.tell()
+            self._poll_backoff.note_notify()
         return is_ours
 
     def _work(self) -> tuple[int, bool]:
@@ -240,7 +242,7 @@ class Worker:
         here = {
             job.fence for job in [*self._pool.waiting(), *(call.job for call in self._running())]
         }
-        here.update(outcome.fence for outcome in self._settler.unsettled())
+        here.update(result.fence for result in self._settler.unwritten_results())
         return here
 
     def _watch_running(self) -> None:
@@ -253,12 +255,15 @@ class Worker:
         self._progress_writer.write()
         now = time.monotonic()
         calls = [call for call in self._running() if now - call.began > self.STOPPABLE]
-        if calls and now - self._looked_at > self.STOPPABLE:
-            self._looked_at = now
-            asked = set(self._owned().stop_requested().values_list("pk", "attempt"))
-            interrupt_each(
-                [call for call in calls if (call.job.pk, call.job.attempt) in asked], Stopped
-            )
+        if calls and now - self._scanned_at > self.STOPPABLE:
+            self._scanned_at = now
+            rows = self._owned().stop_requested().values_list("pk", "attempt", "retry_requested")
+            requests = {(pk, attempt): is_retried for pk, attempt, is_retried in rows}
+            for call in calls:
+                is_retried = requests.get((call.job.pk, call.job.attempt))
+                if is_retried is not None:
+                    call.is_retried = is_retried
+                    call.interrupt(Stopped)
 
     def _store_stacks(self) -> None:
         while self._watchdog.stacks:
@@ -285,7 +290,7 @@ class Worker:
         self._settler.put(result)
 
     def _settled(self, settled: Settled) -> None:
-        self._recent.extend(outcome.fence for outcome in settled.written)
+        self._recent.extend(result.fence for result in settled.written)
         if wake_dependents(settled, self._backend, self._claimer.limits):
             self._listener.wake()
         if finish_batches(settled, self._backend):
@@ -330,7 +335,7 @@ class Worker:
         self._pool.close()
         self._async_pool.close()
         self._settler.close()
-        self._wait_for_outcomes(end, stop)
+        self._wait_for_results(end, stop)
         leaves_none = not left and self._holds_nothing()
         self._heartbeat.stop(deregister=leaves_none)
         self._ended.request()
@@ -340,7 +345,7 @@ class Worker:
 
     def _try_to(self, step: Callable[[], object]) -> None:
         try:
-            with answered_within(self._options.answer_limit):
+            with deadline(self._options.answer_limit):
                 step()
         except (DatabaseError, InterfaceError) as error:
             if not is_conflict(error):
@@ -362,13 +367,13 @@ class Worker:
         if not self._heartbeat.declared_dead:
             self._wait(time.monotonic() + self._options.shutdown_timeout, stop)
 
-    def _wait_for_outcomes(self, end: float, stop: Shutdown) -> None:
-        """Wait until outcomes are written and claimed jobs are released.
+    def _wait_for_results(self, end: float, stop: Shutdown) -> None:
+        """Wait until attempt results are written and claimed jobs are released.
 
         While the database is unavailable, or the rows are locked, wait as long as jobs could have
         run.
         """
-        longest, least = end + self.LAST_OUTCOMES, time.monotonic() + self.LAST_OUTCOMES
+        longest, least = end + self.LAST_RESULTS, time.monotonic() + self.LAST_RESULTS
         while not self._holds_nothing() and time.monotonic() < (
             least if stop.immediate or not self._owns() else max(longest, least)
         ):
@@ -378,7 +383,7 @@ class Worker:
             time.sleep(0.02)
 
     def _holds_nothing(self) -> bool:
-        """True if no outcome is unwritten and no claim is in doubt. Running jobs do not count."""
+        """True if no result is unwritten and no claim is in doubt. Running jobs do not count."""
         return not self._settler.alive and not (self._in_doubt and self._owns())
 
     def _wait(self, end: float, stop: Shutdown | None = None) -> None:

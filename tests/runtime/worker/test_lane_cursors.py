@@ -188,7 +188,7 @@ def test_single_slow_scan_is_repeated_within_seconds(monkeypatch):
     )
     cursors = LaneCursors("default")
 
-    cursors.look(lambda: clock.__setitem__(0, 300.0) or [])
+    cursors.scan(lambda: clock.__setitem__(0, 300.0) or [])
 
     assert cursors.slow and not cursors.rested
     clock[0] += 6

@@ -15,7 +15,7 @@ from django_dbqueue.core.progress_value import MOST, ProgressValue
 from django_dbqueue.engine.attempt_result import AttemptResult
 from django_dbqueue.exceptions import JobLost
 from django_dbqueue.models import Execution, Job, Progress
-from django_dbqueue.models.expressions import after
+from django_dbqueue.models.expressions import now_plus
 from django_dbqueue.models.progress import ProgressQuerySet
 from django_dbqueue.runtime.worker import executor
 from django_dbqueue.runtime.worker.progress_writer import ProgressWriter
@@ -180,10 +180,10 @@ class TestFence:
 
         with django_assert_num_queries(0):
             writer.write()
-        writer._looked_at -= 2
+        writer._checked_at -= 2
         writer.write()
         assert all_rows() == [(1, 2.0, 2.0, "")]
-        writer._looked_at -= 2
+        writer._checked_at -= 2
         with django_assert_num_queries(0):
             writer.write()
 
@@ -227,7 +227,7 @@ class TestFence:
         assert (all_rows(), call.reason) == ([], None)
         assert "progress could not be written" in caplog.text
 
-        writer._looked_at -= 2
+        writer._checked_at -= 2
         writer.write()
         assert all_rows() == [(1, 1.0, 2.0, "")]
 
@@ -248,7 +248,7 @@ class TestFence:
             assert not thread.is_alive()
 
         assert (all_rows(), call.reason) == ([], None)
-        writer._looked_at -= 2
+        writer._checked_at -= 2
         writer.write()
         assert all_rows() == [(1, 1.0, 2.0, "")]
 
@@ -294,7 +294,7 @@ class TestThroughAWorker:
         worker()
         until(Progress.objects.exists)
 
-        Job.objects.update(state="scheduled", process=None, run_after=after(3600))
+        Job.objects.update(state="scheduled", process=None, run_after=now_plus(3600))
 
         until(lambda: Run.objects.filter(job="ended by JobLost").exists())
         assert Job.objects.get().state == "scheduled"

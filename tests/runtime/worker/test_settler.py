@@ -65,7 +65,7 @@ def test_locked_rows_do_not_delay_other_outcomes(claim, settler):
         for job in jobs:
             settler.put(success(job))
         until(lambda: settled() == len(others))
-        until(lambda: len(settler.unsettled()) == 500)
+        until(lambda: len(settler.unwritten_results()) == 500)
 
     until(lambda: settled() == 520)
 
@@ -103,7 +103,7 @@ def test_closed_settler_writes_locked_outcomes(claim):
 
     with locked([job]):
         settler.put(success(job))
-        until(lambda: settler.unsettled())
+        until(lambda: settler.unwritten_results())
         settler.close()
         settler.join(0.3)
         assert settler.alive and settled() == 0

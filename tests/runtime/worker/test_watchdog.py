@@ -49,14 +49,14 @@ def call(began: float = 0.0, **values) -> Stub:
 
 def test_timed_out_job_is_interrupted_and_stuck_after_grace(watchdog, monkeypatch):
     one = call(timeout=timedelta(seconds=2))
-    watchdog._look(one, 1.9)
+    watchdog._check(one, 1.9)
     assert one.reason is None
-    watchdog._look(one, 2.1)
+    watchdog._check(one, 2.1)
     assert one.interrupted is TimedOut
     one.interrupted_at = 2.1
-    watchdog._look(one, 7.0)
+    watchdog._check(one, 7.0)
     assert not watchdog.stuck
-    watchdog._look(one, 7.2)
+    watchdog._check(one, 7.2)
     assert watchdog.stuck == {one}
     assert take_stacks(watchdog) == [(one.job, "at t")]
     assert watchdog.woken
@@ -66,13 +66,13 @@ def test_job_far_over_usual_run_time_is_hanged(watchdog):
     watchdog.run_times.observe("t", 10.0)
     one = call()
 
-    watchdog._look(one, 199.0)
+    watchdog._check(one, 199.0)
     assert not take_stacks(watchdog)
-    watchdog._look(one, 201.0)
+    watchdog._check(one, 201.0)
     assert take_stacks(watchdog) == [(one.job, "at t")]
-    watchdog._look(one, 202.0)
+    watchdog._check(one, 202.0)
     assert not take_stacks(watchdog)
-    watchdog._look(one, 262.0)
+    watchdog._check(one, 262.0)
     assert len(take_stacks(watchdog)) == 1
     assert not watchdog.stuck and one.reason is None
 
@@ -81,9 +81,9 @@ def test_short_job_is_hanged_after_one_minute(watchdog):
     watchdog.run_times.observe("t", 0.001)
     one = call()
 
-    watchdog._look(one, 59.0)
+    watchdog._check(one, 59.0)
     assert not take_stacks(watchdog)
-    watchdog._look(one, 61.0)
+    watchdog._check(one, 61.0)
     assert take_stacks(watchdog)
 
 

@@ -1,4 +1,4 @@
-"""What a job's page and the list show of keys, limits, pipelines and batches: nothing of it where there is none."""
+"""Keys, limits, pipelines and batches on a job's page and in the list of jobs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ COFFEE = [
 ]
 
 
-def shown(client: Client, job: Job) -> str:
-    """The page as it is read."""
+def page_text(client: Client, job: Job) -> str:
+    """Return the visible text of the job's page."""
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", client.get(page(job)).text))
 
 
@@ -35,18 +35,18 @@ def a_pipeline(stage: int = 0, **values: Any) -> Job:
 
 
 def stages(client: Client, job: Job) -> list[tuple[bool, str]]:
-    """Each stage: whether it is the current one, and what is said of it."""
+    """Return for each stage whether it is the current one, and its text."""
     found = re.findall(
         r'<li( aria-current="step")?><span class="dbq-stage">(.*?)</li>',
         client.get(page(job)).text,
         re.S,
     )
     return [
-        (bool(current), " ".join(re.sub(r"<[^>]+>", " ", said).split())) for current, said in found
+        (bool(current), " ".join(re.sub(r"<[^>]+>", " ", text).split())) for current, text in found
     ]
 
 
-def test_a_job_that_asks_for_nothing_shows_nothing_of_it(
+def test_plain_job_shows_no_key_limit_pipeline_or_batch(
     viewer: Client, failed: Callable[..., Job]
 ) -> None:
     text = viewer.get(page(failed())).text
@@ -59,13 +59,13 @@ def test_a_job_that_asks_for_nothing_shows_nothing_of_it(
 
 
 class TestKeys:
-    def test_a_key_stands_alone_with_its_version(self, viewer: Client, db: Any) -> None:
+    def test_key_is_shown_without_task_path_and_with_version(self, viewer: Client, db: Any) -> None:
         text = viewer.get(page(a_job(key="shop.tasks.index order 42", version=7))).text
 
         assert re.search(r'field-key.*?<div class="readonly">order 42</div>', text, re.S)
         assert re.search(r'field-version.*?<div class="readonly">7</div>', text, re.S)
 
-    def test_a_job_that_was_asked_for_again_while_it_runs_says_so(
+    def test_job_reenqueued_while_running_shows_that_it_reruns(
         self, viewer: Client, process: Any
     ) -> None:
         values = {"key": "shop.tasks.index 42", "rerun_requested": True}
@@ -74,20 +74,21 @@ class TestKeys:
             a_job(key="shop.tasks.index 43"),
         )
 
-        assert "It was re-enqueued while running. When this run has ended, it runs again" in shown(
-            viewer, running
+        assert (
+            "It was re-enqueued while running. When this run has ended, it runs again"
+            in page_text(viewer, running)
         )
-        assert "re-enqueued" not in shown(viewer, waiting)
+        assert "re-enqueued" not in page_text(viewer, waiting)
 
-    def test_attempts_of_earlier_runs_are_told_apart(self, viewer: Client, db: Any) -> None:
+    def test_attempts_of_earlier_runs_are_marked(self, viewer: Client, db: Any) -> None:
         job = a_job(state=State.SUCCESSFUL, key="shop.tasks.index 42", attempt=3, attempts_before=2)
         for attempt in (1, 2, 3):
             an_execution(job, attempt=attempt)
 
-        assert "1, and 2 before it was re-enqueued" in shown(viewer, job)
+        assert "1, and 2 before it was re-enqueued" in page_text(viewer, job)
         assert viewer.get(page(job)).text.count("earlier run") == 2
 
-    def test_the_list_shows_it(self, viewer: Client, db: Any) -> None:
+    def test_list_shows_the_escaped_key(self, viewer: Client, db: Any) -> None:
         a_job(key="shop.tasks.index <b>42</b>")
 
         assert "&lt;b&gt;42&lt;/b&gt;" in viewer.get(reverse("admin:dbqueue_job_changelist")).text
@@ -97,15 +98,13 @@ class TestKeys:
         ["key:42", "key: 42", "key:shop.tasks.index 42", "key:index 42"],
         ids=["alone", "space", "path", "name"],
     )
-    def test_jobs_are_found_by_it(self, viewer: Client, db: Any, text: str) -> None:
+    def test_job_is_found_by_its_key(self, viewer: Client, db: Any, text: str) -> None:
         job = a_job(key="shop.tasks.index 42")
         a_job(key="shop.tasks.index 421"), a_job(key="shop.tasks.index 2"), a_job()
 
         assert ids(viewer, f"?q={text}") == [str(job.pk)]
 
-    def test_a_key_alone_is_sought_behind_each_known_task_by_the_index(
-        self, viewer: Client, db: Any
-    ) -> None:
+    def test_search_for_key_of_any_task_uses_the_index(self, viewer: Client, db: Any) -> None:
         TaskState.objects.ensure_rows(["shop.tasks.index", "shop.tasks.ship"])
         one, other = (
             a_job(key="shop.tasks.index a b"),
@@ -120,9 +119,7 @@ class TestKeys:
 
 
 class TestPipelines:
-    def test_the_stages_are_a_line_with_the_current_one_marked(
-        self, viewer: Client, db: Any
-    ) -> None:
+    def test_stages_are_listed_with_the_current_stage_marked(self, viewer: Client, db: Any) -> None:
         job = a_pipeline(1, state=State.FAILED, attempt=2)
         (
             an_execution(job, attempt=1, stage=0),
@@ -135,25 +132,25 @@ class TestPipelines:
             (False, "pour"),
         ]
 
-    def test_each_attempt_has_its_stage(self, viewer: Client, db: Any) -> None:
+    def test_each_attempt_shows_its_stage(self, viewer: Client, db: Any) -> None:
         job = a_pipeline(2, state=State.SUCCESSFUL, attempt=4, attempts_before=1)
         for attempt, stage in ((1, 2), (2, 0), (3, 1), (4, 2)):
             an_execution(job, attempt=attempt, stage=stage)
 
-        text = shown(viewer, job)
+        text = page_text(viewer, job)
 
         assert re.search(r"#4 ✓ Successful stage 3 of 3, pour ", text)
         assert re.search(r"#2 ✓ Successful stage 1 of 3, grind ", text)
         assert re.search(r"#1 ✓ Successful stage 3 earlier run", text)
 
-    def test_what_an_earlier_run_passed_is_not_done(self, viewer: Client, db: Any) -> None:
+    def test_stages_of_an_earlier_run_are_not_marked_done(self, viewer: Client, db: Any) -> None:
         job = a_pipeline(0, attempt=3, attempts_before=3)
         for attempt in (1, 2, 3):
             an_execution(job, attempt=attempt, stage=attempt - 1)
 
         assert stages(viewer, job) == [(True, "grind ○ Ready"), (False, "brew"), (False, "pour")]
 
-    def test_the_jobs_that_it_has_become_are_linked(self, viewer: Client, db: Any) -> None:
+    def test_child_jobs_are_linked(self, viewer: Client, db: Any) -> None:
         children = [a_pipeline(2), a_pipeline(2, state=State.FAILED)]
         gone = "0190a6c0-0000-7000-8000-000000000000"
         job = a_pipeline(
@@ -166,7 +163,7 @@ class TestPipelines:
         assert "and 1 more" in text and gone not in re.findall(r'href="[^"]*"', text)
 
     @pytest.mark.parametrize("result", ["text", ["a", 1], [None], {"a": 1}, []])
-    def test_a_result_of_another_kind_has_no_jobs(
+    def test_result_without_job_ids_shows_no_child_jobs(
         self, viewer: Client, db: Any, result: Any
     ) -> None:
         assert (
@@ -176,37 +173,39 @@ class TestPipelines:
 
 
 class TestLimits:
-    ACCOUNT: dict[str, Any] = {"key": "shop.tasks.charge account=17", "most": 2, "discard": False}
-    RATE: dict[str, Any] = {"key": "rate mail", "every": 0.6, "burst": 10}
+    ACCOUNT: dict[str, Any] = {
+        "key": "shop.tasks.charge account=17",
+        "max_running": 2,
+        "discard": False,
+    }
+    RATE: dict[str, Any] = {"key": "rate mail", "interval": 0.6, "burst": 10}
 
-    def test_each_limit_says_how_many_of_how_many_are_taken(
-        self, viewer: Client, process: Any
-    ) -> None:
-        Semaphore.objects.create(key="shop.tasks.charge account=17", most=2)
+    def test_each_limit_shows_taken_slots_and_maximum(self, viewer: Client, process: Any) -> None:
+        Semaphore.objects.create(key="shop.tasks.charge account=17", max_running=2)
         holder = a_job(state=State.RUNNING, process=process, limits=[self.ACCOUNT])
         Slot.objects.create(semaphore_id="shop.tasks.charge account=17", job=holder, attempt=1)
 
-        text = shown(viewer, a_job(limits=[self.ACCOUNT, self.RATE]))
+        text = page_text(viewer, a_job(limits=[self.ACCOUNT, self.RATE]))
 
         assert "shop.tasks.charge account=17 : 2 at a time ○ 1 of 2 taken" in text
         assert "mail : one every 600 ms, burst of 10" in text
 
-    def test_what_holds_is_what_the_semaphore_says(self, viewer: Client, db: Any) -> None:
-        Semaphore.objects.create(key="shop.tasks.charge account=17", most=5)
+    def test_limit_of_semaphore_overrides_limit_of_job(self, viewer: Client, db: Any) -> None:
+        Semaphore.objects.create(key="shop.tasks.charge account=17", max_running=5)
 
-        assert "5 at a time ○ 0 of 5 taken" in shown(viewer, a_job(limits=[self.ACCOUNT]))
+        assert "5 at a time ○ 0 of 5 taken" in page_text(viewer, a_job(limits=[self.ACCOUNT]))
 
-    def test_it_is_linked_for_who_may_view_it(self, viewer: Client, db: Any) -> None:
-        Semaphore.objects.create(key="rate mail", every=timedelta(seconds=0.6))
+    def test_limit_is_linked_only_with_view_permission(self, viewer: Client, db: Any) -> None:
+        Semaphore.objects.create(key="rate mail", interval=timedelta(seconds=0.6))
         job, address = (
             a_job(limits=[self.RATE]),
             reverse("admin:dbqueue_semaphore_change", args=["rate mail"]),
         )
 
         assert address in viewer.get(page(job)).text
-        assert address not in a_client("of jobs alone", ["view_job"]).get(page(job)).text
+        assert address not in a_client("job viewer", ["view_job"]).get(page(job)).text
 
-    def test_a_limited_job_costs_two_queries_more_however_many_limits_it_has(
+    def test_limits_cost_two_queries_regardless_of_their_number(
         self, viewer: Client, db: Any
     ) -> None:
         def queries(job: Job) -> int:
@@ -219,7 +218,7 @@ class TestLimits:
 
         assert queries(none) + 2 == queries(one) == queries(two)
 
-    def test_the_list_is_narrowed_to_what_waits_for_one(self, viewer: Client, db: Any) -> None:
+    def test_list_is_filtered_by_the_blocking_limit(self, viewer: Client, db: Any) -> None:
         job = a_job(state=State.BLOCKED, blocked_by="rate mail")
         a_job(state=State.BLOCKED, blocked_by="rate other"), a_job()
 
@@ -227,15 +226,15 @@ class TestLimits:
 
 
 class TestBatches:
-    def test_its_batch_is_linked_for_who_may_view_it(self, viewer: Client, db: Any) -> None:
+    def test_batch_is_linked_only_with_view_permission(self, viewer: Client, db: Any) -> None:
         job = a_job()
         address = reverse("admin:dbqueue_batch_change", args=[a_batch(job).pk])
 
         assert f'<a href="{address}">Prices of May</a>' in viewer.get(page(job)).text
-        others = a_client("all but batches", [name for name in VIEW if name != "view_batch"])
+        others = a_client("without batches", [name for name in VIEW if name != "view_batch"])
         assert address not in others.get(page(job)).text
 
-    def test_the_list_is_narrowed_to_a_batch(self, viewer: Client, db: Any) -> None:
+    def test_list_is_filtered_by_batch(self, viewer: Client, db: Any) -> None:
         job, _other = a_job(), a_job()
         batch = a_batch(job)
 
@@ -246,7 +245,7 @@ class TestBatches:
         )
         assert ids(viewer, "?batch=0190a6c0-0000-7000-8000-000000000000") == []
 
-    def test_what_is_no_batch_leads_back_to_the_list(self, viewer: Client, db: Any) -> None:
-        answer = viewer.get(reverse("admin:dbqueue_job_changelist") + "?batch=5")
+    def test_invalid_batch_filter_redirects_to_the_list(self, viewer: Client, db: Any) -> None:
+        response = viewer.get(reverse("admin:dbqueue_job_changelist") + "?batch=5")
 
-        assert answer.headers["Location"].endswith("?e=1")
+        assert response.headers["Location"].endswith("?e=1")
