@@ -45,16 +45,26 @@ def retried_jobs(failure: CountedFailure) -> str:
     return formatting.job_count(failure.jobs.waiting, failure=failure.pk, attempts="retry")
 
 
+@admin.display(description=_("jobs"))
+def jobs(failure: CountedFailure) -> str:
+    return format_html(
+        "{}: {}<br>{}: {}",
+        _("failed now"),
+        failed_jobs(failure),
+        _("waiting for a retry"),
+        retried_jobs(failure),
+    )
+
+
 @admin.register(Failure)
 class FailureAdmin(ActionAdmin):
-    hint = _("Failed attempts, grouped by error, location and kind of message. Last seen first.")
+    hint = _("Failed attempts, grouped by error, location and kind of message.")
     actions = (RETRY_AFFECTED, DISCARD_AFFECTED, RESOLVE, MUTE, REOPEN)
     list_display = (
         summary,
         columns.state,
         "count",
-        failed_jobs,
-        retried_jobs,
+        jobs,
         columns.age("first_seen", _("first seen")),
         columns.age("last_seen", _("last seen")),
     )

@@ -41,7 +41,7 @@ def jobs(state: State) -> Callable[[LoadedQueue], str]:
     return column
 
 
-@admin.display(description=gettext_lazy("of them retries"))
+@admin.display(description=gettext_lazy("waiting retries"))
 def retries(queue: LoadedQueue) -> str:
     return formatting.job_count(queue.load.retries, queue=queue.name, attempts="retry")
 
@@ -56,8 +56,8 @@ COLUMNS = (
     jobs(State.READY),
     oldest,
     jobs(State.SCHEDULED),
-    retries,
     jobs(State.BLOCKED),
+    retries,
     jobs(State.RUNNING),
     limit,
 )
