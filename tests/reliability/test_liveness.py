@@ -12,6 +12,7 @@ import pytest
 from django.db import connections
 
 from django_dbqueue.models import Execution, Job, Process
+from django_dbqueue.runtime.shared_status import not_started_of
 
 from .. import tasks
 from ..conftest import LONG, log_of, until
@@ -115,7 +116,8 @@ def test_unstarted_jobs_of_killed_host_spend_no_attempt(runqueue):
     until(lambda: not Job.objects.exclude(state="successful").exists())
     Execution.objects.all().delete()
     tasks.sleep.enqueue_many([(1,)] * 20)
-    until(lambda: Job.objects.running().count() > 5)
+    status = Process.objects.get(kind="worker").details["shared_status"]
+    until(lambda: len(not_started_of(status)) > 5)
     os.killpg(killed.pid, signal.SIGKILL)
     for pid in pids("worker") | pids("dispatcher"):
         os.kill(pid, signal.SIGKILL)
