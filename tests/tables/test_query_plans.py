@@ -170,13 +170,6 @@ def test_lane_scan_reads_the_lane_index(many_rows, django_assert_max_num_queries
     assert "dbqueue_job_lane" in text
 
 
-@pytest.mark.django_db(transaction=True)
-def test_idle_lane_scan_is_one_query(django_assert_num_queries):
-    connection.ensure_connection()
-    with django_assert_num_queries(1):
-        assert Job.objects.lanes() == []
-
-
 def test_due_jobs_use_the_due_index(many_rows):
     assert "dbqueue_job_due" in plan(lock(Job.objects.due().order_by("run_after"))[:100])
 

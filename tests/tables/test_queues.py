@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 
 from django_dbqueue.models import Job, Queue
 from django_dbqueue.models import queue as queue_module
@@ -185,3 +185,9 @@ def test_load_beyond_limit_is_a_bounded_count(monkeypatch):
 
     assert type(load.ready) is BoundedCount
     assert load.ready == 10
+
+
+def test_idle_lane_scan_is_one_query(django_assert_num_queries):
+    connection.ensure_connection()
+    with django_assert_num_queries(1):
+        assert Job.objects.lanes() == []
