@@ -238,6 +238,10 @@ def test_keep_limits_the_stored_rows(allowed):
         (["SELECT 1", "x"], {}, "must be a list or a dict, not 'x'"),
         (["SELECT 1"], {"keep": -1}, "from 0 to 10,000, not -1"),
         (["SELECT 1"], {"keep": 10_001}, "from 0 to 10,000"),
+        *(
+            (["SELECT 1"], {"header": header}, rf"header must be true or false, not {header!r}\.")
+            for header in ("yes", "", 0, 1, None)
+        ),
     ],
 )
 def test_invalid_arguments_are_refused(allowed, args, kwargs, said):
@@ -254,21 +258,260 @@ def test_failing_statement_is_rolled_back_and_fails_the_job(allowed):
     assert not Run.objects.exists()
 
 
-def test_duplicate_column_names_are_refused(allowed):
-    result = outcome(run_sql.enqueue("SELECT 1 AS id, 2 AS name, 3 AS id"))
+@pytest.mark.parametrize("header", [False, True])
+def test_duplicate_column_names_are_refused(allowed, header):
+    result = outcome(run_sql.enqueue("SELECT 1 AS id, 2 AS name, 3 AS id", header=header))
 
     assert result.status == "FAILED"
     assert "Several columns are named 'id'" in result.errors[0].traceback
 
 
+several = pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite takes one statement")
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="The others take several statements")
 @pytest.mark.parametrize("second", ["SELECT 2 AS b", "DELETE FROM tests_run WHERE id = 0"])
 @pytest.mark.parametrize("first", ["SELECT 1 AS a", "INSERT INTO tests_run (job) VALUES ('x')"])
-def test_several_statements_are_refused_and_rolled_back(allowed, first, second):
+def test_several_statements_are_refused_by_sqlite(allowed, first, second):
     result = outcome(run_sql.enqueue(f"{first}; {second}"))
 
     assert result.status == "FAILED"
-    assert "one statement" in result.errors[0].traceback
+    assert "takes one statement at a time" in result.errors[0].traceback
+    assert "Enqueue a job for each" in result.errors[0].traceback
     assert not Run.objects.exists()
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="An option of PostgreSQL")
+def test_several_statements_are_refused_with_server_side_binding(allowed, monkeypatch):
+    from django.db.backends.postgresql.base import ServerBindingCursor
+
+    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "server_side_binding", True)
+    monkeypatch.setattr(connection.connection, "cursor_factory", ServerBindingCursor)
+
+    result = outcome(run_sql.enqueue("SELECT %s AS a; SELECT %s AS b", [1, 2]))
+
+    assert "Enqueue a job for each" in result.errors[0].traceback
+
+
+@several
+@pytest.mark.parametrize(
+    ("sql", "returned"),
+    [
+        ("SELECT 1 AS a; SELECT 2 AS b", [{"b": 2}]),
+        ("SELECT 1 AS a; SELECT 2 AS b;", [{"b": 2}]),
+        ("INSERT INTO tests_run (job) VALUES ('x'); SELECT job FROM tests_run", [{"job": "x"}]),
+        ("SELECT 1 AS a; DELETE FROM tests_run WHERE id = 0", 0),
+        ("SELECT 1 AS a, 2 AS a; SELECT 3 AS b", [{"b": 3}]),
+        ("SELECT ';' AS a; SELECT 'x;y -- z' AS b -- c; d", [{"b": "x;y -- z"}]),
+    ],
+)
+def test_several_statements_return_the_result_of_the_last(allowed, sql, returned):
+    assert outcome(run_sql.enqueue(sql)).return_value == returned
+
+
+@several
+def test_several_statements_may_have_parameters_and_a_header(allowed):
+    result = outcome(
+        run_sql.enqueue("SELECT %s AS a; SELECT %s AS b, 7 AS a", ["1;", "2;"], header=True)
+    )
+
+    assert [column["name"] for column in result.return_value["columns"]] == ["b", "a"]
+    assert result.return_value["rows"] == [["2;", 7]]
+
+
+@several
+def test_failing_last_statement_rolls_back_the_first(allowed):
+    result = outcome(
+        run_sql.enqueue("INSERT INTO tests_run (job) VALUES ('x'); SELECT nonsense FROM tests_run")
+    )
+
+    assert result.status == "FAILED"
+    assert not Run.objects.exists()
+
+
+@several
+def test_keep_limits_the_rows_of_the_last_statement(allowed):
+    Run.objects.bulk_create([Run(job=str(number)) for number in range(5)])
+    statement = "SELECT job FROM tests_run ORDER BY id"
+
+    result = outcome(run_sql.enqueue(f"{statement}; {statement}", keep=2, header=True))
+
+    assert result.return_value["rows"] == [["0"], ["1"]]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT ';' AS a;  \n",
+        "-- first; comment\nSELECT ';' AS a",
+        "SELECT ';' AS a -- it's; last",
+        "SELECT ';' AS a; -- it's done",
+        "SELECT ';' AS a; -- done;",
+        "SELECT /* ; */ ';' AS a; /* done; */ -- really\n",
+    ],
+)
+def test_comments_and_semicolons_end_no_statement(allowed, sql):
+    assert outcome(run_sql.enqueue(sql)).return_value == [{"a": ";"}]
+
+
+@pytest.mark.parametrize(
+    ("sql", "sent"),
+    [
+        ("SELECT 1; # it's\n-- two\n/* three */", "SELECT 1;"),
+        ("SELECT '; -- x'", "SELECT '; -- x'"),
+        ("SELECT 1 -- x;", "SELECT 1 -- x;"),
+        ("SELECT 'it\\'; -- x'", "SELECT 'it\\'; -- x'"),
+        ("SELECT 'it''; -- x'; -- y", "SELECT 'it''; -- x';"),
+        ('SELECT 1 AS "; # x"', 'SELECT 1 AS "; # x"'),
+        ("SELECT 1; /*! SELECT 2 */", "SELECT 1; /*! SELECT 2 */"),
+        ("SELECT 1; /*M! SELECT 2 */", "SELECT 1; /*M! SELECT 2 */"),
+        ("SELECT 1; SELECT 2--1", "SELECT 1; SELECT 2--1"),
+        ("SELECT 1;-- x\r\n", "SELECT 1;"),
+        ("SELECT 1; -- x\n; SELECT 2", "SELECT 1; -- x\n; SELECT 2"),
+        ("INSERT INTO a VALUES ('unclosed); -- x", "INSERT INTO a VALUES ('unclosed);"),
+        ("-- only", "-- only"),
+    ],
+)
+def test_only_comments_after_the_last_semicolon_are_removed(sql, sent):
+    assert rows._without_last_comment(sql) == sent
+
+
+# run_sql with a header
+
+
+TYPES = {
+    "postgresql": ("integer", "text", "numeric"),
+    "mysql": ("LONG", "VAR_STRING", "NEWDECIMAL"),
+    "sqlite": (None, None, None),
+}[connection.vendor]
+
+
+def test_header_has_names_and_types_and_rows_in_order(allowed):
+    name = connection.ops.quote_name("The Number")
+    statement = f"SELECT 1 AS z, 'é' AS a, 1.5 AS {name} UNION ALL SELECT 2, NULL, NULL"
+
+    result = outcome(run_sql.enqueue(statement, header=True)).return_value
+
+    assert [column["name"] for column in result["columns"]] == ["z", "a", "The Number"]
+    assert tuple(column["type"] for column in result["columns"]) == TYPES
+    number = 1.5 if connection.vendor == "sqlite" else "1.5"
+    assert result["rows"] == [[1, "é", number], [2, None, None]]
+
+
+def test_header_without_rows_has_columns(allowed):
+    (column,) = outcome(
+        run_sql.enqueue("SELECT job FROM tests_run WHERE id = 0", header=True)
+    ).return_value["columns"]
+
+    assert column["name"] == "job"
+    result = outcome(run_sql.enqueue("SELECT job FROM tests_run", keep=0, header=True))
+    assert result.return_value == {"columns": [column], "rows": []}
+
+
+def test_header_of_a_statement_without_rows_is_the_row_count(allowed):
+    Run.objects.bulk_create([Run(job="a"), Run(job="b")])
+
+    result = outcome(run_sql.enqueue("UPDATE tests_run SET job = job", header=True))
+
+    assert result.return_value == 2
+
+
+def test_header_of_a_column_without_a_name(allowed):
+    (column,) = outcome(run_sql.enqueue("SELECT 1", header=True)).return_value["columns"]
+
+    assert column["name"] == ("?column?" if connection.vendor == "postgresql" else "1")
+
+
+def test_header_false_returns_dicts(allowed):
+    assert outcome(run_sql.enqueue("SELECT 1 AS a", header=False)).return_value == [{"a": 1}]
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="PostgreSQL's types")
+def test_header_names_postgresql_types(allowed):
+    columns = {
+        "bigint": ("1::bigint", 1),
+        "character varying": ("'a'::varchar(5)", "a"),
+        "numeric": ("1.10::numeric(9, 2)", "1.10"),
+        "date": ("'2026-01-02'::date", "2026-01-02"),
+        "timestamp without time zone": ("'2026-01-02 03:04'::timestamp", "2026-01-02T03:04:00"),
+        "bytea": (r"'\xff'::bytea", "ff"),
+        "integer[]": ("ARRAY[1, NULL]", [1, None]),
+        "jsonb": ("""'{"a": [1]}'::jsonb""", '{"a": [1]}'),
+        "boolean": ("true", True),
+        "pg_class": ("NULL::pg_class", None),
+    }
+    selected = ", ".join(f'{sql} AS "c{n}"' for n, (sql, _) in enumerate(columns.values()))
+
+    result = outcome(run_sql.enqueue(f"SELECT {selected}", header=True)).return_value
+
+    assert [column["type"] for column in result["columns"]] == list(columns)
+    assert result["rows"] == [[value for _, value in columns.values()]]
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="PostgreSQL's types")
+def test_header_names_a_type_made_by_the_same_sql(allowed):
+    result = outcome(
+        run_sql.enqueue("CREATE TYPE mood AS ENUM ('sad'); SELECT 'sad'::mood AS now", header=True)
+    )
+
+    assert result.return_value == {
+        "columns": [{"name": "now", "type": "mood"}],
+        "rows": [["sad"]],
+    }
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="PostgreSQL's empty SELECT")
+def test_header_without_columns(allowed):
+    result = outcome(run_sql.enqueue("SELECT FROM generate_series(1, 2)", header=True))
+
+    assert result.return_value == {"columns": [], "rows": [[], []]}
+
+
+@pytest.mark.skipif(connection.vendor != "mysql", reason="MariaDB's types")
+def test_header_names_mariadb_types(allowed):
+    result = outcome(
+        run_sql.enqueue(
+            "SELECT CAST(1 AS SIGNED) AS a, CAST('2026-01-02' AS DATE) AS b, x'ff' AS c, "
+            "NULL AS d, 1e0 AS e, JSON_OBJECT('a', 1) AS f",
+            header=True,
+        )
+    ).return_value
+
+    types = [column["type"] for column in result["columns"]]
+    assert types[1:5] == ["DATE", "VAR_STRING", "NULL", "DOUBLE"]
+    assert result["rows"][0][:5] == [1, "2026-01-02", "ff", None, 1.0]
+
+
+def test_header_of_ddl_is_a_number(allowed):
+    result = outcome(run_sql.enqueue("CREATE TEMPORARY TABLE made (a INT)", header=True))
+
+    assert type(result.return_value) is int
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="dbqueue_enqueue() is PostgreSQL's")
+@pytest.mark.parametrize("header", ["true", '"yes"'])
+def test_header_from_sql(allowed, header):
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT dbqueue_enqueue(%s, kwargs => %s)",
+            [
+                run_sql.module_path,
+                f'{{"sql": "SELECT 1; SELECT 2::bigint AS id", "header": {header}}}',
+            ],
+        )
+        (id,) = cursor.fetchone()
+
+    drain()
+
+    job = Job.objects.get(id=id)
+    if header == "true":
+        assert run_sql.get_result(str(id)).return_value == {
+            "columns": [{"name": "id", "type": "bigint"}],
+            "rows": [[2]],
+        }
+    else:
+        assert job.state == Job.State.FAILED
+        assert "header must be true or false, not 'yes'" in Execution.objects.get().message
 
 
 def test_a_semicolon_may_end_a_statement(allowed):

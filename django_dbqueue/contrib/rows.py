@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
+from collections.abc import Sequence
 from datetime import date, datetime, time, timedelta
 from typing import Any
 
@@ -18,37 +20,94 @@ KEPT = 1000
 # Seconds between the task's timeout and the server's. The server's timeout frees the thread for the
 # exception that was raised in it.
 AFTER = 0.5
+# A comment of MySQL, a string or a quoted name, or other characters.
+TOKEN = re.compile(
+    r"(?P<comment>--\s[^\n]*|#[^\n]*|/\*(?!M?!).*?\*/)"
+    r"""|'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*"|`[^`]*`"""
+    r"""|[^\s'"`#/-]+|\S""",
+    re.DOTALL,
+)
 
 
-def run(sql: str, parameters: Any, database: str, keep: int, timeout: timedelta | None) -> Json:
-    """Run a statement and return its first ``keep`` rows as dicts.
+def run(
+    sql: str, parameters: Any, database: str, keep: int, header: bool, timeout: timedelta | None
+) -> Json:
+    """Run the SQL and return the first ``keep`` rows of the last statement.
 
-    For a statement that returns no rows, return the number of changed rows. Raises ValueError for
-    several statements, and for columns of the same name, as part of their result would be lost.
+    The rows are dicts, or with ``header`` lists below the columns. For a statement that returns no
+    rows, return the number of changed rows. Raises ValueError for several statements where the
+    driver takes one, and for columns of the same name.
     """
     connection = connections[database]
     with connection.cursor() as cursor:
         if timeout and connection.vendor == "postgresql":
             limit = math.ceil((timeout.total_seconds() + AFTER) * 1000)
             cursor.execute("SELECT set_config('statement_timeout', %s, true)", [str(limit)])
-        cursor.execute(sql, parameters)
-        result = cursor.rowcount if cursor.description is None else _rows(cursor, keep)
-        # SQLite refuses several statements itself.
-        if connection.vendor != "sqlite" and cursor.nextset():
-            raise ValueError(
-                "run_sql takes one statement, but got several. Enqueue a job for each."
-            )
-        return result
-
-
-def _rows(cursor: CursorWrapper, keep: int) -> list[dict[str, Json]]:
-    names = [column[0] for column in cursor.description]
+        if connection.vendor == "mysql":
+            sql = _without_last_comment(sql)
+        _execute(cursor, sql, parameters)
+        while True:
+            columns, changed = cursor.description, cursor.rowcount
+            found = cursor.fetchmany(keep) if columns is not None and keep else []
+            # SQLite refuses several statements itself.
+            if connection.vendor == "sqlite" or not cursor.nextset():
+                break
+    if columns is None:
+        return changed
+    names = [column[0] for column in columns]
     if twice := [name for name, times in Counter(names).items() if times > 1]:
         raise ValueError(
-            f"Several columns are named {twice[0]!r}, but a row is a dict. Rename them with AS."
+            f"Several columns are named {twice[0]!r}, but each name must be unique. "
+            "Rename them with AS."
         )
-    found = cursor.fetchmany(keep) if keep else []
-    return [dict(zip(names, map(as_json, row), strict=True)) for row in found]
+    values = [[as_json(value) for value in row] for row in found]
+    if not header:
+        return [dict(zip(names, row, strict=True)) for row in values]
+    types = _type_names(connection, [column[1] for column in columns])
+    return {
+        "columns": [{"name": name, "type": each} for name, each in zip(names, types, strict=True)],
+        "rows": values,
+    }
+
+
+def _execute(cursor: CursorWrapper, sql: str, parameters: Any) -> None:
+    try:
+        cursor.execute(sql, parameters)
+    except Exception as error:
+        # SQLite, and PostgreSQL with the option server_side_binding.
+        if re.search("one statement at a time|cannot insert multiple commands", str(error)):
+            raise ValueError(
+                "run_sql: this database's driver takes one statement at a time, but sql has "
+                "several. Enqueue a job for each."
+            ) from error
+        raise
+
+
+def _without_last_comment(sql: str) -> str:
+    """Remove comments after the last semicolon: MySQL takes them for a statement."""
+    end = 0
+    for token in TOKEN.finditer(sql):
+        if not token["comment"]:
+            end = token.end()
+    return sql[:end] if sql[:end].endswith(";") else sql
+
+
+def _type_names(connection: Any, codes: list[Any]) -> Sequence[str | None]:
+    """Name the types of a cursor's description, None for each that the driver does not tell."""
+    if connection.vendor == "mysql":
+        # Of two names for one code, the first is the current one.
+        constants = reversed(vars(connection.Database.constants.FIELD_TYPE).items())
+        known = {code: name for name, code in constants if isinstance(code, int)}
+        return [known.get(code) for code in codes]
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_catalog.format_type(code, NULL) "
+                "FROM unnest(%s::oid[]) WITH ORDINALITY AS types (code, number) ORDER BY number",
+                [codes],
+            )
+            return [name for (name,) in cursor.fetchall()]
+    return [None] * len(codes)
 
 
 def as_json(value: object) -> Json:

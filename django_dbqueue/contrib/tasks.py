@@ -96,6 +96,7 @@ def _check_sql(
     parameters: object = None,
     database: str = DEFAULT_DB_ALIAS,
     keep: object = rows.KEPT,
+    header: object = False,
 ) -> None:
     config = getattr(backend, "config", None)
     if config is None or database not in config.allow_sql:
@@ -111,6 +112,8 @@ def _check_sql(
         raise ValueError(
             f"run_sql: keep must be a number of rows from 0 to {MOST_ROWS:,}, not {keep!r}."
         )
+    if type(header) is not bool:
+        raise ValueError(f"run_sql: header must be true or false, not {header!r}.")
 
 
 @task(takes_context=True, **_where())
@@ -137,19 +140,24 @@ def run_sql(
     parameters: list[Any] | dict[str, Any] | None = None,
     database: str = DEFAULT_DB_ALIAS,
     keep: int = rows.KEPT,
+    header: bool = False,
 ) -> Json:
-    """Run a statement in a transaction that is committed on success.
+    """Run SQL in a transaction that is committed on success.
 
-    sql: one statement.
+    sql: a statement, or on PostgreSQL, MariaDB and MySQL several, separated by semicolons. The
+        result is the last one's.
     parameters: a list, or a dict for ``%(name)s``.
     database: the alias in ``DATABASES``.
     keep: the largest number of rows to return, from 0 to 10,000.
+    header: whether to return the columns too, with their names and types.
 
-    Returns the rows as dicts of JSON values, or the number of changed rows for a statement that
-    returns no rows. Raises SqlNotAllowed for a database that ``OPTIONS["allow_sql"]`` does not
-    name, and ValueError for other arguments, several statements, or two columns of one name. On
-    PostgreSQL, the server cancels the statement after the job's timeout.
+    Returns the rows as dicts of JSON values. With ``header``, returns ``{"columns": [{"name": "id",
+    "type": "bigint"}], "rows": [[1]]}``, in the order of the statement. For a statement that
+    returns no rows, returns the number of changed rows. Raises SqlNotAllowed for a database that
+    ``OPTIONS["allow_sql"]`` does not name, and ValueError for other arguments, several statements
+    on SQLite, or two columns of one name. On PostgreSQL, the server cancels each statement after
+    the job's timeout.
     """
-    _check_sql(task_backends[context.task_result.backend], sql, parameters, database, keep)
+    _check_sql(task_backends[context.task_result.backend], sql, parameters, database, keep, header)
     with transaction.atomic(using=database):
-        return rows.run(sql, parameters, database, keep, context.job.timeout)
+        return rows.run(sql, parameters, database, keep, header, context.job.timeout)
