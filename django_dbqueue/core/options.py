@@ -18,7 +18,7 @@ MOST_ATTEMPTS = 32767
 DAY = 86_400.0
 # Options that ``per_queue`` accepts.
 OF_A_QUEUE = (
-    *("max_attempts", "backoff", "timeout", "limit", "hanged_after"),
+    *("max_attempts", "backoff", "timeout", "limit", "hanged_after", "ready_within"),
     *("keep_successful", "keep_failed", "delete_on_success", "keep_log"),
 )
 
@@ -61,6 +61,8 @@ class Options:
     limit: the number of jobs of a queue that run at a time, over all hosts; None for any number. An
         operator's limit takes precedence.
     hanged_after: the time that a job may run before the admin lists it as hanged.
+    ready_within: the time that a job may be ready before checkqueue reports its queue; None for any
+        time.
     keep_successful, keep_failed: the retention of jobs that succeeded, and of jobs that failed or
         were discarded; None for ever.
     delete_on_success: keep nothing of jobs that succeed.
@@ -96,6 +98,7 @@ class Options:
     unknown_task_after: float = 7 * DAY
     limit: int | None = None
     hanged_after: float = 3600.0
+    ready_within: float | None = 600.0
     keep_successful: float | None = 7 * DAY
     keep_failed: float | None = 90 * DAY
     delete_on_success: bool = False

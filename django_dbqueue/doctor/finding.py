@@ -4,6 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum
+
+
+class Severity(str, Enum):
+    """Severity of a result, in the words of monitoring systems.
+
+    CRITICAL: jobs do not run. UNKNOWN: the check of the queue failed. WARNING: anything else to
+    change.
+    """
+
+    CRITICAL = "critical"
+    UNKNOWN = "unknown"
+    WARNING = "warning"
 
 
 @dataclass(frozen=True)
@@ -17,6 +30,7 @@ class Finding:
     what: str
     why: str
     remedy: str
+    severity: Severity = Severity.WARNING
 
 
 @dataclass(frozen=True)
@@ -24,15 +38,22 @@ class NotChecked:
     """A check that could not run: it is unknown whether a change is needed.
 
     what: the unchecked object, with the reason. remedy: a statement that makes it visible, if any.
+    severity: UNKNOWN if nothing is known of the queue, None if only a recommendation is missing.
     """
 
     what: str
     remedy: str = ""
+    severity: Severity | None = None
 
 
 def format_duration(seconds: float) -> str:
     """Format a duration: 2:03:11, or 3 days, 1:00:00."""
     return str(timedelta(seconds=round(seconds)))
+
+
+def one_line(text: str) -> str:
+    """Replace line breaks and control characters, which terminals would obey, by spaces."""
+    return " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
 
 def megabytes(size: float) -> str:

@@ -5,33 +5,52 @@ These checks do index lookups only.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
 
-from ..models import Process, Queue, TaskState
+from django.db.models import OuterRef, Q, Subquery
+
+from ..core.options import Options
+from ..models import Execution, Failure, Process, Queue, RecurringTask, TaskState
+from ..models.bounded_count import LIMIT, count
 from ..models.enums import State
 from ..models.expressions import Now, now_plus
 from ..models.job import JobQuerySet
 from .database import QueueDatabase
-from .finding import Finding, format_duration
+from .finding import Finding, Severity, format_duration, one_line
 
-# Seconds that a job may be ready: with workers that serve its queue, and with none.
-LAG, UNSERVED = 600, 60
-# Seconds from which the recovery of an orphaned job, or the deletion of a job, is late.
-LATE = {"orphaned": 300, "pruned": 3600}
-# Maximum number of queues to name.
-MOST = 5
+# Seconds that a job may be ready in a queue that no worker serves.
+UNSERVED = 60
+# Seconds from which the recovery of an orphaned job, the deletion of a job, or a run of a recurring
+# task is late.
+LATE = {"orphaned": 300, "pruned": 3600, "recurring": 300}
+# Failed jobs are recent for an hour.
+RECENT_SECONDS = 3600
+# Maximum number of queues, processes or recurring tasks to name, and of failures.
+MOST, MOST_FAILURES = 5, 10
+DISPATCH = (
+    "python manage.py runqueue --only dispatcher  # If one is alive, its log shows the reason."
+)
 
 
 def processes(database: QueueDatabase) -> Iterator[Finding]:
     kinds = {process.kind for process in _alive(database)}
     if not kinds:
-        yield Finding("No runqueue is alive.", "No job runs.", "python manage.py runqueue")
+        yield Finding(
+            "No runqueue is alive.",
+            "No job runs.",
+            "python manage.py runqueue",
+            Severity.CRITICAL,
+        )
         return
     if Process.Kind.WORKER not in kinds:
         yield Finding(
             "No worker is alive.",
             "No job runs.",
             "python manage.py runqueue --only workers",
+            Severity.CRITICAL,
         )
     if Process.Kind.DISPATCHER not in kinds:
         yield Finding(
@@ -39,30 +58,136 @@ def processes(database: QueueDatabase) -> Iterator[Finding]:
             "Scheduled jobs, retries and recurring tasks never start, and no jobs are recovered or "
             "pruned.",
             "python manage.py runqueue --only dispatcher",
+            Severity.CRITICAL,
+        )
+
+
+def silent_processes(database: QueueDatabase) -> Iterator[Finding]:
+    rows = Process.objects.using(database.alias).silent().seen().order_by("heartbeat_at")
+    silent: list[Any] = list(rows[:1000])
+    if silent:
+        named = [
+            f"{each.name} for {format_duration(_seconds(each.heartbeat_at, each.seen_at))}"
+            for each in silent[:MOST]
+        ]
+        more = [f"{len(silent) - MOST} more"] if len(silent) > MOST else []
+        yield Finding(
+            f"{_number(len(silent), 'process')} without a heartbeat: {', '.join(named + more)}.",
+            "A process that hangs, was killed or has lost the database runs no jobs. Dispatchers "
+            "recover its jobs and delete its row.",
+            f"{DISPATCH}\n# And see the log of the process, and whether its host runs runqueue.",
         )
 
 
 def lag(database: QueueDatabase) -> Iterator[Finding]:
     workers = [process for process in _alive(database) if process.kind == Process.Kind.WORKER]
     waits = _waits(database) if workers else {}
-    for queue, seconds in sorted(waits.items(), key=lambda each: -each[1])[:MOST]:
+    late: list[tuple[int, float, str, list[Process]]] = []
+    for queue, seconds in waits.items():
         serving = [worker for worker in workers if worker.serves(queue)]
-        if not serving and seconds > UNSERVED:
-            yield Finding(
-                f"A job of the queue {queue!r} has been ready for {format_duration(seconds)}, and "
-                "no live worker serves the queue.",
-                "It will never run.",
-                f'python manage.py runqueue --only workers --queues "{queue}"',
-            )
-        elif serving and seconds > LAG:
-            threads = sum(worker.details.get("threads", 0) for worker in serving)
-            yield Finding(
-                f"A job of the queue {queue!r} has been ready for {format_duration(seconds)}; "
-                f"{len(serving)} workers with {threads} threads serve the queue.",
-                "The workers do not keep up, or the job's limit is reached, or other jobs run "
-                "first: the job's page in the admin shows the reason.",
-                "More --processes or --threads, another host, or a higher limit.",
-            )
+        within = _options_of(database, queue).ready_within
+        if not serving and seconds > min(UNSERVED, within or UNSERVED):
+            late.append((0, -seconds, queue, serving))
+        elif serving and within is not None and seconds > within:
+            late.append((1, -seconds, queue, serving))
+    # Unserved queues first, then those that have waited for longest.
+    late.sort(key=lambda each: each[:3])
+    for _, seconds, queue, serving in late[:MOST]:
+        yield _late(database, queue, -seconds, serving)
+    if rest := late[MOST:]:
+        yield Finding(
+            f"{_number(len(rest), 'further queue')} with jobs that have been ready for too long.",
+            "As above.",
+            "As above. The page Queues of the admin lists all queues.",
+            Severity.WARNING if rest[0][-1] else Severity.CRITICAL,
+        )
+
+
+def _late(database: QueueDatabase, queue: str, seconds: float, serving: list[Process]) -> Finding:
+    what = f"A job of the queue {queue!r} has been ready for {format_duration(seconds)}"
+    if not serving:
+        return Finding(
+            f"{what}, and no live worker serves the queue.",
+            "It will never run.",
+            f'python manage.py runqueue --only workers --queues "{queue}"',
+            Severity.CRITICAL,
+        )
+    within = _options_of(database, queue).ready_within or 0.0
+    # In the order of the lane index: see count().
+    ready = count(database.jobs.ready().filter(queue=queue), "priority", "run_after")
+    threads = sum(worker.details.get("threads", 0) for worker in serving)
+    return Finding(
+        f"{what}, and ready_within is {format_duration(within)}; {_number(ready, 'ready job')}, "
+        f"and {len(serving)} workers with {threads} threads serve the queue.",
+        "The workers do not keep up, or the job's limit is reached, or other jobs run "
+        "first: the job's page in the admin shows the reason.",
+        "More --processes or --threads, another host, or a higher limit. If its jobs may wait:\n"
+        f"'per_queue': {{{queue!r}: {{'ready_within': {round(2 * seconds)}}}}}",
+    )
+
+
+def overdue_recurring_tasks(database: QueueDatabase) -> Iterator[Finding]:
+    tasks = RecurringTask.objects.using(database.alias)
+    is_late = Q(next_run_at__lt=now_plus(-LATE["recurring"]))
+    rows = tasks.upcoming().filter(is_late | Q(next_run_at=None) & ~Q(problem=""))
+    if any(process.kind == Process.Kind.DISPATCHER for process in _alive(database)):
+        # Dispatchers declare the tasks of their code: these were removed from it.
+        rows = rows.exclude(pk__in=tasks.undeclared().values("pk"))
+    overdue: list[Any] = list(rows[:1001])
+    for row in overdue[:MOST]:
+        since = (
+            f"overdue by {format_duration(_seconds(row.next_run_at, row.seen_at))}, since "
+            f"{_moment(row.next_run_at)}"
+            if row.next_run_at
+            else "without a next time"
+        )
+        reason = f": {one_line(row.problem).rstrip('.')}" if row.problem else ""
+        yield Finding(
+            f"The recurring task {row.name!r} is {since}{reason}.",
+            "No dispatcher enqueues it: none is alive, or none can.",
+            DISPATCH,
+            Severity.CRITICAL,
+        )
+    if rest := overdue[MOST:]:
+        yield Finding(
+            f"{_number(len(rest), 'further recurring task')} overdue.",
+            "No dispatcher enqueues them: none is alive, or none can.",
+            DISPATCH,
+            Severity.CRITICAL,
+        )
+
+
+def failures(database: QueueDatabase) -> Iterator[Finding]:
+    """Find open failures with jobs that failed recently, the most frequent first.
+
+    Reads a limited number of jobs, the last ones: the numbers are lower bounds if there are more.
+    """
+    last = Execution.objects.using(database.alias).filter(
+        job=OuterRef("pk"), attempt=OuterRef("attempt")
+    )
+    jobs = recently_failed(database).values_list(Subquery(last.values("failure")), flat=True)
+    found = Counter(jobs[: LIMIT + 1])
+    at_least = "at least " if found.total() > LIMIT else ""
+    opened = Failure.objects.using(database.alias).open().in_bulk([pk for pk in found if pk])
+    frequent = sorted(opened.values(), key=lambda failure: (-found[failure.pk], failure.pk))
+    for failure in frequent[:MOST_FAILURES]:
+        yield Finding(
+            f"failure {one_line(str(failure))}: {at_least}{_number(found[failure.pk], 'job')} "
+            f"failed within the last hour; {_number(failure.count, 'occurrence')} since "
+            f"{_moment(failure.first_seen)}.",
+            "These jobs have no attempts left. The failure's page in the admin shows the traceback "
+            "and the jobs.",
+            "Fix the cause, retry the jobs and resolve the failure in the admin. If it is known:\n"
+            f"Failure.objects.filter(pk={failure.pk}).mute()",
+        )
+    if rest := frequent[MOST_FAILURES:]:
+        number = sum(found[failure.pk] for failure in rest)
+        yield Finding(
+            f"{_number(len(rest), 'further open failure')}: {at_least}{_number(number, 'job')} "
+            "failed within the last hour.",
+            "These jobs have no attempts left.",
+            "The page Failures of the admin lists all failures.",
+        )
 
 
 def orphaned_jobs(database: QueueDatabase) -> Iterator[Finding]:
@@ -74,8 +199,8 @@ def orphaned_jobs(database: QueueDatabase) -> Iterator[Finding]:
             f"{'More than 1,000' if late > 1000 else late} running jobs belong to dead processes "
             "and have not been recovered.",
             "They make no progress, and hold their slots and keys.",
-            "python manage.py runqueue --only dispatcher  "
-            "# If one is alive, its log shows the reason.",
+            DISPATCH,
+            Severity.CRITICAL,
         )
 
 
@@ -107,6 +232,32 @@ def _kept_too_long(rows: JobQuerySet, name: str, seconds: float | None) -> Itera
 
 def _alive(database: QueueDatabase) -> list[Process]:
     return list(Process.objects.using(database.alias).alive()[:1000])
+
+
+def recently_failed(database: QueueDatabase) -> JobQuerySet:
+    """Return the jobs that failed recently, in the order of their index; the last one first."""
+    return database.jobs.filter(
+        state=State.FAILED, finished_at__gte=now_plus(-RECENT_SECONDS)
+    ).order_by("-finished_at")
+
+
+def _options_of(database: QueueDatabase, queue: str) -> Options:
+    """Return the options of the backend that has the queue, or may have it."""
+    backend = min(database.backends, key=lambda each: (queue not in each.queues, bool(each.queues)))
+    return backend.options_of(queue)
+
+
+def _seconds(start: datetime, end: datetime) -> float:
+    return max(0.0, (end - start).total_seconds())
+
+
+def _moment(time: datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M %Z}".strip()
+
+
+def _number(number: int, noun: str) -> str:
+    text = f"{number:,}" if type(number) is int else str(number)
+    return f"{text} {noun}{'' if number == 1 else 'es' if noun.endswith('ss') else 's'}"
 
 
 def _waits(database: QueueDatabase) -> dict[str, float]:

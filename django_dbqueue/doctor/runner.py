@@ -8,10 +8,13 @@ from django.db import DEFAULT_DB_ALIAS, Error
 
 from . import bloat, innodb, mysql, postgresql, queue, snapshots, sqlite, vacuum
 from .database import QueueDatabase
-from .finding import Finding, NotChecked
+from .finding import Finding, NotChecked, Severity
 
 Check = Callable[[QueueDatabase], Iterable[Finding | NotChecked]]
-OF_THE_QUEUE: tuple[Check, ...] = (queue.processes, queue.lag, queue.orphaned_jobs, queue.retention)
+OF_THE_QUEUE: tuple[Check, ...] = (
+    *(queue.processes, queue.silent_processes, queue.lag, queue.overdue_recurring_tasks),
+    *(queue.failures, queue.orphaned_jobs, queue.retention),
+)
 OF_A_VENDOR: dict[str, tuple[Check, ...]] = {
     "postgresql": (
         *(
@@ -55,8 +58,8 @@ def examine(
 
     A check that fails yields a NotChecked, and the others go on.
     """
-    if missing := _missing(database):
-        yield "tables", missing
+    if unusable := _unusable(database):
+        yield unusable
         return
     for check in (*OF_THE_QUEUE, *OF_A_VENDOR[database.connection.vendor]):
         if name_of(check) not in ignored:
@@ -74,7 +77,12 @@ def _results(check: Check, database: QueueDatabase) -> list[Finding | NotChecked
             return list(check(database))
     except Error as error:
         return [
-            NotChecked(f"This check failed: {_first_line(error)}", _missing_grant(database, error))
+            NotChecked(
+                f"This check failed: {_first_line(error)}",
+                _missing_grant(database, error),
+                # The others may only lack a right.
+                Severity.UNKNOWN if check in OF_THE_QUEUE else None,
+            )
         ]
 
 
@@ -87,7 +95,15 @@ def _missing_grant(database: QueueDatabase, error: Error) -> str:
     return innodb.privilege(database) if is_refused else ""
 
 
-def _missing(database: QueueDatabase) -> Finding | None:
+def _unusable(database: QueueDatabase) -> tuple[str, Finding | NotChecked] | None:
+    try:
+        database.connection.ensure_connection()
+    except Error as error:
+        return "connection", NotChecked(
+            f"The database cannot be reached: {_first_line(error)}",
+            f"Start the database server, or correct {database.setting}.",
+            Severity.UNKNOWN,
+        )
     try:
         database.jobs.exists()
     except Error as error:
@@ -96,10 +112,11 @@ def _missing(database: QueueDatabase) -> Finding | None:
             if database.alias == DEFAULT_DB_ALIAS
             else f"migrate dbqueue --database {database.alias}"
         )
-        return Finding(
+        return "tables", Finding(
             f"The queue's tables cannot be read: {_first_line(error)}",
             "The queue needs its tables.",
-            f"python manage.py {migrate}  # Start the database server first.",
+            f"python manage.py {migrate}  # Or let the database's user read them.",
+            Severity.CRITICAL,
         )
     return None
 

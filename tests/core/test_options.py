@@ -57,6 +57,10 @@ pytestmark = pytest.mark.django_db(databases=["default", "other"])
             r"per_queue\['mail'\]: timeout=-3 is not a number of seconds above 0",
         ),
         (
+            {"per_queue": {"mail": {"ready_within": 0}}},
+            r"per_queue\['mail'\]: ready_within=0 is not a number of seconds above 0",
+        ),
+        (
             {"per_queue": {"mail": {"threads": 3}}},
             r"per_queue\['mail'\]: 'threads' is not an option. Choose from max_attempts",
         ),

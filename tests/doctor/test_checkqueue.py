@@ -24,15 +24,17 @@ from django_dbqueue.doctor import (
     innodb,
     mysql,
     postgresql,
+    queue,
     runner,
     snapshots,
     sqlite,
     vacuum,
 )
 from django_dbqueue.doctor.database import QueueDatabase
-from django_dbqueue.models import Job, Queue, TaskState
+from django_dbqueue.models import Failure, Job, Process, Queue, RecurringTask, TaskState
 from django_dbqueue.models.expressions import now_plus
 
+from ..admin.conftest import a_failure, an_execution
 from ..conftest import a_process, until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -64,6 +66,10 @@ def run_check(*arguments: str) -> dict[str, Any]:
         code = end.code
     (report,) = json.loads(out.getvalue())
     return {**report, "code": code}
+
+
+def run_only(*checks: str) -> dict[str, Any]:
+    return run_check(*(f"--ignore={name}" for name in runner.names() if name not in checks))
 
 
 def findings(check: str) -> list[dict[str, str]]:
@@ -123,6 +129,33 @@ def probe(transactional_db: Any, monkeypatch: pytest.MonkeyPatch):
     execute("DROP TABLE dbqueue_probe")
 
 
+def broken(database):
+    database.ask("SELECT * FROM no_such_table")
+
+
+def a_failed_job(failure: Failure, minutes: float = 1, **values: Any) -> Job:
+    at = timezone.now() - timedelta(minutes=minutes)
+    given = {"state": "failed", "attempt": 1, "failures": 1, "started_at": at, "finished_at": at}
+    job = Job.objects.create(task="t", queue="default", **{**given, **values})
+    an_execution(job, failure)
+    return job
+
+
+def a_recurring_task(name: str, hours: float | None = 1, **values: Any) -> RecurringTask:
+    """Create a task that is overdue by some hours, or that is unplanned."""
+    row = RecurringTask.objects.create(name=name, task="shop.tasks.report", cron="0 9 * * *")
+    next_run_at = None if hours is None else timezone.now() - timedelta(hours=hours)
+    RecurringTask.objects.filter(pk=row.pk).update(**{"next_run_at": next_run_at, **values})
+    return row
+
+
+def change_options(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    backend = task_backends["default"]
+    config = backend.config.changed(**changes)
+    monkeypatch.setitem(vars(backend), "config", config)
+    monkeypatch.setitem(vars(backend), "options_of", config.of)
+
+
 def fill(table: str, jobs: int, **values: Any) -> None:
     Job.objects.bulk_create(
         [Job(task="t", queue="default", priority=n % 20, **values) for n in range(jobs)],
@@ -141,18 +174,73 @@ def test_healthy_database_has_no_findings(alive):
     assert (report["findings"], report["not_checked"], report["code"]) == ([], [], 0)
 
 
-def test_finding_has_reason_and_remedy_and_exit_code_is_1(transactional_db):
+def test_finding_has_reason_and_remedy(transactional_db):
     out = io.StringIO()
 
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(SystemExit):
         call_command("checkqueue", "--database=default", stdout=out)
 
-    assert end.value.code == 1
     assert "default (" in out.getvalue()
     assert (
-        "No runqueue is alive. [processes]\n   Why: No job runs.\n   Do:  python manage.py"
-        in out.getvalue()
+        "1. No runqueue is alive. [processes, critical]\n   Why: No job runs.\n"
+        "   Do:  python manage.py" in out.getvalue()
     )
+
+
+def test_exit_code_is_that_of_the_worst_result(alive, monkeypatch):
+    checks = ("processes", "failures", "broken")
+    assert run_only(*checks)["code"] == 0
+
+    a_failed_job(a_failure())
+    report = run_only(*checks)
+    assert [each["severity"] for each in report["findings"]] == ["warning"]
+    assert report["code"] == 1
+
+    monkeypatch.setattr(runner, "OF_THE_QUEUE", (broken, *runner.OF_THE_QUEUE))
+    report = run_only(*checks)
+    assert [each["severity"] for each in report["not_checked"]] == ["unknown"]
+    assert report["code"] == 3
+
+    Process.objects.all().delete()
+    report = run_only(*checks)
+    assert [each["severity"] for each in report["findings"]] == ["critical", "warning"]
+    assert report["code"] == 2
+
+
+def test_failed_recommendation_does_not_change_exit_code(alive, monkeypatch):
+    monkeypatch.setattr(runner, "OF_A_VENDOR", {connection.vendor: (broken,)})
+
+    report = run_only("broken")
+
+    assert [each["severity"] for each in report["not_checked"]] == [None]
+    assert report["code"] == 0
+
+
+def test_first_line_counts_critical_findings_and_they_come_first(transactional_db):
+    a_failed_job(a_failure())
+    ignored = [
+        f"--ignore={name}" for name in runner.names() if name not in ("processes", "failures")
+    ]
+    out = io.StringIO()
+
+    with pytest.raises(SystemExit):
+        call_command("checkqueue", "--database=default", *ignored, stdout=out)
+
+    assert out.getvalue().splitlines()[0].endswith("): 2 findings, 1 critical.")
+    assert out.getvalue().index("[processes, critical]") < out.getvalue().index("[failures]")
+
+
+def test_misuse_is_unknown_to_monitoring(transactional_db, settings):
+    for arguments in (["--ignore=rubbish"], ["--backend=rubbish"], ["--database=rubbish"]):
+        with pytest.raises(CommandError) as error:
+            call_command("checkqueue", *arguments)
+        assert error.value.returncode == 3
+
+    wrong = {**settings.TASKS["default"], "OPTIONS": {"redy_within": 5}}
+    settings.TASKS = {"default": wrong}
+    with pytest.raises(CommandError, match="Did you mean 'ready_within'") as error:
+        call_command("checkqueue")
+    assert error.value.returncode == 3
 
 
 def test_ignored_check_is_not_reported(transactional_db):
@@ -197,6 +285,7 @@ def test_missing_tables_suggest_migrate(transactional_db):
         execute("ALTER TABLE dbqueue_job_away RENAME TO dbqueue_job")
 
     (finding,) = report["findings"]
+    assert (finding["severity"], report["code"]) == ("critical", 2)
     assert finding["check"] == "tables" and finding["remedy"].startswith(
         "python manage.py migrate "
     )
@@ -215,17 +304,18 @@ def test_unavailable_database_is_reported(transactional_db, monkeypatch):
         for name, there in away.items():
             patch.setitem(connection.settings_dict, name, there)
         out = io.StringIO()
-        with pytest.raises(SystemExit):
+        with pytest.raises(SystemExit) as end:
             call_command("checkqueue", "--database=default", stdout=out)
+        report = run_check()
         connection.close()
 
-    assert "1. The queue's tables cannot be read: " in out.getvalue()
+    assert end.value.code == report["code"] == 3
+    assert "): The database cannot be reached: " in out.getvalue().splitlines()[0]
+    assert "DATABASES['default']" in out.getvalue()
+    assert [each["check"] for each in report["not_checked"]] == ["connection"]
 
 
 def test_failing_check_does_not_stop_others(transactional_db, monkeypatch):
-    def broken(database):
-        database.ask("SELECT * FROM no_such_table")
-
     monkeypatch.setattr(runner, "OF_THE_QUEUE", (broken, *runner.OF_THE_QUEUE))
     report = run_check()
 
@@ -340,13 +430,200 @@ def test_jobs_past_retention_are_found(alive, monkeypatch, state, option, days):
         f"A job of the queue 'audit' ended {days} days, 2:00:00 ago, and {option} is {days} days, 0:00:00."
     ]
 
-    backend = task_backends["default"]
-    monkeypatch.setitem(
-        vars(backend), "config", backend.config.changed(per_queue={"audit": {option: None}})
-    )
-    monkeypatch.delitem(vars(backend), "options_of", raising=False)
+    change_options(monkeypatch, per_queue={"audit": {option: None}})
 
     assert findings("retention") == []
+
+
+def test_silent_process_is_found(alive):
+    a_process("worker@lost:1:abc", heartbeat_at=now_plus(-90), expires_at=now_plus(-60))
+
+    (finding,) = findings("silent-processes")
+
+    assert finding["what"].startswith("1 process without a heartbeat: worker@lost:1:abc for 0:01:3")
+    assert finding["severity"] == "warning"
+
+
+def test_process_with_heartbeat_of_the_future_is_silent_for_no_time(alive):
+    a_process("worker@ahead:1:abc", heartbeat_at=now_plus(600))
+
+    (finding,) = findings("silent-processes")
+
+    assert finding["what"].endswith("worker@ahead:1:abc for 0:00:00.")
+
+
+def test_many_silent_processes_are_counted(alive):
+    for number in range(7):
+        a_process(f"worker@lost:{number}:abc", expires_at=now_plus(-60))
+
+    (finding,) = findings("silent-processes")
+
+    assert finding["what"].startswith("7 processes without a heartbeat: ")
+    assert finding["what"].endswith(", 2 more.")
+
+
+def test_overdue_recurring_task_is_found(alive):
+    a_recurring_task("nightly", hours=2)
+    a_recurring_task("just due", hours=1 / 60)
+    a_recurring_task("later", hours=-1)
+    a_recurring_task("new", hours=None)
+    a_recurring_task("disabled", is_enabled=False)
+    a_recurring_task("over", is_over=True)
+
+    (finding,) = findings("overdue-recurring-tasks")
+
+    assert finding["what"].startswith("The recurring task 'nightly' is overdue by 2:00:0")
+    assert ", since 20" in finding["what"]
+    assert finding["severity"] == "critical"
+
+
+def test_problem_of_overdue_recurring_task_is_named(alive):
+    a_recurring_task("unplanned", hours=None, problem="No such zone:\n'Europe/Bern'.")
+    a_recurring_task("unknown", problem="There is no task shop.tasks.report.")
+
+    unplanned, unknown = [each["what"] for each in findings("overdue-recurring-tasks")]
+
+    assert unplanned == (
+        "The recurring task 'unplanned' is without a next time: No such zone: 'Europe/Bern'."
+    )
+    assert unknown.endswith(": There is no task shop.tasks.report.")
+
+
+def test_recurring_task_removed_from_code_is_overdue_only_without_dispatcher(alive):
+    a_recurring_task("removed", is_from_code=True, declared_at=now_plus(-3600))
+    assert findings("overdue-recurring-tasks") == []
+
+    Process.objects.filter(kind="dispatcher").delete()
+
+    assert len(findings("overdue-recurring-tasks")) == 1
+
+
+def test_many_overdue_recurring_tasks_are_counted(alive):
+    for number in range(7):
+        a_recurring_task(f"task {number}")
+
+    *named, rest = findings("overdue-recurring-tasks")
+
+    assert len(named) == 5 and rest["what"] == "2 further recurring tasks overdue."
+
+
+def test_ready_within_is_an_option_of_the_queue(alive, monkeypatch):
+    for name in ("bulk", "slow", "urgent", "ordinary"):
+        at = timezone.now() - timedelta(seconds=300)
+        Job.objects.create(task="t", queue=name, run_after=at)
+    assert findings("lag") == []
+
+    own = {"bulk": {"ready_within": None}, "slow": {"ready_within": 900}}
+    change_options(monkeypatch, ready_within=120, per_queue={**own, "urgent": {"ready_within": 5}})
+
+    found = sorted(each["what"] for each in findings("lag"))
+    assert len(found) == 2 and "'ordinary'" in found[0] and "'urgent'" in found[1]
+    assert "ready_within is 0:02:00; 1 ready job, and 1 workers with 8 threads" in found[0]
+    assert "ready_within is 0:00:05" in found[1]
+
+
+def test_unserved_queue_is_found_even_if_its_jobs_may_wait(transactional_db, monkeypatch):
+    a_process("worker@here:1:abc", details={"queues": "*, -slow", "threads": 8})
+    Job.objects.create(task="t", queue="slow", run_after=timezone.now() - timedelta(seconds=90))
+    change_options(monkeypatch, ready_within=None)
+
+    assert len(findings("lag")) == 1
+
+
+def test_unserved_queues_are_named_first_and_the_rest_is_counted(transactional_db, monkeypatch):
+    monkeypatch.setattr(queue, "MOST", 1)
+    a_process("worker@here:1:abc", details={"queues": "*, -slow", "threads": 8})
+    for name, hours in (("slow", 1), ("one", 2), ("two", 3)):
+        at = timezone.now() - timedelta(hours=hours)
+        Job.objects.create(task="t", queue=name, run_after=at)
+
+    first, rest = findings("lag")
+
+    assert "'slow'" in first["what"] and first["severity"] == "critical"
+    assert rest["what"] == "2 further queues with jobs that have been ready for too long."
+    assert rest["severity"] == "warning"
+
+
+def test_open_failure_with_jobs_failed_within_the_hour_is_found(alive):
+    rare, frequent = a_failure("Rare"), a_failure("No such customer", count=412)
+    for _ in range(3):
+        a_failed_job(frequent, minutes=50)
+    a_failed_job(frequent, minutes=70)
+    a_failed_job(rare)
+    a_failed_job(a_failure("Old"), minutes=70)
+    a_failed_job(a_failure("Muted", state="muted"))
+    a_failed_job(a_failure("Resolved", state="resolved"))
+    a_failed_job(a_failure("Retried"), state="scheduled", finished_at=None)
+
+    first, second = findings("failures")
+
+    assert first["what"].startswith(
+        "failure NoCustomer: No such customer: 3 jobs failed within the last hour; "
+        "412 occurrences since 20"
+    )
+    assert f"filter(pk={frequent.pk}).mute()" in first["remedy"]
+    assert second["what"].startswith("failure NoCustomer: Rare: 1 job failed within the last hour;")
+    assert first["severity"] == "warning"
+
+
+def test_job_failed_without_a_failure_is_no_failure(alive):
+    a_failed_job(a_failure())
+    Failure.objects.all().delete()
+
+    assert findings("failures") == []
+
+
+def test_job_counts_for_the_failure_of_its_last_attempt(alive):
+    job = a_failed_job(a_failure("Last"), attempt=2)
+    an_execution(job, a_failure("First"), attempt=1)
+
+    (finding,) = findings("failures")
+
+    assert "NoCustomer: Last: 1 job" in finding["what"]
+
+
+def test_ten_failures_are_named_and_the_rest_is_counted(alive):
+    for number in range(12):
+        a_failed_job(a_failure(f"Message {number}"))
+
+    *named, rest = findings("failures")
+
+    assert len(named) == 10
+    assert rest["what"] == "2 further open failures: 2 jobs failed within the last hour."
+
+
+def test_failures_of_very_many_jobs_are_lower_bounds(alive, monkeypatch):
+    monkeypatch.setattr(queue, "LIMIT", 2)
+    failure = a_failure()
+    for _ in range(5):
+        a_failed_job(failure)
+
+    (finding,) = findings("failures")
+
+    assert ": at least 3 jobs failed within the last hour" in finding["what"]
+
+
+@on("postgresql", "mysql")
+def test_jobs_that_failed_recently_are_found_by_index(alive):
+    at = timezone.now() - timedelta(days=2)
+    times = {"started_at": at, "finished_at": at}
+    Job.objects.bulk_create(
+        [Job(task="t", queue="default", state="failed", attempt=1, **times) for _ in range(3000)],
+        batch_size=1000,
+    )
+    execute(f"ANALYZE {'TABLE ' * (connection.vendor == 'mysql')}dbqueue_job")
+
+    plan = queue.recently_failed(QueueDatabase("default", ()))[:10_001].explain()
+
+    assert "dbqueue_job_finished" in plan
+
+
+def test_message_of_a_failure_cannot_control_the_terminal(alive):
+    a_failed_job(a_failure("\x1b[2J{0} %s\r\n|\u202eevil"))
+
+    (finding,) = findings("failures")
+
+    assert finding["what"].startswith("failure NoCustomer: [2J{0} %s | evil: 1 job failed")
 
 
 # PostgreSQL

@@ -14,16 +14,20 @@ from django.core.management.base import BaseCommand, CommandError
 from ...backend import DatabaseBackend
 from ...compat import task_backends
 from ...doctor.database import QueueDatabase, queue_databases
-from ...doctor.finding import Finding, NotChecked
+from ...doctor.finding import Finding, NotChecked, Severity
 from ...doctor.runner import examine, names
+from ...exceptions import InvalidOption
 
 Found = list[tuple[str, Finding | NotChecked]]
+# Exit codes of monitoring plugins; the first severity that a result has decides.
+EXIT_CODES = {Severity.CRITICAL: 2, Severity.UNKNOWN: 3, Severity.WARNING: 1}
 
 
 class Command(BaseCommand):
     help = (
         "Check the queue's databases and recommend changes, with reasons. "
-        "The exit code is 1 if there are findings, and 0 otherwise."
+        "The exit code is 0 without findings, 1 with warnings, 2 if jobs do not run, and 3 if the "
+        "queue could not be checked."
     )
     # No system checks: the command checks the database even if other parts of the project are
     # misconfigured.
@@ -45,7 +49,8 @@ class Command(BaseCommand):
         if unknown := set(options["ignore"]) - set(names()):
             raise CommandError(
                 f"There is no check {', '.join(sorted(unknown))} to ignore. "
-                f"Choose from {', '.join(names())}."
+                f"Choose from {', '.join(names())}.",
+                returncode=EXIT_CODES[Severity.UNKNOWN],
             )
         found = [
             (each, list(examine(each, options["ignore"])))
@@ -56,18 +61,24 @@ class Command(BaseCommand):
         else:
             for each in found:
                 self._print(*each)
-        if any(isinstance(one, Finding) for _, those in found for _, one in those):
-            sys.exit(1)
+        severities = {one.severity for _, those in found for _, one in those}
+        for severity, code in EXIT_CODES.items():
+            if severity in severities:
+                sys.exit(code)
 
     def _print(self, database: QueueDatabase, found: Found) -> None:
         findings = [(name, one) for name, one in found if isinstance(one, Finding)]
+        findings.sort(key=lambda each: each[1].severity != Severity.CRITICAL)
+        critical = sum(one.severity == Severity.CRITICAL for _, one in findings)
+        unknown = [one.what for _, one in found if one.severity == Severity.UNKNOWN]
         where = f"{database.alias} ({database.product})"
         self.stdout.write(
-            f"{where}: {_count(len(findings))}",
-            self.style.WARNING if findings else self.style.SUCCESS,
+            f"{where}: {unknown[0] if unknown and not critical else _count(findings, critical)}",
+            self.style.WARNING if findings or unknown else self.style.SUCCESS,
         )
         for number, (name, one) in enumerate(findings, 1):
-            self.stdout.write(f"\n{_filled(f'{number}. ', one.what)} [{name}]")
+            marked = f"{name}, critical" if one.severity == Severity.CRITICAL else name
+            self.stdout.write(f"\n{_filled(f'{number}. ', one.what)} [{marked}]")
             self.stdout.write(_filled("   Why: ", one.why))
             self.stdout.write(
                 "   Do:  " + one.remedy.replace("\n", "\n        "), self.style.MIGRATE_LABEL
@@ -85,26 +96,31 @@ def _databases(database: str | None, backend: str | None) -> list[QueueDatabase]
         for each in map(task_backends.__getitem__, task_backends)
         if isinstance(each, DatabaseBackend)
     ]
-    found = [
-        each
-        for each in queue_databases(
-            backend_of for backend_of in backends if backend in (None, backend_of.alias)
-        )
-        if database in (None, each.alias)
-    ]
+    try:
+        found = [
+            each
+            for each in queue_databases(
+                backend_of for backend_of in backends if backend in (None, backend_of.alias)
+            )
+            if database in (None, each.alias)
+        ]
+    except InvalidOption as error:
+        raise CommandError(str(error), returncode=EXIT_CODES[Severity.UNKNOWN]) from error
     if not found:
         known = ", ".join(f"{each.alias} (in the database {each.database})" for each in backends)
         raise CommandError(
             f"No backend matches --backend={backend} --database={database}. "
             f"The backends are {known}."
             if backends
-            else "TASKS has no DatabaseBackend. Add one."
+            else "TASKS has no DatabaseBackend. Add one.",
+            returncode=EXIT_CODES[Severity.UNKNOWN],
         )
     return found
 
 
-def _count(number: int) -> str:
-    return "no findings." if not number else f"{number} finding{'s' * (number > 1)}."
+def _count(findings: list[tuple[str, Finding]], critical: int) -> str:
+    of_these = f", {critical} critical" if critical else ""
+    return f"{len(findings) or 'no'} finding{'s' * (len(findings) != 1)}{of_these}."
 
 
 def _filled(first: str, text: str) -> str:
