@@ -113,6 +113,16 @@ class DatabaseBackend(BaseTaskBackend):
             check_name(task.queue_name)
         except ValueError as error:
             raise InvalidTask(f"queue_name of {task.module_path}: {error}") from None
+        if (
+            getattr(task, "on_conflict", None) == "once"
+            and task.delete_on_success is None
+            and self.options_of(task.queue_name).delete_on_success
+        ):
+            raise InvalidTask(
+                f"on_conflict='once' of {task.module_path} needs the rows of finished jobs, but "
+                f"TASKS[{self.alias!r}]['OPTIONS'] has delete_on_success for the queue "
+                f"{task.queue_name!r}. Give the task delete_on_success=False, or another queue."
+            )
 
     def enqueue(
         self, task: AnyFrameworkTask, args: Sequence[object], kwargs: Mapping[str, object]

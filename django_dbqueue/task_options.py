@@ -18,7 +18,7 @@ from .core.time_values import check_expires
 
 # Ten years, which every database can add to a time.
 LONGEST_TIMEOUT = 3650 * DAY
-CONFLICTS = ("rerun", "skip", "replace")
+CONFLICTS = ("rerun", "skip", "once", "replace")
 
 
 def check(task: Any) -> None:
@@ -83,6 +83,11 @@ def _check_key(task: Any) -> None:
         raise InvalidTask(
             f"on_conflict must be one of {', '.join(map(repr, CONFLICTS))}, "
             f"not {task.on_conflict!r}."
+        )
+    if task.on_conflict == "once" and task.delete_on_success:
+        raise InvalidTask(
+            "on_conflict='once' needs the rows of finished jobs, which delete_on_success deletes. "
+            "Leave one of them out."
         )
     if callable(task.version):
         unique_keys.check(task.version, task.func, task.takes_context, "version")

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         delete_on_success: bool | None
         key: str | Callable[..., object] | None
         version: int | Callable[..., int | None] | None
-        on_conflict: Literal["rerun", "skip", "replace"]
+        on_conflict: Literal["rerun", "skip", "once", "replace"]
         max_wait: timedelta | None
         concurrency: Limit | tuple[Limit, ...]
         rate: Rate | tuple[Rate, ...]
@@ -88,8 +88,9 @@ class Task(BaseTask[P, R], Generic[P, R]):
     version: a call with a lower version than its key has already had does nothing. A whole number,
         or a function of some of the call's arguments, by name.
     on_conflict: the effect of a call whose key has a job: "rerun" (a waiting job gets the
-        arguments, a running job is run once more afterwards), "skip" (the existing job stands), or
-        "replace" (like "rerun", and the job also gets the time).
+        arguments, a running job is run once more afterwards), "skip" (a waiting or running job
+        stands), "once" (the existing job stands, also when it has finished), or "replace" (like
+        "rerun", and the job also gets the time).
     max_wait: with "replace", the longest time that a job can be postponed, counted from its first
         enqueue.
     concurrency: a limit(), or several: the number of its jobs with something in common that run at
@@ -112,7 +113,7 @@ class Task(BaseTask[P, R], Generic[P, R]):
     delete_on_success: bool | None = None
     key: str | Callable[..., object] | None = None
     version: int | Callable[..., int | None] | None = None
-    on_conflict: Literal["rerun", "skip", "replace"] = "rerun"
+    on_conflict: Literal["rerun", "skip", "once", "replace"] = "rerun"
     max_wait: timedelta | None = None
     concurrency: Limit | tuple[Limit, ...] = ()
     rate: Rate | tuple[Rate, ...] = ()
@@ -180,7 +181,7 @@ class Task(BaseTask[P, R], Generic[P, R]):
         metadata: Mapping[str, object] | None = None,
         key: str | None = None,
         version: int | None = None,
-        on_conflict: Literal["rerun", "skip", "replace"] | None = None,
+        on_conflict: Literal["rerun", "skip", "once", "replace"] | None = None,
         max_wait: timedelta | None = None,
     ) -> Task[P, R]:
         """Return the same task with other settings for the jobs enqueued through it."""

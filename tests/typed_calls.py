@@ -66,6 +66,10 @@ def with_context_of_a_job(context: JobContext, number: int) -> None:
 def with_limits(account: int, amount: int) -> None: ...
 
 
+@task(key=lambda account: account, on_conflict="once")
+def once(account: int) -> None: ...
+
+
 @recurring("0 9 * * *", timezone="Europe/Berlin")
 @task
 def summary(batch_id: str | None = None) -> str:

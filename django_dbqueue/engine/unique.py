@@ -212,8 +212,8 @@ class _Merge:
             return EnqueueStatus.CREATED
         if row.version is not None and job.version is not None and job.version < row.version:
             return EnqueueStatus.IGNORED
-        ends = row.state in FINISHED
-        if self._policy.on_conflict == Conflict.SKIP and not ends:
+        ends, on_conflict = row.state in FINISHED, self._policy.on_conflict
+        if on_conflict == Conflict.ONCE or (on_conflict == Conflict.SKIP and not ends):
             return EnqueueStatus.IGNORED
         self._assign_batch(row, job.batch_id)
         for name in OF_THE_CALL:

@@ -20,12 +20,14 @@ CREATE OR REPLACE FUNCTION {schema}.dbqueue_enqueue(
     queue text DEFAULT 'default',
     priority integer DEFAULT 0,
     run_after timestamptz DEFAULT NULL,
-    key text DEFAULT NULL
+    key text DEFAULT NULL,
+    on_conflict text DEFAULT 'rerun'
 ) RETURNS uuid LANGUAGE plpgsql AS $function$
 #variable_conflict use_column
 DECLARE
     moment CONSTANT timestamptz := statement_timestamp();
     due CONSTANT timestamptz := coalesce(dbqueue_enqueue.run_after, moment);
+    postpones CONSTANT boolean := dbqueue_enqueue.on_conflict IS NOT DISTINCT FROM 'replace' AND dbqueue_enqueue.run_after IS NOT NULL;
     microseconds CONSTANT bigint := extract(epoch FROM clock_timestamp()) * 1000000;
     -- Version 7, RFC 9562: milliseconds, 12 bits of their fraction, and the random end of a version 4.
     new_id uuid := (
@@ -41,6 +43,7 @@ BEGIN
     dbqueue_enqueue.kwargs := coalesce(dbqueue_enqueue.kwargs, '{{}}');
     dbqueue_enqueue.queue := coalesce(dbqueue_enqueue.queue, 'default');
     dbqueue_enqueue.priority := coalesce(dbqueue_enqueue.priority, 0);
+    dbqueue_enqueue.on_conflict := coalesce(dbqueue_enqueue.on_conflict, 'rerun');
     IF dbqueue_enqueue.task IS NULL OR dbqueue_enqueue.task !~ '^[^\s.]+(\.[^\s.]+)+$' OR length(dbqueue_enqueue.task) > 255 THEN
         wrong := format('task %L is not the path of a task.', left(dbqueue_enqueue.task, 300));
         hint := 'Give its module and its name, such as ''shop.tasks.confirm'', of at most 255 characters.';
@@ -62,6 +65,11 @@ BEGIN
     ELSIF length(dbqueue_enqueue.key) NOT BETWEEN 1 AND 200 THEN
         wrong := format('key must be text of 1 to 200 characters, not %s.', length(dbqueue_enqueue.key));
         hint := 'Leave it out for a job of its own, or give a shorter one, such as an id.';
+    ELSIF dbqueue_enqueue.on_conflict NOT IN ('rerun', 'skip', 'once', 'replace') THEN
+        wrong := format(
+            'on_conflict must be ''rerun'', ''skip'', ''once'' or ''replace'', not %L.', left(dbqueue_enqueue.on_conflict, 100)
+        );
+        hint := 'Leave it out to run the job of the key again, or give ''once'' to run it a single time.';
     END IF;
     FOREACH json IN ARRAY ARRAY[dbqueue_enqueue.args, dbqueue_enqueue.kwargs] LOOP
         IF wrong IS NULL AND length(json::text) > 60
@@ -90,7 +98,7 @@ BEGIN
             CASE WHEN due > moment THEN 'scheduled' ELSE 'ready' END, 0, 0, false, false, 0
         );
     ELSE
-        -- As Task.using(key=...), whose on_conflict is "rerun": the row that the key has gets what this call asks for.
+        -- As Task.using(key=..., on_conflict=...): the row that the key has gets what this call asks for.
         INSERT INTO {table} AS job (
             id, task, queue, priority, args, kwargs, metadata, max_attempts, on_lost, key, enqueued_at, run_after,
             state, attempt, failures, has_begun, rerun_requested, attempts_before
@@ -104,11 +112,13 @@ BEGIN
             kwargs = excluded.kwargs, metadata = excluded.metadata, max_attempts = excluded.max_attempts,
             on_lost = excluded.on_lost, timeout = excluded.timeout, limits = excluded.limits,
             pipeline = excluded.pipeline, stage = excluded.stage,
-            run_after = CASE WHEN job.state IN ('scheduled', 'blocked', 'ready') THEN least(job.run_after, due) ELSE due END,
+            run_after = CASE
+                WHEN job.state IN ('scheduled', 'blocked', 'ready') AND NOT postpones THEN least(job.run_after, due)
+                ELSE due END,
             rerun_requested = job.rerun_requested OR job.state = 'running',
             state = CASE
                 WHEN job.state = 'running' THEN 'running'
-                WHEN job.state IN ('scheduled', 'blocked', 'ready') AND least(job.run_after, due) <= moment THEN 'ready'
+                WHEN job.state IN ('scheduled', 'blocked', 'ready') AND NOT postpones AND job.run_after <= moment THEN 'ready'
                 WHEN due > moment THEN 'scheduled' ELSE 'ready' END,
             expires_at = NULL,
             blocked_by = NULL,
@@ -119,7 +129,13 @@ BEGIN
             result = CASE WHEN job.finished_at IS NULL THEN job.result END,
             stop_requested_at = CASE WHEN job.finished_at IS NULL THEN job.stop_requested_at END,
             finished_at = NULL
+        WHERE dbqueue_enqueue.on_conflict IN ('rerun', 'replace')
+            OR dbqueue_enqueue.on_conflict = 'skip' AND job.finished_at IS NOT NULL
         RETURNING job.id INTO new_id;
+        IF NOT FOUND THEN
+            -- The call is ignored. The row is locked, so it still exists.
+            RETURN (SELECT job.id FROM {table} AS job WHERE job.key = dbqueue_enqueue.task || ' ' || dbqueue_enqueue.key);
+        END IF;
     END IF;
     PERFORM pg_notify('dbqueue', dbqueue_enqueue.queue || ',' || dbqueue_enqueue.priority);
     RETURN new_id;
@@ -127,7 +143,7 @@ END
 $function$
 """
 
-SIGNATURE = "text, jsonb, jsonb, text, integer, timestamptz, text"
+SIGNATURE = "text, jsonb, jsonb, text, integer, timestamptz, text, text"
 
 
 def create_function(apps, schema_editor):

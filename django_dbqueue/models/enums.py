@@ -74,6 +74,8 @@ class Conflict(models.TextChoices):
     RERUN = "rerun", _("Run again")
     # A waiting or running job stays unchanged.
     SKIP = "skip", _("Skip")
+    # The existing job stays unchanged in any state, also when it has finished.
+    ONCE = "once", _("Once")
     # As RERUN, and a waiting job also gets the call's time.
     REPLACE = "replace", _("Replace")
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import datetime, timedelta, timezone
 from uuid import RFC_4122, UUID
 
 import pytest
 from django.core.management import call_command
-from django.db import connection
+from django.db import connection, transaction
 from django.db.migrations.executor import MigrationExecutor
 
 from django_dbqueue.models import Job
@@ -16,7 +18,7 @@ from django_dbqueue.models.expressions import now_plus
 from django_dbqueue.testing import drain
 
 from .. import direct, tasks
-from ..conftest import log_of, until
+from ..conftest import LONG, log_of, until
 from ..models import Run
 
 pytestmark = [
@@ -92,7 +94,7 @@ def test_sql_row_with_key_equals_python_row(enqueue):
 def test_only_the_task_argument_is_required(enqueue, sql_connection):
     enqueue("tests.tasks.nothing")
     sql_connection.execute(
-        "SELECT dbqueue_enqueue('tests.tasks.nothing', NULL, NULL, NULL, NULL, NULL, NULL)"
+        "SELECT dbqueue_enqueue('tests.tasks.nothing', NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
     )
 
     for job in Job.objects.all():
@@ -219,6 +221,13 @@ BAD = [
     ({"run_after": "0044-03-15 BC"}, "run_after must be a time"),
     ({"key": ""}, "key must be text of 1 to 200 characters, not 0"),
     ({"key": "x" * 201}, "key must be text of 1 to 200 characters, not 201"),
+    (
+        {"key": "a", "on_conflict": "merge"},
+        "on_conflict must be 'rerun', 'skip', 'once' or 'replace', not 'merge'",
+    ),
+    ({"on_conflict": ""}, "on_conflict must be .*, not ''"),
+    ({"on_conflict": "Once"}, "not 'Once'"),
+    ({"on_conflict": "x" * 9999}, "not 'x{100}'"),
     ({"args": [nested(31)]}, "nested more than 30 deep"),
     ({"kwargs": {"a": nested(300)}}, "nested more than 30 deep"),
     ({"args": [10**4001]}, "numbers of over 4,000 digits"),
@@ -331,29 +340,88 @@ ROWS = {
 def test_sql_upsert_equals_python_upsert_in_every_state(enqueue, process, state, wait):
     """Upsert two rows that differ only in their keys, one from Python and one from SQL."""
     values = {**ROWS[state], "process": process} if state == State.RUNNING else ROWS[state]
-    for key in ("python", "sql"):
-        given = {
-            "run_after": now_plus(-60),
-            "enqueued_at": now_plus(-600),
-            "queue": "old",
-            "args": [0],
-            "version": 5,
-        }
-        given |= {"expires_at": now_plus(600), **values}
-        Job.objects.create(task=ADD, key=f"{ADD} {key}", state=state, **given)
     due = wait and datetime.now(timezone.utc) + wait
+    for on_conflict in (None, "rerun", "skip", "once", "replace"):
+        for key in ("python", "sql"):
+            given = {
+                "run_after": now_plus(-60),
+                "enqueued_at": now_plus(-600),
+                "queue": "old",
+                "args": [0],
+                "version": 5,
+            }
+            given |= {"expires_at": now_plus(600), **values}
+            Job.objects.create(task=ADD, key=f"{ADD} {key} {on_conflict}", state=state, **given)
 
-    called = tasks.add.using(key="python", run_after=due) if due else tasks.add.using(key="python")
-    called.enqueue(1)
-    enqueue(args=[1], key="sql", run_after=due)
+        tasks.add.using(
+            key=f"python {on_conflict}", run_after=due, on_conflict=on_conflict
+        ).enqueue(1)
+        enqueue(args=[1], key=f"sql {on_conflict}", run_after=due, on_conflict=on_conflict)
 
-    python, sql = (Job.objects.get(key=f"{ADD} {key}") for key in ("python", "sql"))
-    for field in Job._meta.concrete_fields:
-        one, other = getattr(python, field.name), getattr(sql, field.name)
-        if isinstance(one, datetime) and isinstance(other, datetime):
-            assert abs(one - other) < timedelta(seconds=5), field.name
-        elif field.name not in ("id", "key", "max_attempts"):
-            assert one == other, field.name
+        python, sql = (
+            Job.objects.get(key=f"{ADD} {key} {on_conflict}") for key in ("python", "sql")
+        )
+        for field in Job._meta.concrete_fields:
+            one, other = getattr(python, field.name), getattr(sql, field.name)
+            if isinstance(one, datetime) and isinstance(other, datetime):
+                assert abs(one - other) < timedelta(seconds=5), (on_conflict, field.name)
+            elif field.name not in ("id", "key", "max_attempts"):
+                assert one == other, (on_conflict, field.name)
+
+
+@pytest.mark.parametrize("on_conflict", ["rerun", "skip", "once", "replace"])
+def test_every_on_conflict_creates_job_of_new_key(enqueue, on_conflict):
+    pk = enqueue(args=[1], key="a", on_conflict=on_conflict)
+
+    drain()
+
+    assert Job.objects.get(pk=pk).result == 1
+
+
+def test_ignored_call_returns_id_of_existing_job_and_does_not_notify(enqueue, sql_connection):
+    first = enqueue(args=[1], key="a", on_conflict="once")
+    assert enqueue(args=[2], key="a", on_conflict="skip") == first
+    drain()
+    before = Job.objects.values().get()
+    sql_connection.execute("LISTEN dbqueue")
+
+    assert enqueue(args=[3], key="a", on_conflict="once") == first
+
+    assert not list(sql_connection.notifies(timeout=0.5, stop_after=1))
+    assert Job.objects.values().get() == before
+
+
+def test_once_from_sql_and_once_from_python_share_keys(enqueue):
+    by_python = tasks.add.using(key="a", on_conflict="once").enqueue(1)
+
+    assert enqueue(args=[2], key="a", on_conflict="once") == UUID(by_python.id)
+    assert Job.objects.get().args == [1]
+
+
+def test_on_conflict_without_key_creates_separate_jobs(enqueue):
+    assert enqueue(on_conflict="once") != enqueue(on_conflict="once")
+
+
+def test_once_for_many_rows_in_one_statement_creates_one_job_per_key(sql_connection):
+    rows = sql_connection.execute(
+        "SELECT dbqueue_enqueue(%s, key => (number %% 3)::text, on_conflict => 'once') "
+        "FROM generate_series(1, 9) AS number",
+        [ADD],
+    ).fetchall()
+
+    assert len(set(rows)) == Job.objects.count() == 3
+
+
+def test_once_waits_for_uncommitted_job_of_its_key(enqueue, sql_connection):
+    with ThreadPoolExecutor(1) as thread:
+        with transaction.atomic():
+            result = tasks.add.using(key="a", on_conflict="once").enqueue(1)
+            waiting = thread.submit(enqueue, args=[2], key="a", on_conflict="once")
+            with pytest.raises(FutureTimeout):
+                waiting.result(0.3)
+        assert waiting.result(LONG) == UUID(result.id)
+
+    assert Job.objects.get().args == [1]
 
 
 # Callers
@@ -402,16 +470,22 @@ def test_function_ignores_search_path_of_caller(sql_connection):
     assert Job.objects.exists()
 
 
-@pytest.mark.parametrize(("rights", "key"), [("INSERT", None), ("INSERT, SELECT, UPDATE", "a")])
-def test_documented_privileges_are_sufficient(sql_connection, rights, key):
+@pytest.mark.parametrize(
+    ("rights", "key", "on_conflict"),
+    [
+        ("INSERT", None, None),
+        ("INSERT, SELECT, UPDATE", "a", "rerun"),
+        ("INSERT, SELECT, UPDATE", "a", "once"),
+    ],
+)
+def test_documented_privileges_are_sufficient(enqueue, sql_connection, rights, key, on_conflict):
+    enqueue(key=key)
     with sql_connection.transaction(force_rollback=True):
         sql_connection.execute("CREATE ROLE dbqueue_writer")
         sql_connection.execute(f"GRANT {rights} ON dbqueue_job TO dbqueue_writer")
         sql_connection.execute("SET LOCAL ROLE dbqueue_writer")
 
-        assert sql_connection.execute(
-            "SELECT dbqueue_enqueue(%s, key => %s)", [ADD, key]
-        ).fetchone()
+        assert enqueue(key=key, on_conflict=on_conflict)
 
 
 def test_enqueue_without_privileges_is_refused(sql_connection):

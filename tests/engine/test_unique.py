@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from threading import Barrier
 
 import pytest
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connection, connections, transaction
 
-from django_dbqueue import task
+from django_dbqueue import batch, pipeline, task
 from django_dbqueue.compat import InvalidTask
 from django_dbqueue.engine.attempt_result import AttemptResult
-from django_dbqueue.models import Execution, Job
+from django_dbqueue.models import Batch, BatchShare, Execution, Job
 from django_dbqueue.testing import drain
 
 from .. import direct
-from ..conftest import BOTH
-from ..tasks import add, add_newest, index_document
+from ..conftest import BOTH, LONG
+from ..tasks import add, add_newest, index_document, leave_no_trace
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=BOTH)
 State = Job.State
@@ -221,6 +223,190 @@ def test_skip_ignores_enqueue_of_unfinished_job(claim):
     assert (the_job().state, the_job().args) == (State.READY, [4])
 
 
+@pytest.mark.parametrize("end", [State.SUCCESSFUL, State.FAILED, State.DISCARDED])
+def test_once_ignores_enqueue_in_every_state(claim, end):
+    once = keyed(on_conflict="once", version=5)
+    first = once.enqueue(1)
+
+    def is_ignored():
+        before = Job.objects.values().get()
+        later = keyed(
+            on_conflict="once",
+            version=9,
+            queue_name="mail",
+            run_after=timedelta(hours=1),
+            expires=timedelta(hours=2),
+            metadata={"by": "later"},
+        )
+        again = later.enqueue(2)
+        assert (again.id, again.enqueued) == (first.id, "ignored")
+        return before == Job.objects.values().get()
+
+    assert first.enqueued == "created"
+    assert is_ignored()
+    (job,) = claim()
+    assert is_ignored()
+    settle(job, Execution.Outcome.FAILED, end)
+    assert is_ignored()
+    assert the_job().state == end
+
+
+def test_once_ignores_enqueue_of_scheduled_job():
+    keyed(on_conflict="once", run_after=timedelta(hours=1)).enqueue(1)
+
+    assert keyed(on_conflict="once").enqueue(2).enqueued == "ignored"
+
+    assert (the_job().state, the_job().args) == (State.SCHEDULED, [1])
+
+
+def test_once_runs_again_after_its_job_was_pruned(claim):
+    once = keyed(on_conflict="once")
+    first = once.enqueue(1)
+    settle(*claim())
+    Job.objects.update(finished_at=the_job().finished_at - timedelta(seconds=60))
+    assert direct.prune_jobs([State.SUCCESSFUL], 10, 100) == 1
+
+    again = once.enqueue(2)
+
+    assert again.enqueued == "created"
+    assert again.id != first.id
+
+
+def test_once_ignores_job_that_another_policy_enqueued(claim):
+    keyed().enqueue(1)
+    settle(*claim())
+
+    assert keyed(on_conflict="once").enqueue(2).enqueued == "ignored"
+    assert keyed().enqueue(3).enqueued == "created"
+
+
+def test_once_without_key_creates_separate_jobs():
+    once = add.using(on_conflict="once")
+
+    assert [once.enqueue(1).enqueued, once.enqueue(1).enqueued] == ["created", "created"]
+
+
+def test_once_keeps_first_of_two_calls_in_one_bulk():
+    once = index_document.using(on_conflict="once")
+    once.enqueue(1, "old")
+
+    results = once.enqueue_many([(1, "new"), (2, "first"), (2, "second"), (None, "free")])
+
+    assert [each.enqueued for each in results] == ["ignored", "created", "ignored", "created"]
+    assert results[1].id == results[2].id
+    assert sorted(job.args[1] for job in Job.objects.all()) == ["first", "free", "old"]
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_ignored_once_adds_nothing_to_its_batch(claim, settled):
+    once = keyed(on_conflict="once")
+    with batch() as first:
+        once.enqueue(1)
+    if settled:
+        settle(*claim())
+
+    with batch() as second:
+        assert once.enqueue(2).enqueued == "ignored"
+
+    assert str(the_job().batch_id) == str(first.id)
+    assert not BatchShare.objects.exists()
+    direct.finish_batches()
+    assert Batch.objects.get(pk=second.id).finished_at
+    assert bool(Batch.objects.get(pk=first.id).finished_at) == settled
+
+
+def test_ignored_once_pipeline_keeps_its_job():
+    once = pipeline(add, index_document).using(key="a", on_conflict="once")
+    first = once.enqueue(1)
+    drain()
+    before = Job.objects.values().get()
+
+    again = once.enqueue(2)
+
+    assert (again.id, again.enqueued) == (first.id, "ignored")
+    assert before == Job.objects.values().get()
+
+
+def test_rolled_back_once_does_not_count():
+    once = keyed(on_conflict="once")
+    with transaction.atomic():
+        once.enqueue(1)
+        assert once.enqueue(2).enqueued == "ignored"
+        transaction.set_rollback(True)
+
+    assert once.enqueue(3).enqueued == "created"
+    assert the_job().args == [3]
+
+
+def test_deferred_once_gets_id_of_existing_job_on_commit():
+    once = index_document.using(backend="other", on_conflict="once")
+    first = once.enqueue(1)
+    with transaction.atomic():
+        second = once.enqueue(1)
+
+    assert (second.id, second.enqueued) == (first.id, "ignored")
+
+
+def test_concurrent_once_calls_create_one_job():
+    if connection.vendor == "sqlite":
+        pytest.skip("one writer at a time")
+    start = Barrier(4)
+
+    def caller(number):
+        try:
+            start.wait(LONG)
+            return keyed(on_conflict="once").enqueue(number)
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(caller, range(4)))
+
+    assert sorted(each.enqueued for each in results) == ["created"] + ["ignored"] * 3
+    assert {each.id for each in results} == {str(the_job().pk)}
+
+
+def test_once_waits_for_uncommitted_job_and_runs_if_it_is_rolled_back():
+    if connection.vendor == "sqlite":
+        pytest.skip("one writer at a time")
+
+    def caller():
+        try:
+            return keyed(on_conflict="once").enqueue(2)
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as thread:
+        with transaction.atomic():
+            keyed(on_conflict="once").enqueue(1)
+            waiting = thread.submit(caller)
+            transaction.set_rollback(True)
+        assert waiting.result(LONG).enqueued == "created"
+
+    assert the_job().args == [2]
+
+
+def test_once_with_delete_on_success_is_refused():
+    with pytest.raises(InvalidTask, match=r"on_conflict='once' .* delete_on_success"):
+        task(key="a", on_conflict="once", delete_on_success=True)(add.func)
+    with pytest.raises(InvalidTask, match=r"on_conflict='once' .* delete_on_success"):
+        leave_no_trace.using(key="a", on_conflict="once")
+
+
+def test_once_in_queue_that_deletes_on_success_is_refused(backend, monkeypatch):
+    config = backend.config.changed(per_queue={"noise": {"delete_on_success": True}})
+    monkeypatch.setitem(vars(backend), "config", config)
+    monkeypatch.setitem(vars(backend), "options_of", config.of)
+    once = keyed(on_conflict="once")
+
+    with pytest.raises(InvalidTask, match=r"queue 'noise'.*delete_on_success=False"):
+        once.using(queue_name="noise")
+
+    task(key="a", on_conflict="once", queue_name="noise", delete_on_success=False)(add.func)
+    keyed(on_conflict="skip", queue_name="noise")
+    assert once.enqueue(1).enqueued == "created"
+
+
 def test_reenqueue_never_delays_a_job():
     keyed().enqueue(1)
     before = the_job().run_after
@@ -398,7 +584,7 @@ def test_deferred_result_gets_id_of_merged_job_on_commit():
         ),
         (
             {"key": "a", "on_conflict": "merge"},
-            "on_conflict must be one of 'rerun', 'skip', 'replace', not 'merge'.",
+            "on_conflict must be one of 'rerun', 'skip', 'once', 'replace', not 'merge'.",
         ),
         (
             {"key": "a", "max_wait": timedelta(minutes=1)},

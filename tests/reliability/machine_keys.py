@@ -46,7 +46,7 @@ keyed_calls = st.builds(
     KeyedCall,
     kind=st.sampled_from(list(KINDS)),
     key=st.sampled_from(KEYS),
-    on_conflict=st.sampled_from(["rerun", "rerun", "skip", "replace"]),
+    on_conflict=st.sampled_from(["rerun", "rerun", "skip", "once", "replace"]),
     newer=st.sampled_from([None, None, -1, 0, 1, 2]),
     wait=st.sampled_from([None, None, 60]),
     expires=st.sampled_from([None, None, 600]),
@@ -81,23 +81,28 @@ class Keys(Jobs):
         queue=queues,
         actor=actors,
         first=st.none() | keyed_calls,
+        on_conflict=st.sampled_from(["rerun", "rerun", "skip", "once", "replace"]),
     )
-    def enqueue_key_by_sql(self, key, queue, actor, first):
+    def enqueue_key_by_sql(self, key, queue, actor, first, on_conflict):
         """Enqueue with the SQL function, also onto a job with options unknown to it."""
         if key and first:
             self.enqueue_key(actor, first._replace(kind="plain", key=key))
-        keyed_call = KeyedCall("plain", key, "rerun", None, None, None)
+        keyed_call = KeyedCall("plain", key, on_conflict, None, None, None)
         before, number = key and _row(keyed_call), next(self.calls)
         with connection.cursor() as cursor:
-            call = "SELECT dbqueue_enqueue(%s, to_jsonb(%s::int[]), queue => %s, key => %s)"
-            cursor.execute(call, [PATHS["plain"], [number], queue, key])
+            call = (
+                "SELECT dbqueue_enqueue("
+                "%s, to_jsonb(%s::int[]), queue => %s, key => %s, on_conflict => %s)"
+            )
+            cursor.execute(call, [PATHS["plain"], [number], queue, key, on_conflict])
             result = SimpleNamespace(
                 id=str(cursor.fetchone()[0]),
                 args=[number],
                 enqueued=_expected_status(keyed_call, before),
             )
         # 0: the worker applies the policy of the task and the queue.
-        assert Job.objects.get(pk=result.id).max_attempts == 0
+        if result.enqueued != "ignored":
+            assert Job.objects.get(pk=result.id).max_attempts == 0
         if key:
             self._record_call(keyed_call, before, result)
         else:
@@ -287,6 +292,8 @@ def _expected_status(keyed_call: KeyedCall, before: dict[str, Any] | None) -> st
     if before is None:
         return "created"
     if keyed_call.newer is not None and before["version"] is not None and keyed_call.newer < 0:
+        return "ignored"
+    if keyed_call.on_conflict == "once":
         return "ignored"
     if before["state"] in FINISHED:
         return "created"
