@@ -26,7 +26,7 @@ from .compat import (
     signals,
     task_backends,
 )
-from .core import serialization, unique_keys
+from .core import call_options, serialization, unique_keys
 from .core.notify import notify_queues, wake
 from .core.options import Options
 from .core.queue_selector import NAME, QueueSelector, check_name
@@ -162,7 +162,10 @@ class DatabaseBackend(BaseTaskBackend):
         Raises InvalidTaskPath, TypeError or ValueError if it cannot.
         """
         stage = pipeline[place]
-        task = load(stage["task"]).using(queue_name=stage["queue"], priority=stage["priority"])
+        task = load(stage["task"])
+        if options := stage.get("options"):
+            task = call_options.apply(task, options)
+        task = task.using(queue_name=stage["queue"], priority=stage["priority"])
         there = self._called(self._blank(task), task, [value], {})
         there.pipeline, there.stage, there.key, there.version = pipeline, place, None, None
         return there
@@ -255,6 +258,7 @@ class DatabaseBackend(BaseTaskBackend):
         job = _blank_job().copy(uuid7())
         job.task, job.queue, job.priority = task.module_path, task.queue_name, task.priority
         self.set_policy(job, task)
+        job.options = call_options.as_json(task, call_options.WITHOUT_COLUMN)
         if metadata := getattr(task, "metadata", None):
             job.metadata = serialization.to_json(metadata, of=f"metadata of {task.module_path}")
         if entry := self._entry:
@@ -359,4 +363,6 @@ class DatabaseBackend(BaseTaskBackend):
 
 
 def _as_stage(task: AnyTask) -> dict[str, Json]:
-    return {"task": task.module_path, "queue": task.queue_name, "priority": task.priority}
+    stage = {"task": task.module_path, "queue": task.queue_name, "priority": task.priority}
+    options = call_options.as_json(task, call_options.OF_A_STAGE)
+    return {**stage, "options": options} if options else stage

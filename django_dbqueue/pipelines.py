@@ -166,6 +166,11 @@ def _must_follow(stage: AnyTask) -> None:
             f"{error}."
         )
         raise InvalidTask(said) from None
+    if own := stage.own_options & {"concurrency", "rate"}:
+        raise InvalidTask(
+            f"{min(own)} of the later stage {stage.module_path} cannot be set for one call. "
+            "Give it to @task."
+        )
     if stage.run_after is not None:
         raise InvalidTask(
             f"{stage.module_path} starts when the stage before it ends. Leave its run_after out."

@@ -12,7 +12,7 @@ from typing import Any
 
 from . import limits
 from .compat import InvalidTask
-from .core import unique_keys
+from .core import call_options, unique_keys
 from .core.options import DAY, MOST_ATTEMPTS
 from .core.time_values import check_expires
 
@@ -55,6 +55,10 @@ def _check_retries(task: Any) -> None:
         raise InvalidTask(
             f"backoff must be callable, such as Exponential(first=5), not {task.backoff!r}."
         )
+    try:
+        call_options.as_json(task, ["backoff"])
+    except ValueError as error:
+        raise InvalidTask(str(error)) from None
     for name in ("retry_on", "discard_on"):
         kinds = getattr(task, name)
         if not isinstance(kinds, tuple) or not all(

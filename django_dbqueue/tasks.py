@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 from asgiref.sync import sync_to_async
 
 from . import task_options
-from .backoff import Backoff
+from .backoff import Backoff, Constant, Exponential, Linear
 from .compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
     DEFAULT_TASK_PRIORITY,
@@ -100,6 +100,7 @@ class Task(BaseTask[P, R], Generic[P, R]):
         time it may run; or, for one call, an aware datetime.
     run_after: the earliest time it may start: an aware datetime, or a timedelta from the enqueue.
     metadata: the caller's notes on a job; JSON, never passed to the function.
+    own_options: the names of the options that ``using()`` has set for some calls.
     """
 
     run_after: datetime | timedelta | None = None  # type: ignore[assignment]
@@ -119,6 +120,7 @@ class Task(BaseTask[P, R], Generic[P, R]):
     rate: Rate | tuple[Rate, ...] = ()
     expires: timedelta | datetime | None = None
     metadata: Mapping[str, object] = field(default_factory=dict, hash=False)
+    own_options: frozenset[str] = field(default=frozenset(), repr=False)
 
     if TYPE_CHECKING:
         # The framework's methods, with other return types and with docstrings for editors.
@@ -183,8 +185,18 @@ class Task(BaseTask[P, R], Generic[P, R]):
         version: int | None = None,
         on_conflict: Literal["rerun", "skip", "once", "replace"] | None = None,
         max_wait: timedelta | None = None,
+        max_attempts: int | None = None,
+        backoff: Constant | Linear | Exponential | None = None,
+        timeout: float | None = None,
+        on_lost: Literal["retry", "fail"] | None = None,
+        delete_on_success: bool | None = None,
+        concurrency: Limit | tuple[Limit, ...] | None = None,
+        rate: Rate | tuple[Rate, ...] | None = None,
     ) -> Task[P, R]:
-        """Return the same task with other settings for the jobs enqueued through it."""
+        """Return the same task with other settings for the jobs enqueued through it.
+
+        None leaves a setting as it is. Raises InvalidTask for an invalid value.
+        """
         changes: dict[str, Any] = {
             "priority": priority,
             "queue_name": queue_name,
@@ -196,10 +208,16 @@ class Task(BaseTask[P, R], Generic[P, R]):
             "version": version,
             "on_conflict": on_conflict,
             "max_wait": max_wait,
+            "max_attempts": max_attempts,
+            "backoff": backoff,
+            "timeout": timeout,
+            "on_lost": on_lost,
+            "delete_on_success": delete_on_success,
+            "concurrency": concurrency,
+            "rate": rate,
         }
-        return replace(
-            self, **{name: value for name, value in changes.items() if value is not None}
-        )
+        given = {name: value for name, value in changes.items() if value is not None}
+        return replace(self, own_options=self.own_options | given.keys(), **given)
 
     def enqueue_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Enqueue after the caller's open transactions have committed.
@@ -267,6 +285,8 @@ def task(
             "Use .using(run_after=...) to set it dynamically."
         )
 
+    if "own_options" in options:
+        raise TypeError("own_options is not an option of the @task decorator. Leave it out.")
     if isinstance(options.get("expires"), datetime):
         raise InvalidTask(
             "expires of a task must be a timedelta: all jobs after that time would be discarded. "

@@ -201,6 +201,7 @@ def _data(job: Job) -> list[tuple[Text, str]]:
         (_("keyword arguments"), kwargs),
         (_("result"), without_secrets(job.result)),
         (_("metadata"), without_secrets(job.metadata)),
+        (_("options of the call"), job.options),
     )
     return [
         (name, formatting.json_text(value)) for name, value in named if value not in (None, [], {})

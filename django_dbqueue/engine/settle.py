@@ -32,7 +32,7 @@ COLUMNS = [
 ]
 # Columns of a pipeline's stage, equal for all jobs that enter it; each job has its own arguments.
 _OF_A_STAGE = ["stage", "task", "queue", "priority", "max_attempts", "on_lost", "timeout"]
-_OF_EACH = ["args", "kwargs", "limits"]
+_OF_EACH = ["args", "kwargs", "limits", "options"]
 
 
 def settle(database: str, results: Sequence[AttemptResult]) -> Settled:

@@ -38,6 +38,7 @@ OF_THE_CALL = [
         "on_lost",
         "timeout",
         "limits",
+        "options",
     ),
     *("pipeline", "stage"),
 ]

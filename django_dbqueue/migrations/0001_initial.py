@@ -110,7 +110,7 @@ BEGIN
         ON CONFLICT (key) WHERE key IS NOT NULL DO UPDATE SET
             task = excluded.task, queue = excluded.queue, priority = excluded.priority, args = excluded.args,
             kwargs = excluded.kwargs, metadata = excluded.metadata, max_attempts = excluded.max_attempts,
-            on_lost = excluded.on_lost, timeout = excluded.timeout, limits = excluded.limits,
+            on_lost = excluded.on_lost, timeout = excluded.timeout, limits = excluded.limits, options = excluded.options,
             pipeline = excluded.pipeline, stage = excluded.stage,
             run_after = CASE
                 WHEN job.state IN ('scheduled', 'blocked', 'ready') AND NOT postpones THEN least(job.run_after, due)
@@ -254,6 +254,7 @@ class Migration(migrations.Migration):
                 ('key', django_dbqueue.models.identifier.IdentifierField(blank=True, max_length=460, null=True, verbose_name='key')),
                 ('version', models.BigIntegerField(blank=True, help_text='The latest version of the key.', null=True, verbose_name='version')),
                 ('limits', django_dbqueue.models.document.DocumentField(blank=True, null=True, verbose_name='limits')),
+                ('options', django_dbqueue.models.document.DocumentField(blank=True, null=True, verbose_name='options')),
                 ('pipeline', django_dbqueue.models.document.DocumentField(blank=True, null=True, verbose_name='pipeline')),
                 ('stage', models.PositiveSmallIntegerField(blank=True, null=True, verbose_name='stage')),
                 ('enqueued_at', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now(), verbose_name='enqueued at')),

@@ -186,14 +186,13 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
         ``then="retry"`` they become READY instead, with all their attempts. An attempt that
         succeeds first counts, and its job is not retried.
 
-        A rerun of a key that was enqueued before the stop is dropped; a rerun enqueued after the
-        stop runs. Raises ValueError for another value of ``then``.
+        A rerun of a key that was enqueued before the stop is discarded with the job; a rerun
+        enqueued after the stop runs. Raises ValueError for another value of ``then``.
         """
         if then not in ("discard", "retry"):
             raise ValueError(f'then={then!r} is neither "discard" nor "retry". Give one of them.')
-        return self.stoppable().update_in_parts(
-            stop_requested_at=Now(), retry_requested=then == "retry", rerun_requested=False
-        )
+        how = {"retry_requested": True} if then == "retry" else {"rerun_requested": False}
+        return self.stoppable().update_in_parts(stop_requested_at=Now(), **how)
 
     # Lanes, and places in line.
 
@@ -308,6 +307,8 @@ class Job(models.Model):
     )
     # For a limited job: each limit, as it was at the enqueue call.
     limits = DocumentField(_("limits"), null=True, blank=True)
+    # The options without a column of their own that the call has set: see core/call_options.py.
+    options = DocumentField(_("options"), null=True, blank=True)
     # For a pipeline: each stage's task, queue and priority; and the index of the current stage.
     pipeline = DocumentField(_("pipeline"), null=True, blank=True)
     stage = models.PositiveSmallIntegerField(_("stage"), null=True, blank=True)
@@ -491,7 +492,8 @@ class Job(models.Model):
     @property
     def columns(self) -> dict[str, Json]:
         """The values that the job was enqueued with, as JSON."""
-        names = ("task", "queue", "priority", "args", "kwargs", "max_attempts", "on_lost", "limits")
+        names = ["task", "queue", "priority", "args", "kwargs"]
+        names += ["max_attempts", "on_lost", "limits", "options"]
         return {
             **{name: getattr(self, name) for name in names},
             "timeout": self.timeout and self.timeout.total_seconds(),

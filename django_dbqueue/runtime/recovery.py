@@ -172,6 +172,8 @@ def _settle(
     settled = settle(database, lost) if lost else Settled([], [], [], [], [])
     for result in settled.written:
         job, why = result.job, result.error.message if result.error else ""
+        # An operator may have stopped the job since it was read.
+        job.state = result.state
         logger.warning(
             "recovery: job %s of %s: %s It is now %s.",
             job.pk,

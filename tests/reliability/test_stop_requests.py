@@ -211,6 +211,21 @@ class TestStopAndRetry:
         found = Job.objects.get()
         assert (found.state, found.args, found.retry_requested) == (State.READY, [2], False)
 
+    @pytest.mark.parametrize(
+        ("outcome", "state"),
+        [(Outcome.STOPPED, State.READY), (Outcome.SUCCESSFUL, State.SUCCESSFUL)],
+    )
+    def test_call_before_the_stop_still_runs(self, claim, outcome, state):
+        tasks.index_document.using(key="a").enqueue(1)
+        (job,) = claim()
+        tasks.index_document.using(key="a").enqueue(2)
+        Job.objects.stop(then="retry")
+
+        settle(job, outcome, state)
+
+        found = Job.objects.get()
+        assert (found.state, found.args, found.stop_requested_at) == (State.READY, [2], None)
+
     def test_slot_of_the_job_is_released(self, claim):
         for _ in range(3):
             tasks.occupy.enqueue("a", 0)

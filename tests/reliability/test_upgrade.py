@@ -351,11 +351,11 @@ def test_each_version_recovers_jobs_of_the_other(versions, start, marks, tmp_pat
         runs = began(marks, group)
         assert {code for _name, code in runs[: len(STARTED_AT_ONCE)]} == {killed}
         assert {code for _name, code in runs[len(STARTED_AT_ONCE) :]} == {other}
-        assert Counter(name for name, _code in runs) == {
-            **dict.fromkeys(STARTED_AT_ONCE, 2),
-            "once": 1,
-            "waiting": 1,
-        }
+        counts = Counter(name for name, _code in runs)
+        # Of two jobs that are claimed at the same time, either may get the slot.
+        assert sorted([counts.pop("limited"), counts.pop("waiting")]) == [1, 2]
+        others = {name: 2 for name in STARTED_AT_ONCE if name != "limited"}
+        assert counts == {**others, "once": 1}
         assert {
             job.args[0]: outcomes_of(job) for job in lasting() if job.args[0].startswith(group)
         } == {

@@ -15,7 +15,7 @@ from django.dispatch import Signal
 from ...backend import DatabaseBackend
 from ...compat import TaskResultStatus, is_heard, signals
 from ...context import JobContext
-from ...core import error_reports, serialization
+from ...core import call_options, error_reports, serialization
 from ...core.options import Options
 from ...core.transactions import is_conflict, writing
 from ...engine.attempt_result import AttemptResult, Settled
@@ -87,6 +87,8 @@ class Attempt:
         if job.has_expired():
             raise Expired(f"It expired at {job.expires_at}, before it was started.")
         task = load(job.task)
+        if job.options is not None:
+            task = call_options.apply(task, job.options)
         if not job.max_attempts:
             self.backend.set_policy(job, task)
             save_policy(job)
