@@ -107,7 +107,7 @@ class Server:
                 time.sleep(0.05)
 
     def ask(self, sql: str, database: str = "postgres") -> Any:
-        """The first value, asked for on a connection of its own."""
+        """The first value, asked for on a connection of its own; None if there is no row."""
         address = (
             f"host=127.0.0.1 port={self.port} user=postgres dbname={database} connect_timeout=10"
         )
@@ -115,7 +115,8 @@ class Server:
             psycopg.connect(address, autocommit=True, prepare_threshold=None)
         ) as connection:
             cursor = connection.execute(sql)
-            return cursor.fetchone()[0] if cursor.description else None
+            row = cursor.fetchone() if cursor.description else None
+            return row[0] if row else None
 
     def signal(self, number: int) -> None:
         assert self._process
