@@ -16,7 +16,7 @@ from django_dbqueue.runtime.shared_status import not_started_of
 
 from .. import tasks
 from ..conftest import LONG, log_of, until
-from ..models import Run
+from ..models import Interval, Run
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -45,9 +45,9 @@ def outcomes(result):
 
 
 def test_jobs_of_killed_worker_are_recovered_at_once(runqueue):
-    long = tasks.sleep.enqueue(3)
+    long = tasks.occupy.enqueue("long", 3)
     runqueue()
-    until(lambda: Job.objects.running().exists())
+    until(Interval.objects.exists)
 
     began = time.monotonic()
     os.kill(the_worker(), signal.SIGKILL)
@@ -69,7 +69,8 @@ def test_unstarted_jobs_of_killed_worker_spend_no_attempt(runqueue):
     until(lambda: not Job.objects.exclude(state="successful").exists())
     Execution.objects.all().delete()
     tasks.sleep.enqueue_many([(1,)] * 20)
-    until(lambda: Job.objects.running().count() > 5)
+    status = Process.objects.get(kind="worker").details["shared_status"]
+    until(lambda: len(not_started_of(status)) > 5)
 
     os.kill(the_worker(), signal.SIGKILL)
 
@@ -94,9 +95,9 @@ def test_on_lost_fail_applies_to_started_jobs_only(runqueue):
 
 
 def test_restart_recovers_jobs_of_killed_runqueue_at_once(runqueue):
-    long = tasks.sleep.enqueue(2)
+    long = tasks.occupy.enqueue("long", 2)
     killed = runqueue()
-    until(lambda: Job.objects.running().exists())
+    until(Interval.objects.exists)
     os.killpg(killed.pid, signal.SIGKILL)
     for pid in pids("worker") | pids("dispatcher"):
         os.kill(pid, signal.SIGKILL)
@@ -130,9 +131,9 @@ def test_unstarted_jobs_of_killed_host_spend_no_attempt(runqueue):
 
 
 def test_another_host_recovers_jobs_of_dead_host(runqueue):
-    long = tasks.sleep.enqueue(30)
+    long = tasks.occupy.enqueue("long", 30)
     killed = runqueue("--only", "workers", DBQUEUE_OPTIONS=QUICK)
-    until(lambda: Job.objects.running().exists())
+    until(Interval.objects.exists)
     victims = pids("worker")
     runqueue("--queues", "elsewhere", DBQUEUE_OPTIONS=QUICK)
     until(lambda: Process.objects.filter(kind="dispatcher").exists())
@@ -191,8 +192,8 @@ def test_disconnected_worker_loses_its_jobs_and_late_results(runqueue, proxy):
     options = json.dumps({"beat_interval": 1, "dead_after": 6})
     cut = runqueue("--only", "workers", DATABASE_URL=proxy.url, DBQUEUE_OPTIONS=options)
     until(lambda: pids("worker"))
-    long = tasks.sleep.enqueue(15)
-    until(lambda: Job.objects.running().exists())
+    long = tasks.occupy.enqueue("long", 15)
+    until(Interval.objects.exists)
     runqueue(DBQUEUE_OPTIONS=options)
     until(lambda: len(pids("worker")) == 2)
 

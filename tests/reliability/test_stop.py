@@ -93,9 +93,9 @@ def test_uninterruptible_job_stopped_to_be_retried_runs_again_in_another_process
 
 @only_with_processes
 def test_stopped_job_of_dead_process_is_not_retried(runqueue):
-    result = tasks.sleep.enqueue(3600)
+    result = tasks.begin_and_sleep.enqueue("x", 3600)
     runqueue()
-    until(lambda: Job.objects.running().exists())
+    until(Run.objects.exists)
     Job.objects.all().stop()
 
     os.kill(Process.objects.get(kind="worker").pid, signal.SIGKILL)
