@@ -71,11 +71,6 @@ class FailureAdmin(ActionAdmin):
     list_filter = (FailureOrder, StateFilter, LastSeenFilter)
     list_per_page = 25
     ordering = ("-last_seen", "-pk")
-    orders: ClassVar = {
-        "count": ("-count", "-pk"),
-        "new": ("-first_seen", "-pk"),
-        "old": ("first_seen", "pk"),
-    }
     search_fields = ("error_type", "message", "location")
     times = (
         columns.time("first_seen", _("first seen")),
@@ -95,7 +90,9 @@ class FailureAdmin(ActionAdmin):
     )
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
-        return self.orders.get(request.GET.get("order", ""), self.ordering)
+        chosen = request.GET.get(FailureOrder.parameter_name, "")
+        _text, fields = FailureOrder.orders.get(chosen, ("", self.ordering))
+        return fields
 
     def with_details(self, rows: list[CountedFailure]) -> list[CountedFailure]:
         numbers = Execution.objects.count_affected_jobs([failure.pk for failure in rows])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
 from django.contrib.admin import ModelAdmin, SimpleListFilter
@@ -91,13 +91,14 @@ class FailureOrder(SimpleListFilter):
     """Offer the orders of a list of failures. ``FailureAdmin`` applies them."""
 
     title, parameter_name = _("order"), "order"
+    orders: ClassVar = {
+        "count": (_("Most often first"), ("-count", "-pk")),
+        "new": (_("Newest first"), ("-first_seen", "-pk")),
+        "old": (_("Oldest first"), ("first_seen", "pk")),
+    }
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Model]) -> Choices:
-        return [
-            ("count", _("Most often first")),
-            ("new", _("Newest first")),
-            ("old", _("Oldest first")),
-        ]
+        return [(name, text) for name, (text, _fields) in self.orders.items()]
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         default, *rest = super().choices(changelist)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from django.core.exceptions import EmptyResultSet
 from django.db import connections, models
 from django.db.models.sql.datastructures import BaseTable
 
@@ -65,7 +66,11 @@ def locked_parts(rows: QS, limit: int, found: list[Any]) -> Iterator[QS]:
     if not _is_mysql(rows):
         yield lock(rows)[:limit]
         return
-    yield lock(_first(rows, MARGIN * limit))[:limit]
+    try:
+        first = _first(rows, MARGIN * limit)
+    except EmptyResultSet:  # By their filter or the limit there are none.
+        return
+    yield lock(first)[:limit]
     prepare = rows.model._meta.pk.get_db_prep_value
     passed = {str(prepare(_key_of(row), connections[rows.db])) for row in found}
     size = limit

@@ -64,6 +64,18 @@ def test_claim_skips_jobs_of_concurrent_claim(claim):
     assert [job.pk for job in found] == [job.pk for job in others]
 
 
+@pytest.mark.parametrize(
+    ("rows", "limit"),
+    [(lambda: Job.objects.ready(), 0), (lambda: Job.objects.filter(pk__in=[]), 5)],
+    ids=["limit 0", "no rows"],
+)
+def test_nothing_is_locked_if_nothing_is_wanted(rows, limit):
+    tasks.nothing.enqueue()
+
+    with transaction.atomic():
+        assert lock_first(rows().order_by("run_after", "id"), limit) == []
+
+
 def test_discard_waiting_for_row_holds_no_other_lock():
     tasks.nothing.enqueue_many([()] * 3)
     first, second, third = Job.objects.order_by("pk")
