@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from .backoff import Constant, Exponential, Linear
 from .batches import batch
+from .bulk import aenqueue_many, enqueue_many
 from .exceptions import Interrupted, Retried, Snoozed, Stopped, TimedOut
 from .limits import Rate, limit
 from .pipelines import FanOut, Finish, GoTo, pipeline
@@ -29,7 +30,9 @@ __all__ = [
     "Stopped",
     "Task",
     "TimedOut",
+    "aenqueue_many",
     "batch",
+    "enqueue_many",
     "limit",
     "pipeline",
     "recurring",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache, cached_property, partial
@@ -12,7 +11,8 @@ from typing import Any
 from uuid import UUID
 
 from django.core.checks import CheckMessage, Error, Warning
-from django.db import connections, router
+from django.db import router
+from django.db.models import Model
 
 from . import limits
 from .batches import Entry
@@ -31,21 +31,22 @@ from .core.notify import notify_queues, wake
 from .core.options import Options
 from .core.queue_selector import NAME, QueueSelector, check_name
 from .core.serialization import Json
+from .core.source import current_source
 from .core.time_values import LONGEST_WAIT
-from .core.transactions import on_commit_all, writing
 from .core.uuid7 import uuid7
 from .engine import batches
-from .engine.enqueue import LazyJobs, write
-from .engine.unique import UniquePolicy, upsert
+from .engine.enqueue import Insert, LazyJobs, run_inserts
+from .engine.unique import UniquePolicy
 from .exceptions import InvalidOption
 from .models import Batch, Execution, Job
 from .models.batch import BatchQuerySet
 from .models.enums import Conflict, EnqueueStatus
 from .models.expressions import now_plus, start_plus
 from .models.progress import progress_of
+from .recurrence.declare import Declared, from_settings
 from .registry import load, task_or_stand_in
 from .results import Enqueued, JobResult, result_of
-from .tasks import AnyTask, Task
+from .tasks import AnyTask, Task, build_each
 
 # A model that asks each field for its default takes 19 µs, a copy 5 µs.
 _blank_job = cache(Job)
@@ -75,6 +76,11 @@ class DatabaseBackend(BaseTaskBackend):
     def options_of(self) -> Callable[[str], Options]:
         """The OPTIONS for the jobs of a queue, by the queue's name."""
         return cache(self.config.of)
+
+    @cached_property
+    def recurring(self) -> list[Declared]:
+        """The recurring tasks that the backend's OPTIONS declare."""
+        return from_settings(self.alias, self.config.recurring)
 
     @cached_property
     def database(self) -> str:
@@ -132,7 +138,7 @@ class DatabaseBackend(BaseTaskBackend):
         Raises TypeError or ValueError for arguments that do not fit or are not JSON.
         """
         self.validate_task(task)
-        return self._enqueue(task, [self._called(self._blank(task), task, args, kwargs)])[0]
+        return self._enqueue([self._called(self._blank(task), task, args, kwargs)], task)[0]
 
     def enqueue_many(
         self,
@@ -144,17 +150,60 @@ class DatabaseBackend(BaseTaskBackend):
 
         ``stages`` are the stages of a pipeline; the first one is the task.
         """
+        blank = self.blank(task, stages)
+        if any(getattr(task, name, None) for name in ("key", "version", "concurrency", "rate")):
+            return self._enqueue(
+                build_each(calls, lambda call: self.called(blank, task, *call)), task
+            )
+        bound = build_each(calls, lambda call: (uuid7(), *self._bound(task, *call)))
+        return self._enqueue(LazyJobs(blank, bound), task)
+
+    def blank(self, task: AnyFrameworkTask, stages: Sequence[AnyTask] = ()) -> Job:
+        """Return a job of the validated task, or of a pipeline, without arguments."""
         self.validate_task(task)
         blank = self._blank(task)
         if stages:
             blank.stage, blank.pipeline = 0, [_as_stage(stage) for stage in stages]
-        if any(getattr(task, name, None) for name in ("key", "version", "concurrency", "rate")):
-            return self._enqueue(
-                task, [self._called(blank.copy(uuid7()), task, *call) for call in calls]
-            )
-        return self._enqueue(
-            task, LazyJobs(blank, [(uuid7(), *self._bound(task, *call)) for call in calls])
+        return blank
+
+    def called(
+        self,
+        blank: Job,
+        task: AnyFrameworkTask,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> Job:
+        """Return a new job like the blank one, with these arguments."""
+        return self._called(blank.copy(uuid7()), task, args, kwargs)
+
+    def waits_for_commit(self, task: AnyFrameworkTask) -> bool:
+        """Return True if the task's jobs are written after the caller's commit in any case."""
+        own = getattr(task, "enqueue_when", None)
+        return (own or self.options_of(task.queue_name).enqueue) == "on_commit"
+
+    def insert_of(
+        self, jobs: Sequence[Job], task_of: Callable[[Job], AnyFrameworkTask]
+    ) -> tuple[Enqueued, Insert]:
+        """Return the results of new jobs, and the insert that is still to be run.
+
+        All of them wait for the caller's commit, or none does.
+        """
+        results = Enqueued(jobs, lambda job: result_of(job, alias=self.alias, task=task_of(job)))
+        waits = bool(jobs) and self.waits_for_commit(task_of(jobs[0]))
+        entry = self._entry
+        if entry and waits:
+            entry.waits_for_commit = True
+        keyed = () if isinstance(jobs, LazyJobs) else [job for job in jobs if job.key]
+        new = [job for job in jobs if not job.key] if keyed else jobs
+        insert = Insert(
+            database=self.database,
+            on_commit=waits,
+            new=new,
+            keyed=[(job, _policy(task_of(job))) for job in keyed],
+            batch=entry,
+            written=partial(self._written, jobs, new, results, entry),
         )
+        return results, insert
 
     def at_stage(self, pipeline: list[dict[str, Json]], place: int, value: object) -> Job:
         """Return a job that enters a stage of a pipeline.
@@ -238,7 +287,9 @@ class DatabaseBackend(BaseTaskBackend):
                 )
             ]
         try:
-            QueueSelector(self.config.queues, frozenset(self.queues))
+            for group in ({}, *self.config.workers):
+                queues = self.config.changed(**group).queues
+                QueueSelector(queues, frozenset(self.queues))
             self.config.check_queues(self.queues)
         except (InvalidOption, TypeError) as error:
             return [Error(f"TASKS[{self.alias!r}]['OPTIONS']: {error}", id="dbqueue.E001")]
@@ -259,6 +310,8 @@ class DatabaseBackend(BaseTaskBackend):
         job.task, job.queue, job.priority = task.module_path, task.queue_name, task.priority
         self.set_policy(job, task)
         job.options = call_options.as_json(task, call_options.WITHOUT_COLUMN)
+        if self.config.note_source:
+            job.source = current_source(self.config.hidden)
         if metadata := getattr(task, "metadata", None):
             job.metadata = serialization.to_json(metadata, of=f"metadata of {task.module_path}")
         if entry := self._entry:
@@ -306,7 +359,9 @@ class DatabaseBackend(BaseTaskBackend):
         self, task: Any, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> tuple[str | None, int | None]:
         key, version = task.key, task.version
-        if key is not None and not isinstance(key, str):
+        if isinstance(key, Model):
+            key = unique_keys.as_text(key, f"key of {task.module_path}")
+        elif key is not None and not isinstance(key, str):
             key = unique_keys.compute(
                 key, task, args, kwargs, f"{task.module_path}: the return value of key"
             )
@@ -314,52 +369,39 @@ class DatabaseBackend(BaseTaskBackend):
             version = unique_keys.compute_version(version, task, args, kwargs)
         return key and f"{task.module_path} {key}", version
 
-    def _enqueue(self, task: AnyFrameworkTask, jobs: Sequence[Job]) -> Enqueued:
-        results = Enqueued(jobs, partial(result_of, alias=self.alias, task=task))
-        insert = partial(self._insert, task, jobs, results, self._entry)
-        if jobs and connections[self.database].in_atomic_block:
-            insert()
-        elif jobs:
-            on_commit_all(insert)
+    def _enqueue(self, jobs: Sequence[Job], task: AnyFrameworkTask) -> Enqueued:
+        results, insert = self.insert_of(jobs, lambda job: task)
+        if jobs:
+            run_inserts([insert])
         return results
 
-    def _insert(
+    def _written(
         self,
-        task: AnyFrameworkTask,
         jobs: Sequence[Job],
+        new: Sequence[Job],
         results: Enqueued,
         entry: Entry | None,
+        effects: Mapping[UUID, tuple[Job, EnqueueStatus]],
     ) -> None:
-        keyed = [] if isinstance(jobs, LazyJobs) else [job for job in jobs if job.key]
-        new = [job for job in jobs if not job.key] if keyed else jobs
-        with self._held_open(entry) if entry else nullcontext():
-            if new:
-                write(self.database, new)
-            results.written(self._upsert(task, keyed) if keyed else {})
+        results.written(effects)
         if entry and not entry.opens:
             # Without keyed jobs: other callers may enqueue the same keys, and a repeated call finds
             # the existing jobs.
             entry.added.append(new)
-        wake(self.database, jobs[0].queue, jobs[0].priority)
+        woken = jobs[0], *(() if isinstance(jobs, LazyJobs) else jobs)
+        for queue, priority in {(job.queue, job.priority) for job in woken}:
+            wake(self.database, queue, priority)
         for result in results.created() if is_heard(signals.task_enqueued, logging.DEBUG) else ():
             signals.task_enqueued.send(type(self), task_result=result)
 
-    @contextmanager
-    def _held_open(self, entry: Entry) -> Iterator[None]:
-        """Keep the batch unfinished until its new jobs are written. Raises BatchFinished."""
-        with writing(self.database, savepoint=False):
-            batches.join(self.database, entry.id, opens=entry.opens)
-            yield
 
-    def _upsert(self, task: Any, jobs: list[Job]) -> dict[UUID, tuple[Job, EnqueueStatus]]:
-        policy = UniquePolicy(
-            on_conflict=Conflict(task.on_conflict),
-            run_after=task.run_after,
-            expires=task.expires,
-            max_wait=task.max_wait or LONGEST_WAIT,
-        )
-        rows = upsert(self.database, jobs, policy)
-        return {job.pk: each for job, each in zip(jobs, rows, strict=True)}
+def _policy(task: Any) -> UniquePolicy:
+    return UniquePolicy(
+        on_conflict=Conflict(task.on_conflict),
+        run_after=task.run_after,
+        expires=task.expires,
+        max_wait=task.max_wait or LONGEST_WAIT,
+    )
 
 
 def _as_stage(task: AnyTask) -> dict[str, Json]:

@@ -26,12 +26,16 @@ class Entry:
     """A ``with`` block of a batch.
 
     added: the jobs enqueued in the block, unless it is the opener's block.
+    waits_for_commit: whether a call in the block has been left for the caller's commit.
+    has_failed: whether the block has ended with an exception.
     """
 
     id: UUID
     database: str
     opens: bool
     added: list[Sequence[Job]] = field(default_factory=list)
+    waits_for_commit: bool = False
+    has_failed: bool = False
 
 
 # The block that newly enqueued jobs belong to.
@@ -150,7 +154,10 @@ class batch:
         return entry
 
     def _close(self, entry: Entry, error: BaseException | None) -> None:
-        self._with_its_jobs(partial(self._leave, entry, has_failed=error is not None))
+        entry.has_failed = error is not None
+        is_to_wait = entry.waits_for_commit and not entry.has_failed
+        when = on_commit_all if is_to_wait else self._with_its_jobs
+        when(partial(self._leave, entry))
 
     def _with_its_jobs(self, action: Callable[[], object]) -> None:
         """Run ``action`` when jobs enqueued now are written.
@@ -162,15 +169,15 @@ class batch:
         else:
             on_commit_all(action)
 
-    def _leave(self, entry: Entry, has_failed: bool) -> None:
-        if has_failed and entry.opens:
+    def _leave(self, entry: Entry) -> None:
+        if entry.has_failed and entry.opens:
             # The jobs enqueued before the error are not the whole batch: none of them may run, and
             # no callback may follow.
             self.discard()
             self._backend.batches.filter(pk=self.id, finished_at=None).update(
                 on_finish=None, on_success=None
             )
-        elif has_failed:
+        elif entry.has_failed:
             self._batch.withdraw([job.pk for jobs in entry.added for job in jobs])
         if entry.opens:
             self._backend.seal_batch(self.id)

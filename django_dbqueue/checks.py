@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from importlib import import_module
 
@@ -11,6 +10,8 @@ from django.core import management
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.inspect import func_accepts_kwargs
+from django.utils.module_loading import import_string
 
 from . import limits
 from .backend import DatabaseBackend
@@ -19,8 +20,7 @@ from .core.options import Options
 from .exceptions import InvalidOption, InvalidSchedule, InvalidTaskPath
 from .limits import Limit, Rate
 from .recurrence.declare import Declared, declared
-from .registry import load, modules_with_tasks
-from .tasks import AnyTask, Task
+from .registry import load, modules_with_tasks, tasks_in
 
 SUPPORTED = ("postgresql", "mysql", "sqlite")
 NOT_IMMEDIATE = "SQLite without immediate transactions fails with 'database is locked' under load."
@@ -37,6 +37,7 @@ def check_databases(app_configs: object = None, **kwargs: object) -> Iterator[Ch
                 yield from _check_database(backend)
                 yield from _check_queues(backend, served)
                 yield from _check_commands(backend)
+                yield from _check_receivers(backend)
             except (InvalidOption, TypeError):
                 continue  # The backend's own check reports it.
 
@@ -70,6 +71,24 @@ def _check_commands(backend: DatabaseBackend) -> Iterator[CheckMessage]:
                 hint="manage.py help lists the commands.",
                 id="dbqueue.E007",
             )
+
+
+def _check_receivers(backend: DatabaseBackend) -> Iterator[CheckMessage]:
+    for signal, paths in backend.config.receivers.items():
+        for path in paths:
+            where = f"TASKS[{backend.alias!r}]['OPTIONS']['receivers'][{signal!r}]: {path!r}"
+            try:
+                receiver = import_string(path)
+            except Exception as error:
+                said = f"{where} cannot be imported: {type(error).__name__}: {error}"
+                yield Error(said, hint="Correct the path, or fix its module.", id="dbqueue.E009")
+                continue
+            if not callable(receiver) or not func_accepts_kwargs(receiver):
+                yield Error(
+                    f"{where} is not a function that accepts **kwargs.",
+                    hint=f"Give it the signature def {path.rpartition('.')[2]}(sender, **kwargs).",
+                    id="dbqueue.E009",
+                )
 
 
 def _check_database(backend: DatabaseBackend) -> Iterator[CheckMessage]:
@@ -136,7 +155,9 @@ def check_recurring_tasks(app_configs: object = None, **kwargs: object) -> Itera
     any_runs_them = any(
         isinstance(task_backends[alias], DatabaseBackend) for alias in task_backends
     )
-    for one in declared().values():
+    yield from _check_names_in_settings()
+    in_settings = [one for backend in _backends() for one in backend.recurring]
+    for one in (*declared().values(), *in_settings):
         try:
             alias = _backend_of(one)
             if alias in task_backends.settings and not isinstance(
@@ -160,6 +181,20 @@ def check_recurring_tasks(app_configs: object = None, **kwargs: object) -> Itera
     yield from _check_groups()
 
 
+def _check_names_in_settings() -> Iterator[CheckMessage]:
+    """Check that no two backends on one database declare one row."""
+    aliases: dict[tuple[str, str], str] = {}
+    for backend in _backends():
+        for one in backend.recurring:
+            other = aliases.setdefault((backend.database, one.name), backend.alias)
+            if other != backend.alias:
+                yield Error(
+                    f"TASKS[{other!r}] and TASKS[{backend.alias!r}] both declare {one.name!r} in "
+                    "OPTIONS['recurring'], in one database. Rename one of them.",
+                    id="dbqueue.E006",
+                )
+
+
 def _check_groups() -> Iterator[CheckMessage]:
     """Warn if tasks that share a limit by its group give different numbers.
 
@@ -167,7 +202,7 @@ def _check_groups() -> Iterator[CheckMessage]:
     """
     first: dict[tuple[object, ...], tuple[Limit | Rate, str]] = {}
     databases = {backend.alias: backend.database for backend in _backends()}
-    for path, task in _tasks().items():
+    for path, task in tasks_in(_task_modules()).items():
         for each in limits.of_task(task):
             if each.group is not None and task.backend in databases:
                 # A group has separate semaphores for limits with a key and without one.
@@ -181,21 +216,6 @@ def _check_groups() -> Iterator[CheckMessage]:
                         hint="Give both the same limit, or each its own group.",
                         id="dbqueue.W005",
                     )
-
-
-def _tasks() -> dict[str, AnyTask]:
-    """Return the tasks in the modules that hold tasks, by path."""
-    modules = (
-        vars(sys.modules[name])
-        for name in modules_with_tasks(_task_modules())
-        if name in sys.modules
-    )
-    return {
-        each.module_path: each
-        for module in modules
-        for each in list(module.values())
-        if isinstance(each, Task)
-    }
 
 
 def _backend_of(one: Declared) -> str | None:

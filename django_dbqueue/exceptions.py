@@ -41,7 +41,8 @@ class SqlNotAllowed(QueueError):
 class CommandNotAllowed(QueueError):
     """``call_command`` was given a command that ``OPTIONS["allow_commands"]`` does not name.
 
-    Commands that ``recurring_command`` declares are allowed too, with exactly these arguments.
+    Commands that ``recurring_command`` or ``OPTIONS["recurring"]`` declares are allowed too, with
+    exactly these arguments.
     """
 
 

@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing import Any, Literal
 
 from .core import unique_keys
+from .core.call_options import LIMITS
 from .core.serialization import Json
 
 LONGEST_GROUP = 100
@@ -156,17 +157,25 @@ def check(task: Any) -> None:
 
 
 def of_call(
-    task: Any, args: Sequence[object], kwargs: Mapping[str, object]
+    task: Any, args: Sequence[object], kwargs: Mapping[str, object], given: Json = None
 ) -> list[dict[str, Json]] | None:
-    """Return the limits of a call of the task, as stored with its job."""
-    return [
-        each.of_call(key) for each in of_task(task) if (key := _key(each, task, args, kwargs))
-    ] or None
+    """Return the limits of a call of the task, as stored with its job.
+
+    ``given`` are options that a call by SQL has set: limits there replace the task's of that kind.
+    """
+    found: list[dict[str, Json]] = []
+    for kind in LIMITS:
+        if isinstance(given, dict) and kind in given:
+            found += given[kind]
+        else:
+            own = _as_tuple(getattr(task, kind))
+            found += [each.of_call(key) for each in own if (key := _key(each, task, args, kwargs))]
+    return found or None
 
 
 def of_task(task: Any) -> tuple[Limit | Rate, ...]:
     """Return the limits and rates of a task."""
-    return (*_as_tuple(task.concurrency), *_as_tuple(task.rate))
+    return tuple(each for kind in LIMITS for each in _as_tuple(getattr(task, kind)))
 
 
 def are_readable(stored: Json) -> bool:

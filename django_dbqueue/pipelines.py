@@ -15,7 +15,7 @@ from asgiref.sync import sync_to_async
 from .compat import InvalidTask
 from .core import serialization
 from .core.transactions import on_commit_all
-from .tasks import AnyTask, Task, TaskCall, split
+from .tasks import AnyTask, PreparedCall, Task, TaskCall, split
 
 if TYPE_CHECKING:
     from .results import JobResult
@@ -69,9 +69,9 @@ class Pipeline:
     def using(self, **settings: Any) -> Pipeline:
         """Return the same pipeline with other settings for its jobs.
 
-        The settings are run_after, expires, metadata, key, version, on_conflict and max_wait, as
-        for ``Task.using()``. Raises TypeError for another setting, which belongs to a stage, and
-        InvalidTask for an invalid value.
+        The settings are run_after, expires, metadata, key, version, on_conflict, max_wait and
+        enqueue, as for ``Task.using()``. Raises TypeError for another setting, which belongs to a
+        stage, and InvalidTask for an invalid value.
         """
         if unknown := settings.keys() - {
             "run_after",
@@ -81,6 +81,7 @@ class Pipeline:
             "on_conflict",
             "max_wait",
             "expires",
+            "enqueue",
         }:
             raise TypeError(
                 f"{unknown.pop()!r} is a setting of a stage. Give it to the stage, such as "
@@ -117,16 +118,27 @@ class Pipeline:
         """
         return self._enqueue(map(split, calls))
 
+    def prepare(self, *args: object, **kwargs: object) -> PreparedCall:
+        """Return a call for ``django_dbqueue.enqueue_many()``, which checks and writes it.
+
+        Raises TypeError for a backend of another kind.
+        """
+        self._backend()
+        return PreparedCall(self.stages[0], args, kwargs, self.stages)
+
     def _enqueue(
         self, calls: Iterable[tuple[Sequence[object], Mapping[str, object]]]
     ) -> Sequence[JobResult]:
+        return self._backend().enqueue_many(self.stages[0], calls, stages=self.stages)  # type: ignore[no-any-return]
+
+    def _backend(self) -> Any:
         backend: Any = self.stages[0].get_backend()
         if not hasattr(backend, "enqueue_many"):
             raise TypeError(
                 f"A pipeline needs a DatabaseBackend; TASKS[{backend.alias!r}] is a "
                 f"{type(backend).__qualname__}."
             )
-        return backend.enqueue_many(self.stages[0], calls, stages=self.stages)  # type: ignore[no-any-return]
+        return backend
 
 
 def pipeline(*stages: AnyTask) -> Pipeline:

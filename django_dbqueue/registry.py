@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import fields
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -12,12 +13,14 @@ from typing import TYPE_CHECKING
 from django.apps import apps as django_apps
 from django.utils.module_loading import module_has_submodule
 
+from . import limits
 from .compat import FrameworkTask
+from .core.transactions import is_conflict, writing
 from .exceptions import InvalidTaskPath
 from .tasks import AnyTask, Task
 
 if TYPE_CHECKING:
-    from .models import Job
+    from .models import ClaimedJob, Job
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -29,7 +32,7 @@ def modules_with_tasks(modules: Iterable[str]) -> list[str]:
         for config in django_apps.get_app_configs()
         if module_has_submodule(config.module, "tasks")
     ]
-    return ["django_dbqueue.contrib.tasks", *apps, *modules]
+    return ["django_dbqueue.contrib.tasks", "django_dbqueue.contrib.operations", *apps, *modules]
 
 
 def discover(modules: Iterable[str]) -> list[str]:
@@ -72,6 +75,52 @@ def load(path: str) -> AnyTask:
         return found
     # Made by another backend: this package's defaults apply.
     return Task(**{each.name: getattr(found, each.name) for each in fields(found)})
+
+
+def tasks_in(modules: Iterable[str]) -> dict[str, AnyTask]:
+    """Return the tasks of ``modules_with_tasks(modules)``, as far as imported, by path."""
+    loaded = (
+        vars(sys.modules[name]) for name in modules_with_tasks(modules) if name in sys.modules
+    )
+    return {
+        each.module_path: each
+        for module in loaded
+        for each in list(module.values())
+        if isinstance(each, Task)
+    }
+
+
+def unlimited_tasks(modules: Iterable[str]) -> list[str]:
+    """Return the paths of the imported tasks that have no limits."""
+    found = []
+    for path in tasks_in(modules):
+        # By its path: the module may also hold a variant of the task, made by using().
+        with suppress(InvalidTaskPath):
+            if not limits.of_task(load(path)):
+                found.append(path)
+    return found
+
+
+def decide_limits(job: ClaimedJob) -> None:
+    """Set the limits of a claimed job that was enqueued by SQL: the call's, else its task's.
+
+    If they cannot be computed, the job is refused. Raises OperationalError for a conflict with
+    another transaction.
+    """
+    try:
+        task = load(job.task)
+        if limits.of_task(task) or job.options:
+            # A savepoint: a key function that runs a query must not end the claim's transaction.
+            with writing(job._state.db):
+                job.limits = limits.of_call(task, job.args, job.kwargs, job.options)
+    except InvalidTaskPath as error:
+        job.refused = error
+    except (Exception, SystemExit) as error:
+        if is_conflict(error):
+            raise
+        job.refused = ValueError(
+            f"The limits of the job cannot be computed: {type(error).__name__}: {error}"
+        )
 
 
 def task_of(job: Job, alias: str) -> AnyTask:

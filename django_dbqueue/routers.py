@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .compat import task_backends
+from .core.chosen_backend import chosen_backend
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -18,8 +19,8 @@ LABEL = "dbqueue"
 class QueueRouter:
     """Router that keeps jobs in the ``database`` of each backend's OPTIONS.
 
-    Their tables stay out of all other databases. Code that names no backend, such as the admin,
-    reads and writes the database of the first backend.
+    Their tables stay out of all other databases. Code that names no backend reads and writes the
+    database of the first backend; the admin, that of the backend that its user has chosen.
     """
 
     def _databases(self) -> list[str]:
@@ -29,8 +30,9 @@ class QueueRouter:
         return [database for database in named if database]
 
     def db_for_read(self, model: type[Model], **hints: Any) -> str | None:
-        """Return the database for the queue's models: that of the instance, or the first named.
+        """Return the database for the queue's models.
 
+        It is that of the instance, of the backend that was chosen in the admin, or the first named.
         Return None for models of other apps, and if no backend names a database. Writes follow the
         same rule.
         """
@@ -38,7 +40,12 @@ class QueueRouter:
             return None
         databases = self._databases()
         instance = hints.get("instance")
-        return (instance and instance._state.db) or (databases[0] if databases else None)
+        chosen = task_backends.settings.get(chosen_backend.get() or "", {}).get("OPTIONS", {})
+        return (
+            (instance and instance._state.db)
+            or chosen.get("database")
+            or (databases[0] if databases else None)
+        )
 
     db_for_write = db_for_read
 

@@ -10,10 +10,12 @@ from datetime import timedelta
 from inspect import iscoroutinefunction
 from typing import Any
 
+from django.db.models import Model
+
 from . import limits
 from .compat import InvalidTask
 from .core import call_options, unique_keys
-from .core.options import DAY, MOST_ATTEMPTS
+from .core.options import DAY, ENQUEUE, MOST_ATTEMPTS
 from .core.time_values import check_expires
 
 # Ten years, which every database can add to a time.
@@ -72,6 +74,10 @@ def _check_run(task: Any) -> None:
         type(task.timeout) not in (int, float) or not 0 < task.timeout < LONGEST_TIMEOUT
     ):
         raise InvalidTask(f"timeout must be a number of seconds above 0, not {task.timeout!r}.")
+    if task.enqueue_when not in (None, *ENQUEUE):
+        raise InvalidTask(
+            f"enqueue must be {' or '.join(map(repr, ENQUEUE))}, not {task.enqueue_when!r}."
+        )
     if task.on_lost not in ("retry", "fail"):
         raise InvalidTask(f"on_lost must be 'retry' or 'fail', not {task.on_lost!r}.")
     if not isinstance(task.atomic, bool) or not isinstance(task.delete_on_success, bool | None):
@@ -107,7 +113,7 @@ def _check_key(task: Any) -> None:
         if task.version is not None:
             raise InvalidTask("version needs a key. Add key=..., or leave version out.")
         return
-    if isinstance(task.key, str):
+    if isinstance(task.key, str | Model):
         unique_keys.as_text(task.key, "key")
     else:
         unique_keys.check(task.key, task.func, task.takes_context, "key")

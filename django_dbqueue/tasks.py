@@ -11,6 +11,7 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
 from asgiref.sync import sync_to_async
+from django.db.models import Model
 
 from . import task_options
 from .backoff import Backoff, Constant, Exponential, Linear
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from .context import JobContext
     from .results import JobResult
 
+    Enqueue = Literal["in_transaction", "on_commit"]
+
     class TaskOptions(TypedDict, total=False):
         """Options of ``@task``; Task describes them."""
 
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
         max_wait: timedelta | None
         concurrency: Limit | tuple[Limit, ...]
         rate: Rate | tuple[Rate, ...]
+        enqueue: Enqueue
         expires: timedelta | None
         metadata: Mapping[str, object]
 
@@ -63,6 +67,7 @@ logger = logging.getLogger("django_dbqueue")
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+C = TypeVar("C")
 Exceptions = tuple[type[BaseException], ...]
 # A call for ``enqueue_many()``: its positional arguments, or its keyword arguments.
 TaskCall = tuple[Any, ...] | dict[str, Any]
@@ -83,8 +88,8 @@ class Task(BaseTask[P, R], Generic[P, R]):
     atomic: the task runs in a transaction of the queue's database that also settles the job: the
         task's effects there and its success are committed together or not at all.
     delete_on_success: keep nothing of a job that succeeded.
-    key: the unique key: the task's jobs with one key share one row. Text, or a function of some of
-        the call's arguments, by name.
+    key: the unique key: the task's jobs with one key share one row. Text, a saved model instance
+        (its key is ``app.model:pk``), or a function of some of the call's arguments, by name.
     version: a call with a lower version than its key has already had does nothing. A whole number,
         or a function of some of the call's arguments, by name.
     on_conflict: the effect of a call whose key has a job: "rerun" (a waiting job gets the
@@ -96,6 +101,9 @@ class Task(BaseTask[P, R], Generic[P, R]):
     concurrency: a limit(), or several: the number of its jobs with something in common that run at
         a time, over all hosts.
     rate: a Rate, or several: the rate at which such jobs start.
+    enqueue_when: the option ``enqueue`` of ``@task`` and ``using()``: "in_transaction" (a job is
+        written in the caller's transaction of the queue's database), or "on_commit" (once all of
+        the caller's open transactions have committed).
     expires: the time by which a job must start, or it is discarded: a timedelta from the earliest
         time it may run; or, for one call, an aware datetime.
     run_after: the earliest time it may start: an aware datetime, or a timedelta from the enqueue.
@@ -112,12 +120,13 @@ class Task(BaseTask[P, R], Generic[P, R]):
     on_lost: Literal["retry", "fail"] = "retry"
     atomic: bool = False
     delete_on_success: bool | None = None
-    key: str | Callable[..., object] | None = None
+    key: str | Model | Callable[..., object] | None = None
     version: int | Callable[..., int | None] | None = None
     on_conflict: Literal["rerun", "skip", "once", "replace"] = "rerun"
     max_wait: timedelta | None = None
     concurrency: Limit | tuple[Limit, ...] = ()
     rate: Rate | tuple[Rate, ...] = ()
+    enqueue_when: Enqueue | None = None
     expires: timedelta | datetime | None = None
     metadata: Mapping[str, object] = field(default_factory=dict, hash=False)
     own_options: frozenset[str] = field(default=frozenset(), repr=False)
@@ -127,7 +136,8 @@ class Task(BaseTask[P, R], Generic[P, R]):
         def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobResult:
             """Write one job that calls the task with these arguments.
 
-            The job is written in the caller's transaction.
+            The job is written in the caller's transaction, or with ``enqueue="on_commit"`` after
+            it. The result has the job's id at once.
             """
 
         async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobResult:
@@ -181,7 +191,7 @@ class Task(BaseTask[P, R], Generic[P, R]):
         expires: datetime | timedelta | None = None,
         backend: str | None = None,
         metadata: Mapping[str, object] | None = None,
-        key: str | None = None,
+        key: str | Model | None = None,
         version: int | None = None,
         on_conflict: Literal["rerun", "skip", "once", "replace"] | None = None,
         max_wait: timedelta | None = None,
@@ -192,6 +202,7 @@ class Task(BaseTask[P, R], Generic[P, R]):
         delete_on_success: bool | None = None,
         concurrency: Limit | tuple[Limit, ...] | None = None,
         rate: Rate | tuple[Rate, ...] | None = None,
+        enqueue: Enqueue | None = None,
     ) -> Task[P, R]:
         """Return the same task with other settings for the jobs enqueued through it.
 
@@ -215,6 +226,7 @@ class Task(BaseTask[P, R], Generic[P, R]):
             "delete_on_success": delete_on_success,
             "concurrency": concurrency,
             "rate": rate,
+            "enqueue_when": enqueue,
         }
         given = {name: value for name, value in changes.items() if value is not None}
         return replace(self, own_options=self.own_options | given.keys(), **given)
@@ -238,12 +250,26 @@ class Task(BaseTask[P, R], Generic[P, R]):
             return [backend.enqueue(self, args, kwargs) for args, kwargs in pairs]
         return backend.enqueue_many(self, pairs)  # type: ignore[no-any-return]
 
+    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> PreparedCall:
+        """Return a call for ``django_dbqueue.enqueue_many()``, which checks and writes it."""
+        return PreparedCall(self, args, kwargs)
+
     async def aenqueue_many(self, calls: Iterable[TaskCall]) -> Sequence[JobResult]:
         """Asynchronous version of ``enqueue_many()``."""
         return await sync_to_async(self.enqueue_many)(calls)
 
 
 AnyTask = Task[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCall:
+    """A call for ``enqueue_many()``, made by ``Task.prepare()`` or ``Pipeline.prepare()``."""
+
+    task: AnyTask
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    stages: tuple[AnyTask, ...] = ()
 
 
 @lru_cache(maxsize=1000)
@@ -285,8 +311,10 @@ def task(
             "Use .using(run_after=...) to set it dynamically."
         )
 
-    if "own_options" in options:
-        raise TypeError("own_options is not an option of the @task decorator. Leave it out.")
+    for name in ("own_options", "enqueue_when"):
+        if name in options:
+            raise TypeError(f"{name} is not an option of the @task decorator. Leave it out.")
+    options["enqueue_when"] = options.pop("enqueue", None)
     if isinstance(options.get("expires"), datetime):
         raise InvalidTask(
             "expires of a task must be a timedelta: all jobs after that time would be discarded. "
@@ -307,6 +335,18 @@ def task(
         )
 
     return decorate(function) if function else decorate
+
+
+def build_each(calls: Iterable[C], build: Callable[[C], T]) -> list[T]:
+    """Build something of each call. The error for a call names its place: ``calls[499]: ...``."""
+    built: list[T] = []
+    try:
+        for call in calls:
+            built.append(build(call))  # noqa: PERF401 - its length is the place.
+    except Exception as error:
+        error.args = (f"calls[{len(built)}]: {error}",)
+        raise
+    return built
 
 
 def split(call: TaskCall) -> tuple[Sequence[object], Mapping[str, object]]:

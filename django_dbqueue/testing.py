@@ -15,7 +15,7 @@ from .engine.dispatch import dispatch
 from .engine.settle import settle
 from .models import ClaimedJob, Process
 from .models.expressions import now_plus
-from .registry import discover
+from .registry import decide_limits, discover
 from .runtime.shutdown import Shutdown
 from .runtime.worker import executor
 from .runtime.worker.run_times import RunTimes
@@ -52,7 +52,8 @@ def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
             lanes = [lane for lane in jobs.lanes() if selector.position(lane.queue) is not None]
             if not lanes:
                 return attempts
-            for job in claim(jobs, max(lanes, key=lambda lane: lane.priority), process, limit=1):
+            lane = max(lanes, key=lambda lane: lane.priority)
+            for job in claim(jobs, lane, process, limit=1, decide_limits=decide_limits):
                 call[:] = [ThreadCall(job)]
                 _run(call[0], queue)
                 call.clear()

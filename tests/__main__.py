@@ -13,6 +13,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+import psycopg
+
 from .conformance import fetch
 
 OWN_POSTGRES = "PostgreSQL (its own)"
@@ -25,14 +27,13 @@ def main(arguments: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         for name, url in _databases(stack, os.environ.get("TEST_ON", "")):
             print(f"\n=== {name} ===", flush=True)
-            # Most tests wait for processes that they have started: four at a time keep two cores busy.
             command = [
                 sys.executable,
                 "-m",
                 "pytest",
                 "-q",
                 "-n",
-                "4",
+                str(_at_a_time(url)),
                 "--dist",
                 "worksteal",
                 *arguments,
@@ -43,6 +44,18 @@ def main(arguments: list[str]) -> int:
         f"\nFailed on {', '.join(failed)}." if failed else "\nPassed on every database named above."
     )
     return 1 if failed else 0
+
+
+def _at_a_time(url: str) -> int:
+    """Most tests wait for processes that they have started: four at a time keep two cores busy.
+
+    Some of these have fifty connections: three, if the server allows the usual hundred.
+    """
+    if not url.startswith("postgres"):
+        return 4
+    with psycopg.connect(url, dbname="postgres") as connection:
+        (most,) = connection.execute("SHOW max_connections").fetchone() or ("0",)
+    return 4 if int(most) >= 200 else 3
 
 
 def _environment() -> dict[str, str]:

@@ -50,7 +50,7 @@ class Proxy:
         self._open.set()
 
     def _close_all(self) -> None:
-        """Who pumps closes what was shut down."""
+        """Shut the sockets down; the threads that copy between them close them."""
         for each in self._sockets:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

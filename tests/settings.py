@@ -48,13 +48,17 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 TIME_ZONE = "Asia/Kathmandu"
 DATABASES = {"default": database(""), "other": database("_other")}
 DATABASE_ROUTERS = ["tests.routers.TestRouter"]
-INSTALLED_APPS = [
+ADMIN = [
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.messages",
     "django.contrib.sessions",
     "django.contrib.staticfiles",
+]
+# Hundreds of processes are started, and importing these takes a third of each start.
+INSTALLED_APPS = [
+    *([] if env.bool("DBQUEUE_WITHOUT_ADMIN", default=False) else ADMIN),
     "django_dbqueue",
     "tests",
 ]

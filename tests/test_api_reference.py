@@ -11,20 +11,23 @@ from typing import Any
 
 import pytest
 from django.db.models import QuerySet
+from django.dispatch import Signal
 
 import django_dbqueue
-from django_dbqueue import Task, models
+from django_dbqueue import Task, models, signals
 
 REFERENCE = (Path(__file__).parent.parent / "docs" / "api.md").read_text()
 MODULES = [
     "backend",
     "backoff",
     "batches",
+    "beside",
     "context",
     "contrib.tasks",
     "exceptions",
     "limits",
     "log",
+    "middleware",
     "pipelines",
     "results",
     "routers",
@@ -122,6 +125,14 @@ def test_each_public_name_of_a_module_is_in_the_reference(module: str):
     assert names
     assert missing == []
     assert f".. automodule:: django_dbqueue.{module}\n" in REFERENCE
+
+
+def test_each_signal_is_in_the_reference_and_in_the_docstring_of_its_module():
+    defined = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
+    listed = re.findall(r"^(?:\.\. py:data::| {12}) (\w+)$", REFERENCE, re.M)
+
+    assert defined == {*signals.__all__} == {*listed}
+    assert ".. automodule:: django_dbqueue.signals\n" in REFERENCE
 
 
 def test_internal_names_are_defined_and_not_in_the_reference():

@@ -475,7 +475,7 @@ class TestAgeing:
 @pytest.mark.django_db(transaction=True)
 class TestThroughAWorker:
     def test_expired_snoozed_and_retried_jobs_in_threads_and_coroutines(self, runqueue):
-        expired = timely.greet.enqueue("nobody")
+        expired = timely.greet.enqueue("Ada")
         Job.objects.update(expires_at=now_plus(-1))
         again = {task: task.enqueue(0.1, times=2) for task in (timely.snooze, timely.snooze_async)}
         asked = [

@@ -37,7 +37,7 @@ def greet(name):
 
 @task(expires=timedelta(minutes=10), max_attempts=5, backoff=Constant(delay=3600, jitter=0))
 def greet_again_in_an_hour():
-    raise ConnectionError("nobody there")
+    raise ConnectionError("the server is down")
 
 
 def _delay(how):
@@ -222,7 +222,7 @@ def talk_at_length(how):
             except ValueError:
                 logger.exception("it was caught")
         case "quiet":
-            logger.debug("nobody wants to know")
+            logger.debug("a line below the level")
 
 
 @task

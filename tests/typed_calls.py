@@ -21,6 +21,7 @@ from django_dbqueue import (
     Rate,
     Task,
     batch,
+    enqueue_many,
     limit,
     pipeline,
     recurring,
@@ -70,6 +71,14 @@ def with_limits(account: int, amount: int) -> None: ...
 def once(account: int) -> None: ...
 
 
+@task(enqueue="on_commit")
+def greet(customer: int, *, text: str = "") -> None: ...
+
+
+@task(enqueue="later")  # type: ignore[call-overload, untyped-decorator]
+def with_another_time(number: int) -> None: ...
+
+
 @recurring("0 9 * * *", timezone="Europe/Berlin")
 @task
 def summary(batch_id: str | None = None) -> str:
@@ -117,6 +126,9 @@ def calls() -> None:
     assert_type(coroutine.call(1), str)
     bare.using(run_after=timedelta(hours=1), priority=5, metadata={"a": 1}).enqueue(1)
     bare.enqueue_on_commit(1)
+    bare.using(enqueue="in_transaction").enqueue(1)
+    calls = [bare.prepare(1), greet.prepare(2, text="a"), pipeline(bare, with_options).prepare(3)]
+    assert_type(enqueue_many(calls), Sequence[JobResult])
     with_options.enqueue(1)
     with_context.enqueue(1)
     with_context_of_a_job.enqueue(1)
@@ -143,6 +155,11 @@ def calls() -> None:
     bare.enqueue()  # type: ignore[call-arg]
     bare.enqueue(1, texts="a")  # type: ignore[call-arg]
     bare.enqueue_on_commit("one")  # type: ignore[arg-type]
+    bare.prepare("one")  # type: ignore[arg-type]
+    greet.prepare(1, texts="a")  # type: ignore[call-arg]
+    enqueue_many([bare.enqueue(1)])  # type: ignore[list-item]
+    enqueue_many([(bare, 1)])  # type: ignore[list-item]
+    bare.using(enqueue="later")  # type: ignore[arg-type]
     bare.enqueue_many([1])  # type: ignore[list-item]
     bare.using(run_after=5)  # type: ignore[arg-type]
     bare.using(prioriti=5)  # type: ignore[call-arg]

@@ -5,6 +5,8 @@ from .failures import FailureAdmin
 from .hanged_jobs import HangedJobAdmin
 from .jobs import JobAdmin
 from .limits import SemaphoreAdmin
+from .operations import OperationAdmin
+from .overview import OverviewAdmin
 from .processes import ProcessAdmin
 from .queues import QueueAdmin
 from .recurring import RecurringTaskAdmin
@@ -15,6 +17,8 @@ __all__ = [
     "FailureAdmin",
     "HangedJobAdmin",
     "JobAdmin",
+    "OperationAdmin",
+    "OverviewAdmin",
     "ProcessAdmin",
     "QueueAdmin",
     "RecurringTaskAdmin",

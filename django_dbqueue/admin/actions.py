@@ -11,13 +11,13 @@ from django.utils.translation import gettext_lazy as _
 
 from ..core.queue_selector import check_name
 from ..engine.recurring import run_now
-from ..models import Execution
+from ..models import Execution, Operation
 from ..models.enums import HIGHEST_PRIORITY
-from ..models.queue import clear
 from ..recurrence.target import enqueue
-from .base_actions import Action, all_of
+from .base_actions import Action, all_of, no_warning
 from .config import alias_for, backend
-from .formatting import duration
+from .formatting import duration, kept_times
+from .operating import go_on
 
 
 class Length(timedelta):
@@ -65,10 +65,14 @@ RETRY = Action(
     permission="retry_job",
     label=_("Retry"),
     short_description=_("Retry selected %(verbose_name_plural)s"),
-    effect=_("A retried job becomes ready, and runs as soon as a worker is free."),
-    done=_("Ready to run again"),
+    effect=_(
+        "A retried job becomes ready, and runs as soon as a worker is free. "
+        "A job whose time has not come is scheduled for it again."
+    ),
+    done=_("Retried"),
     eligible=lambda jobs: jobs.retriable(),
-    run=lambda jobs: jobs.retry(),
+    warning=kept_times,
+    verb=Operation.Verb.RETRY,
     confirm_from=2,
 )
 DISCARD = Action(
@@ -79,7 +83,7 @@ DISCARD = Action(
     effect=_("A discarded job does not run unless it is retried."),
     done=_("Discarded"),
     eligible=lambda jobs: jobs.discardable(),
-    run=lambda jobs: jobs.discard(),
+    verb=Operation.Verb.DISCARD,
     confirm_from=1,
 )
 STOP = Action(
@@ -93,7 +97,7 @@ STOP = Action(
     ),
     done=_("Stop requested"),
     eligible=lambda jobs: jobs.stoppable(),
-    run=lambda jobs: jobs.stop(),
+    verb=Operation.Verb.STOP,
     confirm_from=1,
 )
 STOP_AND_RETRY = replace(
@@ -106,7 +110,7 @@ STOP_AND_RETRY = replace(
         "If it cannot be interrupted, its process is terminated."
     ),
     done=_("Stop requested, to run again"),
-    run=lambda jobs: jobs.stop(then="retry"),
+    verb=Operation.Verb.STOP_AND_RETRY,
 )
 REPRIORITISE = Action(
     name="reprioritise",
@@ -116,7 +120,7 @@ REPRIORITISE = Action(
     effect=_("Within a queue, jobs with a higher priority run first."),
     done=_("Priority set to %(value)s"),
     eligible=lambda jobs: jobs.waiting(),
-    run=lambda jobs, priority: jobs.reprioritise(priority),
+    verb=Operation.Verb.REPRIORITISE,
     field=forms.IntegerField(
         label=_("Priority"),
         min_value=-HIGHEST_PRIORITY,
@@ -132,7 +136,7 @@ MOVE = Action(
     effect=_("Waiting jobs move to the other queue. Running and finished jobs stay in theirs."),
     done=_("Moved to “%(value)s”"),
     eligible=lambda jobs: jobs.waiting(),
-    run=lambda jobs, queue: jobs.move(queue),
+    verb=Operation.Verb.MOVE,
     field=QueueField(
         label=_("Queue"), max_length=100, help_text=_("Name of a queue that a worker serves.")
     ),
@@ -146,7 +150,7 @@ RUN_JOB_NOW = Action(
     effect=_("A scheduled job becomes ready: it waits neither for its time nor for its retry."),
     done=_("Ready to run"),
     eligible=lambda jobs: jobs.scheduled(),
-    run=lambda jobs: jobs.run_now(),
+    verb=Operation.Verb.RUN_NOW,
     confirm_from=2,
 )
 RESCHEDULE = Action(
@@ -157,7 +161,7 @@ RESCHEDULE = Action(
     effect=_("Waiting jobs run from that time. Jobs that would expire before are unchanged."),
     done=_("Scheduled for %(value)s"),
     eligible=lambda jobs: jobs.waiting(),
-    run=lambda jobs, when: jobs.reschedule(when),
+    verb=Operation.Verb.RESCHEDULE,
     field=TimeField(label=_("Time"), widget=forms.DateTimeInput({"type": "datetime-local"})),
 )
 
@@ -173,8 +177,19 @@ RETRY_AFFECTED = replace(
     ),
     target=Execution.objects.affected_jobs,
     eligible=lambda jobs: jobs.retriable() | jobs.scheduled(),
-    run=lambda jobs: jobs.retry() + jobs.run_now(),
+    verb=Operation.Verb.RETRY_NOW,
+    warning=no_warning,
     confirm_from=1,
+)
+RETRY_IN_STEPS = replace(
+    RETRY_AFFECTED,
+    name="retry_in_steps",
+    label=_("Retry in steps"),
+    short_description=_("Retry jobs of selected %(verbose_name_plural)s in steps"),
+    effect=_(
+        "Three jobs first, then one percent, then the others, as long as they do not fail again."
+    ),
+    in_steps=True,
 )
 DISCARD_AFFECTED = replace(
     DISCARD,
@@ -305,7 +320,7 @@ CLEAR = Action(
     done=_("Discarded"),
     target=lambda queues: queues.waiting(),
     eligible=all_of,
-    run=clear,
+    verb=Operation.Verb.DISCARD,
     confirm_from=1,
 )
 RESTRICT = Action(
@@ -324,6 +339,42 @@ RESTRICT = Action(
         required=False,
         help_text=_("Empty: the limit from the settings."),
     ),
+)
+
+# Operations.
+
+STOP_OPERATION = Action(
+    name="stop",
+    permission="stop_operation",
+    label=_("Stop"),
+    short_description=_("Stop selected %(verbose_name_plural)s"),
+    effect=_("A stopped operation changes no more jobs. What it has changed stays, until an undo."),
+    done=_("Stop requested"),
+    eligible=lambda operations: operations.stoppable(),
+    run=lambda operations: operations.stop(),
+)
+CONTINUE = Action(
+    name="continue",
+    permission="stop_operation",
+    label=_("Continue"),
+    short_description=_("Continue selected %(verbose_name_plural)s"),
+    effect=_("A new job goes on with the operation."),
+    done=_("Continued"),
+    eligible=lambda operations: operations.stalled(),
+    run=go_on,
+)
+UNDO = Action(
+    name="undo",
+    permission="undo_operation",
+    label=_("Undo"),
+    short_description=_("Undo selected %(verbose_name_plural)s"),
+    effect=_(
+        "Its jobs become what they were before. Jobs that have started, moved or ended since then "
+        "are unchanged."
+    ),
+    done=_("Undone"),
+    eligible=lambda operations: operations.undoable(),
+    confirm_from=1,
 )
 
 # The jobs of batches.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.contrib.admin.exceptions import DisallowedModelAdminLookup
@@ -11,11 +12,14 @@ from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.urls import URLPattern
 from django.utils.functional import Promise, cached_property
 from django.utils.text import capfirst
 
+from ..core.chosen_backend import chosen_backend
 from ..models.bounded_count import count
+from .backend_choice import PARAMETER, offered_backends, on_chosen_backend, with_backend
 
 Text = str | Promise
 # A row of any model. Each page narrows it to its model, or to a protocol that has the details.
@@ -44,6 +48,14 @@ class ReadOnlyChangeList(ChangeList):
     def get_ordering(self, request: HttpRequest, queryset: Rows) -> list[Any]:
         """Return the page's own ordering: a huge table is sorted by no other column."""
         return list(self.model_admin.get_ordering(request))
+
+    def get_filters_params(self, params: Any = None) -> Any:
+        found = super().get_filters_params(params)
+        found.pop(PARAMETER, None)
+        return found
+
+    def url_for_result(self, result: Row) -> str:
+        return with_backend(super().url_for_result(result))
 
     def get_filters(self, request: HttpRequest) -> Any:
         try:
@@ -78,6 +90,21 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     class Media:
         css = {"all": ["django_dbqueue/admin.css"]}
 
+    def get_urls(self) -> list[URLPattern]:
+        patterns = super().get_urls()
+        for pattern in patterns:
+            pattern.callback = on_chosen_backend(pattern.callback, self.admin_site)
+        return patterns
+
+    def get_preserved_filters(self, request: HttpRequest) -> str:
+        """Return the filters that links keep, and with them the chosen backend."""
+        kept = QueryDict(super().get_preserved_filters(request)).get("_changelist_filters", "")
+        if alias := chosen_backend.get():
+            filters = QueryDict(kept, mutable=True)
+            filters[PARAMETER] = alias
+            kept = filters.urlencode()
+        return urlencode({"_changelist_filters": kept}) if kept else ""
+
     def list_queryset(self, rows: Rows) -> Rows:
         """Return the rows with the columns that the list needs."""
         return rows
@@ -108,7 +135,12 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         self, request: HttpRequest, extra_context: dict[str, object] | None = None
     ) -> HttpResponse:
         title = capfirst(self.opts.verbose_name_plural)
-        context = {"title": title, "hint": self.hint, **(extra_context or {})}
+        context = {
+            "title": title,
+            "hint": self.hint,
+            "backends": offered_backends(),
+            **(extra_context or {}),
+        }
         return super().changelist_view(request, context)
 
     def get_object(

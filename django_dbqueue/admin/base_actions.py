@@ -5,34 +5,51 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.utils import quote, unquote
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.options import get_content_type_for_model
+from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model
 from django.forms import Field, Form
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 
 from ..models.bounded_count import BoundedCount, count
+from .addresses import page_address
+from .backend_choice import PARAMETER, on_chosen_backend, with_alias, with_backend
 from .base import ReadOnlyAdmin, Row, Rows, Text
+from .operating import details, operation_address, start, with_link
 
 if TYPE_CHECKING:
     from django.contrib.admin.options import Action as AdminAction
     from django.contrib.admin.options import ActionLocation
 
+    from ..models.job import JobQuerySet
+
 EXAMPLES = 10
+# Number of selected rows up to which each has an entry in its history.
+MOST_LOGGED = 100
 # Parameters of a list that are not filters.
-PAGING = ("p", "o", "e", "order")
+PAGING = ("p", "o", "e", "order", PARAMETER)
 
 
 def all_of(rows: Rows) -> Rows:
     return rows
+
+
+def no_warning(rows: Rows) -> str:
+    return ""
+
+
+def no_change(rows: Rows) -> int:
+    return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +61,13 @@ class Action:
     label: text of its button.
     short_description: text in the list of actions. Django fills in the model's names.
     effect: explanation on the confirmation page.
+    warning: returns a further sentence for these eligible rows; empty if there is nothing to say.
     done: text of its result, before the number of rows: "Discarded: 3 jobs." The text may contain
         the value, as ``%(value)s``.
     eligible: filters the rows that the action would change.
     run: changes the rows and returns their number; with ``field``: ``run(rows, value)``.
+    verb: for jobs, instead of ``run``: the verb of the operation that changes them.
+    in_steps: a few jobs first; the others only if not too many of those fail again.
     target: the affected rows for the selected ones. The actions of a failure affect its jobs.
     confirm_from: number of rows from which the action needs a confirmation; None: never.
     field: value that the action requires. It then always needs a confirmation.
@@ -60,8 +80,11 @@ class Action:
     effect: Text
     done: Text
     eligible: Callable[[Any], Rows]
-    run: Callable[..., int]
+    run: Callable[..., int] = no_change
+    verb: str = ""
+    in_steps: bool = False
     target: Callable[[Any], Rows] = all_of
+    warning: Callable[[Any], str] = no_warning
     confirm_from: int | None = None
     field: Field | None = None
     # Templates read its fields, and must not call it.
@@ -81,10 +104,13 @@ class Action:
         return self.field is not None or is_many
 
     def form(self, data: QueryDict | None = None) -> Form | None:
-        """Return the form for the value, bound to ``data`` if given; None without ``field``."""
-        if self.field is None:
+        """Return the form for the value and the details of an operation; None without any."""
+        fields = {"value": self.field} if self.field else {}
+        if self.verb:
+            fields |= details(self.verb, in_steps=self.in_steps)
+        if not fields:
             return None
-        form = type("ValueForm", (Form,), {"value": self.field})
+        form = type("ActionForm", (Form,), fields)
         return form(data)  # type: ignore[no-any-return]
 
 
@@ -126,13 +152,64 @@ class ActionAdmin(ReadOnlyAdmin):
         is_complete = is_confirmed and (form is None or form.is_valid())
         if action.needs_confirmation(total) and not is_complete:
             return self._confirmation(request, target, total, action, one, form)
-        values = form.cleaned_data if form else {}
-        changed = action.run(target, *values.values())
-        message = _result(target, total, changed, action, values)
+        values = form.cleaned_data if form and is_complete else {}
+        logged = [one] if one else _to_log(rows, action)
+        if action.verb:
+            return self._operate(request, target, total, action, values, logged)
+        changed = action.run(target, *([values["value"]] if action.field else []))
+        message = with_alias(_result(target, total, changed, action, values))
         self.message_user(request, message, messages.SUCCESS if changed else messages.WARNING)
-        if one and changed:
-            self.log_change(request, one, message)
+        if changed:
+            self._log(request, logged, message)
         return None
+
+    def _operate(
+        self,
+        request: HttpRequest,
+        target: Rows,
+        total: int,
+        action: Action,
+        values: dict[str, Any],
+        logged: list[Model],
+    ) -> HttpResponse | None:
+        """Change jobs by an operation. Redirect to its page if a job of the queue runs it."""
+        scope = " ".join(f"{name}={value}" for name, value in _filters(request))
+        scope = scope or ", ".join(map(str, logged[:EXAMPLES])) + ", …" * (len(logged) > EXAMPLES)
+        operation = start(action.verb, cast("JobQuerySet", target), values, scope, request.user)
+        if not operation.finished_at:
+            message = with_alias(
+                _("Started: %(operation)s, for %(rows)s.")
+                % {"operation": operation, "rows": _counted(target, operation.total)}
+            )
+            self.message_user(request, message, messages.SUCCESS)
+            self._log(request, logged, message)
+            may_view = request.user.has_perm("dbqueue.view_operation")
+            return HttpResponseRedirect(operation_address(operation)) if may_view else None
+        message = with_alias(_result(target, total, operation.changed, action, values))
+        shown = operation.changed and request.user.has_perm("dbqueue.view_operation")
+        self.message_user(
+            request,
+            with_link(message, operation) if shown else message,
+            messages.SUCCESS if operation.changed else messages.WARNING,
+        )
+        if operation.changed:
+            self._log(request, logged, message)
+        return None
+
+    def _log(self, request: HttpRequest, rows: list[Model], message: str) -> None:
+        """Log the change of each row; of very many, the change and the filters of their list."""
+        user: Any = request.user
+        if len(rows) <= MOST_LOGGED:
+            LogEntry.objects.log_actions(user.pk, rows, CHANGE, message)
+            return
+        filters = " ".join(f"{name}={value}" for name, value in _filters(request))
+        LogEntry.objects.create(
+            user_id=user.pk,
+            content_type=get_content_type_for_model(self.model),
+            object_repr=filters[:200] or str(self.opts.verbose_name_plural),
+            action_flag=CHANGE,
+            change_message=message,
+        )
 
     def _press(self, request: HttpRequest, object_id: str, action: Action) -> HttpResponse:
         if not self.may_run(request, action):
@@ -161,7 +238,7 @@ class ActionAdmin(ReadOnlyAdmin):
         question = _("%(action)s: are you sure?") % {"action": action.label}
         context = {
             **self.admin_site.each_context(request),
-            "title": action.label if form else question,
+            "title": action.label if action.field else question,
             "opts": self.opts,
             "media": self.media,
             "action": action,
@@ -169,6 +246,7 @@ class ActionAdmin(ReadOnlyAdmin):
             "affected": _counted(target, number),
             "number": number,
             "unchanged": _unchanged(total, number),
+            "warning": action.warning(eligible),
             "one": one,
             "examples": eligible[:EXAMPLES],
             "has_more": number > EXAMPLES,
@@ -192,16 +270,19 @@ class ActionAdmin(ReadOnlyAdmin):
         return rows
 
     def _path(self, action: Action) -> URLPattern:
-        view = self.admin_site.admin_view(partial(self._press, action=action))
+        view = on_chosen_backend(
+            self.admin_site.admin_view(partial(self._press, action=action)), self.admin_site
+        )
         name = f"dbqueue_{self.opts.model_name}_{action.name}"
         return path(f"<path:object_id>/{action.name}/", view, name=name)
 
     def _url(self, name: str, pk: UUID | int | str) -> str:
-        return reverse(
-            f"admin:dbqueue_{self.opts.model_name}_{name}",
-            args=[quote(pk)],
-            current_app=self.admin_site.name,
-        )
+        return with_backend(page_address(f"{self.opts.model_name}_{name}", pk))
+
+
+def _to_log(rows: Rows, action: Action) -> list[Model]:
+    """Return the rows that the action changes; of very many, as many as show that."""
+    return list((action.eligible(rows) if action.target is all_of else rows)[: MOST_LOGGED + 1])
 
 
 def _counted(rows: Rows, number: int) -> str:
@@ -213,7 +294,7 @@ def _result(
     target: Rows, total: int, changed: int, action: Action, values: dict[str, object]
 ) -> str:
     if changed:
-        done = action.done % values if values else action.done
+        done = action.done % values if action.field else action.done
         text = _("%(done)s: %(rows)s.") % {"done": done, "rows": _counted(target, changed)}
     else:
         text = _("Nothing was changed.")

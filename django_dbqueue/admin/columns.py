@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from django.contrib import admin
@@ -19,7 +19,7 @@ from . import formatting
 from .base import Text
 
 # Columns of a job that lists do not read.
-NOT_LISTED = ("args", "kwargs", "result", "metadata", "limits", "pipeline")
+NOT_LISTED = ("args", "kwargs", "result", "metadata", "limits", "pipeline", "source")
 
 Column = Callable[[Model], str]
 
@@ -126,6 +126,37 @@ def last_error(job: WithLastError) -> str:
 @admin.display(description=gettext_lazy("running for"))
 def running_for(job: Job) -> str:
     return formatting.duration(seen_at(job) - job.started_at) if job.started_at else "–"
+
+
+@admin.display(description=gettext_lazy("queue"))
+def queue_and_priority(job: Job) -> str:
+    """Return the queue, and the priority if it is not the usual one."""
+    if not job.priority:
+        return str(job.queue)
+    priority = formatting.quiet(_("priority %d") % job.priority)
+    return format_html("{}<br>{}", job.queue, priority)
+
+
+@admin.display(description=gettext_lazy("enqueued, last run"))
+def enqueued_and_last_run(job: Job) -> str:
+    """Return when a job was enqueued; and since when it runs, or when its last run ended."""
+    return format_html(
+        "{}<br>{}", formatting.ago(job.enqueued_at), formatting.quiet(_last_run(job))
+    )
+
+
+def _last_run(job: Job) -> str:
+    if job.finished_at:
+        ended = formatting.ago(job.finished_at)
+        if not job.started_at:
+            return format_html(_("ended {ended}"), ended=ended)
+        length = formatting.duration(max(job.finished_at - job.started_at, timedelta()))
+        return format_html(_("ended {ended}, ran for {length}"), ended=ended, length=length)
+    if job.state == Job.State.RUNNING and job.started_at:
+        return format_html(_("running for {length}"), length=running_for(job))
+    if job.state == Job.State.SCHEDULED:
+        return format_html(_("due {time}"), time=formatting.ago(job.run_after))
+    return ""
 
 
 @admin.display(description=gettext_lazy("timeout"))

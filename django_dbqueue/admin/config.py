@@ -1,22 +1,51 @@
-"""Options of the pages: those of the first database backend of the project."""
+"""Options of the pages: those of the chosen backend, or of the project's first one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from django.db import router
+
 from ..backend import DatabaseBackend
 from ..compat import task_backends
+from ..core.chosen_backend import chosen_backend
 from ..core.options import Options
 from ..models import Queue, RecurringTask
+from ..routers import QueueRouter
 
 
 def backend() -> DatabaseBackend | None:
+    chosen = chosen_backend.get()
+    return next((each for each in _backends() if chosen in (None, each.alias)), None)
+
+
+def choices() -> list[str]:
+    """Return the aliases of the backends among which the pages let their user choose.
+
+    One for each database. Only QueueRouter can lead to another database than the first one.
+    """
+    if not any(isinstance(each, QueueRouter) for each in router.routers):
+        return []
+    first_of: dict[str, str] = {}
+    for each in _backends():
+        first_of.setdefault(each.database, each.alias)
+    return list(first_of.values()) if len(first_of) > 1 else []
+
+
+def backends_in(database: str) -> tuple[DatabaseBackend, ...]:
+    """Return the backends whose jobs are in a database."""
+    return tuple(each for each in _backends() if each.database == database)
+
+
+def _backends() -> Iterator[DatabaseBackend]:
     backends = (task_backends[alias] for alias in task_backends)
-    return next((each for each in backends if isinstance(each, DatabaseBackend)), None)
+    return (each for each in backends if isinstance(each, DatabaseBackend))
 
 
 def alias_for(row: RecurringTask) -> str | None:
     """Return the alias of the backend that enqueues a recurring task.
 
-    A command has the first backend; a task has its own (None).
+    A command has the chosen backend; a task has its own (None).
     """
     first = backend()
     return first.alias if first and row.command else None

@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from ..models import Execution, Failure
 from ..models.execution import AffectedJobs
 from . import columns, formatting
-from .actions import DISCARD_AFFECTED, MUTE, REOPEN, RESOLVE, RETRY_AFFECTED
+from .actions import DISCARD_AFFECTED, MUTE, REOPEN, RESOLVE, RETRY_AFFECTED, RETRY_IN_STEPS
 from .base import Fields
 from .base_actions import ActionAdmin
 from .filters import FailureOrder, LastSeenFilter, StateFilter
@@ -59,7 +59,7 @@ def jobs(failure: CountedFailure) -> str:
 @admin.register(Failure)
 class FailureAdmin(ActionAdmin):
     hint = _("Failed attempts, grouped by error, location and kind of message.")
-    actions = (RETRY_AFFECTED, DISCARD_AFFECTED, RESOLVE, MUTE, REOPEN)
+    actions = (RETRY_AFFECTED, RETRY_IN_STEPS, DISCARD_AFFECTED, RESOLVE, MUTE, REOPEN)
     list_display = (
         summary,
         columns.state,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 from uuid import UUID
 
 from django.contrib.admin import ModelAdmin, SimpleListFilter
@@ -15,7 +15,10 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import Batch, Execution, Failure, Job, Process, Queue
 from ..models.enums import WAITING
+from ..models.job import JobQuerySet
 from .base import Rows
+from .config import options
+from .sources import jobs_from, recent_sources
 
 Choices = Iterable[tuple[str, Any]]
 
@@ -23,7 +26,7 @@ Choices = Iterable[tuple[str, Any]]
 class Filter(SimpleListFilter):
     """Filter by one value of one field. Values that are not among the choices are valid too."""
 
-    field: str
+    column: str
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Model]) -> Choices:
         choices = list(self.options(model_admin.model))
@@ -36,18 +39,18 @@ class Filter(SimpleListFilter):
         return []
 
     def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
-        return queryset if self.value() is None else queryset.filter(**{self.field: self.value()})
+        return queryset if self.value() is None else queryset.filter(**{self.column: self.value()})
 
 
 class StateFilter(Filter):
-    title, parameter_name, field = _("state"), "state", "state"
+    title, parameter_name, column = _("state"), "state", "state"
 
     def options(self, model: type[Job | Failure]) -> Choices:
         return model.State.choices
 
 
 class QueueFilter(Filter):
-    title, parameter_name, field = _("queue"), "queue", "queue"
+    title, parameter_name, column = _("queue"), "queue", "queue"
 
     def options(self, model: object) -> Choices:
         names = Queue.objects.order_by("name").values_list("name", flat=True)[:100]
@@ -55,7 +58,7 @@ class QueueFilter(Filter):
 
 
 class TaskFilter(Filter):
-    title, parameter_name, field = _("task"), "task", "task"
+    title, parameter_name, column = _("task"), "task", "task"
 
     def options(self, model: object) -> Choices:
         named = [(task, task.rpartition(".")[2]) for task in Job.objects.recent_tasks()]
@@ -84,6 +87,39 @@ class AttemptsFilter(SimpleListFilter):
                 return queryset.filter(is_again)
             case "retry":
                 return queryset.filter(waits, was_tried)
+        return queryset
+
+
+class SourceFilter(Filter):
+    """Filter by a part of the source; shown if sources are recorded, or while in use."""
+
+    title, parameter_name = _("enqueued by"), "source"
+
+    def options(self, model: object) -> Choices:
+        return recent_sources() if options().note_source else []
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        if self.value() is None:
+            return queryset
+        kind, _colon, value = (self.value() or "").partition(":")
+        try:
+            return jobs_from(cast(JobQuerySet, queryset), kind, value)
+        except ValueError:
+            raise IncorrectLookupParameters from None
+
+
+class OperationStateFilter(SimpleListFilter):
+    title, parameter_name = _("state"), "state"
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Model]) -> Choices:
+        return [("unfinished", _("Not ended")), ("undoable", _("Can be undone"))]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        match self.value():
+            case "unfinished":
+                return queryset.unfinished()
+            case "undoable":
+                return queryset.undoable()
         return queryset
 
 
@@ -164,7 +200,7 @@ class BatchFilter(IdFilter):
 class LimitFilter(Filter):
     """Filter by the limit that jobs are waiting on; shown only while in use."""
 
-    title, parameter_name, field = _("waiting on limit"), "waits_for", "blocked_by"
+    title, parameter_name, column = _("waiting on limit"), "waits_for", "blocked_by"
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
         # All waiting jobs are blocked, and the index contains only blocked jobs.

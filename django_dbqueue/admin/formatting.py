@@ -10,8 +10,7 @@ from datetime import datetime, timedelta, timezone
 from uuid import UUID
 
 from django.conf import settings
-from django.contrib.admin.utils import quote
-from django.urls import reverse
+from django.db.models import Max, Min
 from django.utils.formats import date_format
 from django.utils.html import format_html
 from django.utils.http import urlencode
@@ -20,7 +19,11 @@ from django.utils.translation import gettext as _
 
 from ..exceptions import InvalidSchedule
 from ..models import Execution, Failure, Job, RecurringTask
+from ..models.bounded_count import LIMIT, count
+from ..models.job import JobQuerySet
 from ..recurrence.cron_syntax import checked
+from .addresses import page_address
+from .backend_choice import with_backend
 from .base import Text
 
 LONGEST_JSON = 50_000
@@ -74,7 +77,24 @@ def timestamp(time: datetime | None) -> str:
     """Format a time as local time, with UTC as its title."""
     if time is None:
         return "–"
-    return _tag(time, date_format(localtime(time) if is_aware(time) else time, "Y-m-d H:i:s"))
+    return _tag(time, plain_time(time))
+
+
+def plain_time(time: datetime) -> str:
+    """Format a time as local time."""
+    return date_format(localtime(time) if is_aware(time) else time, "Y-m-d H:i:s")
+
+
+def kept_times(jobs: JobQuerySet) -> str:
+    """Say how many of these jobs keep their time, and from when to when; empty for none."""
+    ahead = jobs.ahead().order_by()
+    if not (number := count(ahead)):
+        return ""
+    times = ahead[:LIMIT].aggregate(first=Min("run_after"), last=Max("run_after"))
+    return _("Scheduled, and run at their time: %(number)s, from %(first)s to %(last)s.") % {
+        "number": number,
+        **{name: plain_time(time) for name, time in times.items()},
+    }
 
 
 def ago(time: datetime | None, now: datetime | None = None) -> str:
@@ -167,14 +187,14 @@ def short_id(pk: UUID | str) -> str:
 
 def link(model: str, pk: UUID | int | str, text: object) -> str:
     """Return a link to the page of a row."""
-    address = reverse(f"admin:dbqueue_{model}_change", args=[quote(pk)])
-    return format_html('<a href="{}">{}</a>', address, text)
+    address = page_address(f"{model}_change", pk)
+    return format_html('<a href="{}">{}</a>', with_backend(address), text)
 
 
 def jobs_link(text: object, **filters: int | str) -> str:
     """Return a link to the list of jobs with these filters."""
-    address = reverse("admin:dbqueue_job_changelist")
-    return format_html('<a href="{}?{}">{}</a>', address, urlencode(filters), text)
+    address = f"{page_address('job_changelist')}?{urlencode(filters)}"
+    return format_html('<a href="{}">{}</a>', with_backend(address), text)
 
 
 def job_count(number: int, **filters: int | str) -> str:

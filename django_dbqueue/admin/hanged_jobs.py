@@ -4,9 +4,9 @@ from datetime import timedelta
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.utils import unquote
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -15,6 +15,8 @@ from ..models.enums import OnLost
 from ..models.expressions import Now
 from . import columns
 from .actions import STOP, STOP_AND_RETRY
+from .addresses import page_address
+from .backend_choice import with_backend
 from .base_actions import ActionAdmin
 from .config import options
 from .filters import QueueFilter
@@ -77,9 +79,8 @@ class HangedJobAdmin(ActionAdmin):
         extra_context: dict[str, object] | None = None,
     ) -> HttpResponse:
         """Redirect to the job's page, which also shows a job that no longer hangs."""
-        return HttpResponseRedirect(
-            reverse("admin:dbqueue_job_change", args=[object_id], current_app=self.admin_site.name)
-        )
+        job = page_address("job_change", unquote(object_id))
+        return HttpResponseRedirect(with_backend(job))
 
     def has_view_permission(self, request: HttpRequest, obj: HangedJob | None = None) -> bool:
         return request.user.has_perm("dbqueue.view_job")

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from uuid import UUID
+from typing import cast
 
 from django.contrib import admin
 from django.contrib.admin.utils import flatten_fieldsets
-from django.db.models import Q, QuerySet, Subquery
-from django.http import HttpRequest
+from django.db.models import QuerySet, Subquery
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Execution, Job, TaskState
 from ..models.expressions import Now
-from . import columns, formatting, progress
+from ..models.job import JobQuerySet
+from . import columns, formatting, progress, sources
 from .actions import (
     DISCARD,
     MOVE,
@@ -23,8 +25,9 @@ from .actions import (
     STOP_AND_RETRY,
 )
 from .attempts import attempts_of, stack_of
-from .base import Fields, Text
+from .base import Fields, Rows, Text
 from .base_actions import ActionAdmin
+from .config import options
 from .filters import (
     AttemptsFilter,
     BatchFilter,
@@ -32,16 +35,16 @@ from .filters import (
     LimitFilter,
     ProcessFilter,
     QueueFilter,
+    SourceFilter,
     StateFilter,
     TaskFilter,
 )
 from .limits import limits_of
 from .redaction import call_without_secrets, without_secrets
+from .search import search
 from .stages import children_of, stages_of
 from .why_waiting import why_waiting
 
-# Maximum number of tasks to try with a key that is given without a task.
-MOST_TASKS = 1000
 TIMES = (
     columns.time("enqueued_at", _("enqueued")),
     columns.time("run_after", _("run after")),
@@ -67,16 +70,16 @@ class JobAdmin(ActionAdmin):
         columns.task_and_id,
         progress.state_and_progress,
         columns.last_error,
-        "queue",
+        columns.queue_and_priority,
         "attempt",
-        columns.age("enqueued_at", _("enqueued")),
-        "priority",
+        columns.enqueued_and_last_run,
     )
     list_filter = (
         StateFilter,
         QueueFilter,
         TaskFilter,
         AttemptsFilter,
+        SourceFilter,
         FailureFilter,
         ProcessFilter,
         BatchFilter,
@@ -85,7 +88,8 @@ class JobAdmin(ActionAdmin):
     ordering = ("-pk",)
     search_fields = ("pk",)
     search_help_text = _(
-        "Id, name of a task, beginning of its path, queue:name, key:text or key:task text."
+        "Id or a part of it, name of a task, queue:name, key:text, or a value in the arguments or "
+        "the metadata, such as customer:17."
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
@@ -109,10 +113,18 @@ class JobAdmin(ActionAdmin):
     def get_readonly_fields(self, request: HttpRequest, obj: Job | None = None) -> Fields:
         return flatten_fieldsets(self.get_fieldsets(request, obj))
 
-    def get_search_results(
-        self, request: HttpRequest, rows: QuerySet[Job], text: str
-    ) -> tuple[QuerySet[Job], bool]:
-        return rows.filter(_matching(text.strip())), False
+    def get_search_results(self, request: HttpRequest, rows: Rows, text: str) -> tuple[Rows, bool]:
+        found = search(cast(JobQuerySet, rows), text.strip())
+        request.searched = found.said  # type: ignore[attr-defined]
+        return found.jobs, False
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, object] | None = None
+    ) -> HttpResponse:
+        response = super().changelist_view(request, extra_context)
+        if isinstance(response, TemplateResponse) and response.context_data is not None:
+            response.context_data["searched"] = getattr(request, "searched", "")
+        return response
 
     def page_context(self, request: HttpRequest, row: Job) -> dict[str, object]:
         TaskState.objects.ensure_rows([row.task])
@@ -154,43 +166,12 @@ def _fields(job: Job, with_batch: bool) -> Fields:
             *[columns.timeout] * (job.timeout is not None),
             "on_lost",
         ],
+        [
+            *[sources.enqueued_by] * bool(job.source),
+            *[sources.enqueued_jobs] * (options().note_source and job.started_at is not None),
+        ],
     )
     return tuple(tuple(row) for row in rows if row)
-
-
-def _matching(text: str) -> Q:
-    """Return the filter for a search.
-
-    Each form is one index lookup, or a scan that ends when the list is full.
-    """
-    if not text:
-        return Q()
-    try:
-        return Q(pk=UUID(text))
-    except ValueError:
-        prefix, colon, rest = text.partition(":")
-    match prefix, colon:
-        case "queue", ":":
-            return Q(queue=rest)
-        case "task", ":":
-            return Q(task__startswith=rest)
-        case "key", ":":
-            return _with_key(rest.strip())
-    return Q(task__startswith=text) | Q(task__endswith=f".{text}")
-
-
-def _with_key(text: str) -> Q:
-    """Match jobs by key.
-
-    The unique index holds each key after its task, so the lookup tries the key after each known
-    task.
-    """
-    tasks = {*TaskState.objects.order_by("name").values_list("name", flat=True)[:MOST_TASKS]}
-    tasks |= Job.objects.recent_keyed_tasks()
-    name, _space, rest = text.partition(" ")
-    of_any = [f"{task} {text}" for task in tasks]
-    of_one = [f"{task} {rest}" for task in tasks if rest and task.endswith(f".{name}")]
-    return Q(key__in=[text, *of_any, *of_one])
 
 
 def _data(job: Job) -> list[tuple[Text, str]]:

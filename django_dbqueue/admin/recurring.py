@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from django.contrib import admin, messages
+from django.contrib.admin.models import LogEntry
 from django.db.models import Model, OuterRef, Subquery
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html, format_html_join
@@ -12,12 +14,14 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..core.chosen_backend import chosen_backend
 from ..engine.recurring import SCHEDULE
 from ..exceptions import InvalidSchedule, InvalidTaskPath
 from ..models import Job, RecurringExecution, RecurringTask
 from ..registry import discover
 from . import columns, formatting
 from .actions import DISABLE, ENABLE, RUN_NOW
+from .backend_choice import with_alias
 from .base import Fields, Rows
 from .base_actions import Action, ActionAdmin
 from .config import options
@@ -164,6 +168,15 @@ class RecurringTaskAdmin(ActionAdmin):
         times = [(formatting.timestamp(time),) for time in obj.next_times(NEXT_TIMES)]
         text = format_html(_("Next runs: {}."), format_html_join(", ", "{}", times))
         self.message_user(request, text, messages.INFO)
+
+    def construct_change_message(
+        self, request: HttpRequest, form: Any, formsets: Any, add: bool = False
+    ) -> Any:
+        """Name the backend, if there is a choice: all databases share the history of an id."""
+        changes = super().construct_change_message(request, form, formsets, add)
+        if not chosen_backend.get():
+            return changes
+        return with_alias(LogEntry(change_message=json.dumps(changes)).get_change_message())
 
     def run_action(
         self, request: HttpRequest, rows: Rows, action: Action, one: Model | None = None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from django import forms
+from django.db import router
 from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import InvalidSchedule, InvalidTaskPath
 from ..models import RecurringTask
+from ..models.document import Unreadable
 from ..recurrence.target import RecurringCall
 from ..registry import discover
 from .config import alias_for, options
@@ -21,6 +23,10 @@ class RecurringTaskForm(forms.ModelForm):  # type: ignore[type-arg]
             *("missed", "most_missed", "jitter"),
         )
         widgets = {"args": forms.Textarea({"rows": 2}), "kwargs": forms.Textarea({"rows": 2})}
+
+    def get_initial_for_field(self, field: forms.Field, field_name: str) -> object:
+        value = super().get_initial_for_field(field, field_name)
+        return None if isinstance(value, Unreadable) else value
 
     def clean_args(self) -> object:
         return [] if self.cleaned_data["args"] is None else self.cleaned_data["args"]
@@ -46,7 +52,8 @@ class RecurringTaskForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def _check_call(self, row: RecurringTask) -> None:
         discover(options().task_modules)
+        database = router.db_for_write(RecurringTask, instance=self.instance)
         try:
-            RecurringCall.of(row).resolved(alias_for(row))
+            RecurringCall.of(row).resolved_in(database, alias_for(row))
         except (InvalidSchedule, InvalidTaskPath) as error:
             self.add_error("command" if row.command else "task", str(error))

@@ -27,7 +27,7 @@ def without_secrets(value: object, depth: int = 0) -> object:
             return "…"
         case Mapping():
             return {
-                name: HIDDEN if _is_secret(name) else without_secrets(each, depth + 1)
+                name: HIDDEN if is_hidden(name) else without_secrets(each, depth + 1)
                 for name, each in value.items()
             }
         case Sequence():
@@ -42,7 +42,7 @@ def call_without_secrets(row: Job | RecurringTask) -> tuple[object, object]:
     values. For a keyword without a parameter, the name of ``**kwargs`` counts too.
     """
     by_kind: dict[object, list[str]] = {}
-    for each in _parameters(row):
+    for each in _parameters(row.task):
         by_kind.setdefault(each.kind, []).append(each.name)
     [rest] = by_kind.get(Parameter.VAR_POSITIONAL, [""])
     [extra] = by_kind.get(Parameter.VAR_KEYWORD, [""])
@@ -54,20 +54,27 @@ def call_without_secrets(row: Job | RecurringTask) -> tuple[object, object]:
     # A row that was inserted by hand may hold anything.
     if isinstance(args, list):
         named = zip(args, chain(places, repeat(rest)), strict=False)
-        args = [HIDDEN if _is_secret(name) else each for each, name in named]
-    if isinstance(kwargs, dict) and _is_secret(extra):
+        args = [HIDDEN if is_hidden(name) else each for each, name in named]
+    if isinstance(kwargs, dict) and is_hidden(extra):
         kwargs = {name: each if name in by_name else HIDDEN for name, each in kwargs.items()}
     return without_secrets(args), without_secrets(kwargs)
 
 
-def _is_secret(name: str) -> bool:
+def places_of(task: str, name: str) -> list[int]:
+    """Return the place of a parameter among the positional arguments; none if it has none."""
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    names = [each.name for each in _parameters(task) if each.kind in kinds]
+    return [place for place, each in enumerate(names) if each == name]
+
+
+def is_hidden(name: str) -> bool:
     return any(word.lower() in name.lower() for word in options().hidden)
 
 
-def _parameters(row: Job | RecurringTask) -> list[Parameter]:
+def _parameters(path: str) -> list[Parameter]:
     """Return the parameters without the context; none for a task that is unknown here."""
     try:
-        task = _load(row.task)
+        task = _load(path)
     except InvalidTaskPath:
         return []
     return list(signature_of(task.func).parameters.values())[task.takes_context :]

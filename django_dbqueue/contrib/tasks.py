@@ -10,8 +10,6 @@ from django.core import management
 from django.db import DEFAULT_DB_ALIAS, transaction
 
 from ..compat import (
-    DEFAULT_TASK_BACKEND_ALIAS,
-    DEFAULT_TASK_QUEUE_NAME,
     BaseTaskBackend,
     task_backends,
 )
@@ -22,6 +20,7 @@ from ..recurrence.declare import declared
 from ..tasks import task
 from . import rows
 from .output import Output
+from .usual_place import usual_place
 
 if TYPE_CHECKING:
     from ..context import JobContext
@@ -41,22 +40,6 @@ def _checked_by(check: Callable[..., None]) -> Callable[[F], F]:
     return decorate
 
 
-def _where() -> dict[str, Any]:
-    """Return the backend and the queue of these tasks.
-
-    The project may have neither a backend nor a queue named "default".
-    """
-    backends = task_backends.settings
-    alias = (
-        DEFAULT_TASK_BACKEND_ALIAS
-        if DEFAULT_TASK_BACKEND_ALIAS in backends
-        else next(iter(backends))
-    )
-    queues = list(backends[alias].get("QUEUES") or [DEFAULT_TASK_QUEUE_NAME])
-    queue = DEFAULT_TASK_QUEUE_NAME if DEFAULT_TASK_QUEUE_NAME in queues else queues[0]
-    return {"backend": alias, "queue_name": queue}
-
-
 def _check_command(
     backend: BaseTaskBackend, name: object, /, *args: object, **options: object
 ) -> None:
@@ -67,25 +50,25 @@ def _check_command(
         raise ValueError(f"call_command: {name!r} is not a management command. {hint}")
     config = getattr(backend, "config", None)
     if config is None or (
-        name not in config.allow_commands and not _is_declared(backend.alias, name, args, options)
+        name not in config.allow_commands and not _is_declared(backend, name, args, options)
     ):
         raise CommandNotAllowed(
             f"call_command may not run {name!r}. Add it to "
             f"TASKS[{backend.alias!r}]['OPTIONS']['allow_commands'], or declare it with "
-            "recurring_command(), which allows only these arguments."
+            "recurring_command() or OPTIONS['recurring'], which allow only these arguments."
         )
 
 
-def _is_declared(alias: str, *call: object) -> bool:
-    """Return whether the code declares exactly this call with recurring_command().
+def _is_declared(backend: BaseTaskBackend, *call: object) -> bool:
+    """Return whether the code or the settings declare exactly this call as a recurring command.
 
     Table rows cannot add to the declarations.
     """
     given = serialization.to_json(call)
     return any(
-        one.backend == alias
+        one.backend == backend.alias
         and given == serialization.to_json((one.call.command, one.call.args, one.call.kwargs))
-        for one in declared().values()
+        for one in (*declared().values(), *getattr(backend, "recurring", ()))
         if one.call.command
     )
 
@@ -116,15 +99,15 @@ def _check_sql(
         raise ValueError(f"run_sql: header must be true or false, not {header!r}.")
 
 
-@task(takes_context=True, **_where())
+@task(takes_context=True, **usual_place())
 @_checked_by(_check_command)
 def call_command(context: JobContext, name: str, /, *args: object, **options: object) -> str:
     """Run a management command with the arguments of Django's ``call_command``.
 
     Returns its output on ``stdout`` and ``stderr``; of a long one, the last 20,000 characters.
     Raises ValueError for an unknown command. Raises CommandNotAllowed for a command that
-    ``OPTIONS["allow_commands"]`` does not name and that no ``recurring_command`` declares with the
-    same arguments. A CommandError fails the job.
+    ``OPTIONS["allow_commands"]`` does not name and that neither ``recurring_command`` nor
+    ``OPTIONS["recurring"]`` declares with the same arguments. A CommandError fails the job.
     """
     _check_command(task_backends[context.task_result.backend], name, *args, **options)
     output = Output()
@@ -132,7 +115,7 @@ def call_command(context: JobContext, name: str, /, *args: object, **options: ob
     return output.text
 
 
-@task(takes_context=True, atomic=True, **_where())
+@task(takes_context=True, atomic=True, **usual_place())
 @_checked_by(_check_sql)
 def run_sql(
     context: JobContext,

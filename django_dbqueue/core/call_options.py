@@ -17,6 +17,8 @@ T = TypeVar("T")
 # The options without a column; and those that a later stage of a pipeline gets when it begins.
 WITHOUT_COLUMN = ("backoff", "delete_on_success")
 OF_A_STAGE = (*WITHOUT_COLUMN, "timeout", "max_attempts", "on_lost")
+# The options that are limits. Those of a call by SQL become the job's limits at its first claim.
+LIMITS = ("concurrency", "rate")
 _STRATEGIES = {each.__name__.lower(): each for each in (Constant, Linear, Exponential)}
 
 
@@ -34,11 +36,12 @@ def as_json(task: Any, names: Iterable[str]) -> dict[str, Json] | None:
 
 def apply(task: T, options: Json) -> T:
     """Return the task with the options of one call. Raises ValueError for other values."""
-    if not isinstance(options, dict) or not options.keys() <= set(OF_A_STAGE):
+    known = (*OF_A_STAGE, *LIMITS)
+    if not isinstance(options, dict) or not options.keys() <= set(known):
         raise ValueError(
-            f"The job's options must be an object with {', '.join(OF_A_STAGE)}, not {options!r}."
+            f"The job's options must be an object with {', '.join(known)}, not {options!r}."
         )
-    values: dict[str, Any] = dict(options)
+    values: dict[str, Any] = {name: options[name] for name in options if name not in LIMITS}
     if "backoff" in values:
         values["backoff"] = _strategy(values["backoff"])
     return replace(task, own_options=frozenset(values), **values)  # type: ignore[type-var]

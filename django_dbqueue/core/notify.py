@@ -15,6 +15,16 @@ from django.db import Error, connections
 from .transactions import on_commit_all
 
 CHANNEL = "dbqueue"
+# SQL for the channel of the connection's tables. Each other schema has its own, such as
+# dbqueue_bulk, so that one server's queues do not wake each other's workers. The migration has the
+# same for dbqueue_enqueue().
+CHANNEL_SQL = f"""
+coalesce((
+    SELECT '{CHANNEL}' || coalesce('_' || nullif(nspname, 'public'), '')
+    FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE pg_class.oid = to_regclass('dbqueue_job')
+), '{CHANNEL}')::name
+"""
 PRIORITY = re.compile("-?[0-9]{1,3}")
 # A worker that was just woken polls again by itself after this time, in seconds.
 QUIET = 0.05
@@ -55,7 +65,7 @@ def _notify(database: str, payload: str) -> None:
         return
     try:
         with connections[database].cursor() as cursor:
-            cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, payload])
+            cursor.execute(f"SELECT pg_notify({CHANNEL_SQL}, %s)", [payload])
         # Without autocommit, the NOTIFY may never be sent.
         if connections[database].get_autocommit():
             _last[database, payload] = now

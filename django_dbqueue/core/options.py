@@ -6,20 +6,40 @@ The object is validated before any use.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ..backoff import Backoff, Exponential
-from ..exceptions import InvalidOption
+from ..exceptions import InvalidOption, InvalidSchedule
+from ..recurrence.rule import Recurrence
+from ..signals import __all__ as SIGNALS
 
 # The largest value that the job's column holds on every database.
 MOST_ATTEMPTS = 32767
 DAY = 86_400.0
+# When ``enqueue()`` writes a job. The first is the default.
+ENQUEUE = ("in_transaction", "on_commit")
+_NAME = re.compile(r"[\w.-]{0,50}")
 # Options that ``per_queue`` accepts.
 OF_A_QUEUE = (
-    *("max_attempts", "backoff", "timeout", "limit", "hanged_after", "ready_within"),
+    *("max_attempts", "backoff", "enqueue", "timeout", "limit", "hanged_after", "ready_within"),
     *("keep_successful", "keep_failed", "delete_on_success", "keep_log"),
+)
+# What an entry of ``recurring`` accepts: text, flags, and the rest.
+TEXTS_OF_A_SCHEDULE = ("task", "command", "queue_name")
+FLAGS_OF_A_SCHEDULE = ("enabled", "drift")
+OF_A_SCHEDULE = (
+    *TEXTS_OF_A_SCHEDULE,
+    *("cron", "every", "timezone", "args", "kwargs", "priority"),
+    *("missed", "most_missed", "jitter", "starts_at", "ends_at"),
+    *FLAGS_OF_A_SCHEDULE,
+)
+# Options that a group in ``workers`` accepts.
+OF_A_GROUP = (
+    *("queues", "processes", "threads", "coroutines", "prefetch", "prefetch_bytes"),
+    *("max_jobs", "max_age", "max_memory", "poll_interval"),
 )
 
 
@@ -27,14 +47,19 @@ OF_A_QUEUE = (
 class Options:
     """Options for storing and running a backend's jobs. Times are in seconds.
 
-    The task's own value takes precedence over max_attempts, backoff, timeout and delete_on_success.
+    The task's own value takes precedence over max_attempts, backoff, enqueue, timeout and
+    delete_on_success.
 
     database: the alias of the database that holds the queue; None asks the project's database
         routers.
     max_attempts: the number of attempts before a job is FAILED.
     backoff: the delay between two attempts.
+    enqueue: when a job is written: "in_transaction" (in the caller's transaction of the queue's
+        database), or "on_commit" (once all of the caller's open transactions have committed).
     timeout: the longest time that a job may run; None for no timeout.
     per_queue: other values for the jobs of some queues: ``{"mail": {"timeout": 30}}``.
+    recurring: recurring tasks by name: ``{"nightly": {"task": "shop.tasks.report", "cron":
+        "0 3 * * *"}, "sessions": {"command": "clearsessions", "every": 3600}}``.
     task_modules: modules that hold tasks, beside the module ``tasks`` of each installed app.
     allow_import_errors: task modules that may fail to import without keeping runqueue from
         starting; True for all.
@@ -46,7 +71,13 @@ class Options:
     prefetch: the largest number of jobs that a worker has claimed and not yet started.
     prefetch_bytes: the largest total of bytes in large arguments of these jobs; a single job may
         have more.
+    workers: groups of workers, each with other values for some of these options:
+        ``[{"queues": "mail*", "threads": 5, "processes": 2}, {"queues": "*"}]``; empty for one
+        group with the options themselves.
     max_jobs: the number of jobs after which a worker process is replaced; None for never.
+    max_age: the age after which a worker process is replaced; None for any age.
+    max_memory: the resident memory, in MB of 1,048,576 bytes, above which a worker process is
+        replaced; None for any size.
     poll_interval: the longest time that an idle process waits between two polls.
     timeout_grace: the time that a job has to end after its timeout, before its worker process is
         replaced and ended.
@@ -65,19 +96,28 @@ class Options:
         time.
     keep_successful, keep_failed: the retention of jobs that succeeded, and of jobs that failed or
         were discarded; None for ever.
+    keep_statistics, keep_operations: the retention of the statistics per hour, and of the admin's
+        operations, which can be undone as long; None for ever.
     delete_on_success: keep nothing of jobs that succeed.
     keep_log: the number of last lines logged by a task that are kept with its attempt.
+    note_source: record with each job the process, request, user or job that enqueues it.
     ageing: each time that a job has waited for this long, it counts as one priority higher; None
         for never.
     hidden: words; the admin does not show values whose name contains one of them.
     embedded: everything in one process, as threads.
+    name: a name for these processes, in their rows and log lines.
+    silence_polling: keep the queue's own statements out of Django's SQL log; those of tasks stay.
+    receivers: receivers of the signals in ``django_dbqueue.signals``, as dotted paths:
+        ``{"worker_started": "shop.monitoring.worker_started"}``, or a list of paths.
     """
 
     database: str | None = None
     max_attempts: int = 1
     backoff: Backoff = Exponential()
+    enqueue: str = ENQUEUE[0]
     timeout: float | None = None
     per_queue: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    recurring: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     task_modules: tuple[str, ...] = ()
     allow_import_errors: bool | tuple[str, ...] = False
     allow_sql: tuple[str, ...] = ()
@@ -88,7 +128,10 @@ class Options:
     coroutines: int = 1000
     prefetch: int = 1000
     prefetch_bytes: int = 64 * 1024 * 1024
+    workers: tuple[Mapping[str, Any], ...] = ()
     max_jobs: int | None = None
+    max_age: float | None = None
+    max_memory: int | None = None
     poll_interval: float = 1.0
     timeout_grace: float = 5.0
     shutdown_timeout: float = 25.0
@@ -101,8 +144,11 @@ class Options:
     ready_within: float | None = 600.0
     keep_successful: float | None = 7 * DAY
     keep_failed: float | None = 90 * DAY
+    keep_statistics: float | None = 90 * DAY
+    keep_operations: float | None = 90 * DAY
     delete_on_success: bool = False
     keep_log: int = 0
+    note_source: bool = False
     ageing: float | None = None
     hidden: tuple[str, ...] = (
         "password",
@@ -116,6 +162,9 @@ class Options:
         "private_key",
     )
     embedded: bool = False
+    name: str = ""
+    silence_polling: bool = True
+    receivers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for problem in _problems(self):
@@ -165,7 +214,20 @@ class Options:
             changes[key] = _as_names(changes[key])
         if not isinstance(allowed := changes.get("allow_import_errors", False), bool):
             changes["allow_import_errors"] = _as_names(allowed)
+        if isinstance(workers := changes.get("workers"), (list, tuple)):
+            changes["workers"] = tuple(map(_with_names, workers))
+        if isinstance(receivers := changes.get("receivers"), Mapping):
+            changes["receivers"] = {name: _as_names(paths) for name, paths in receivers.items()}
         return replace(self, **changes)
+
+    def groups(self, changes: Mapping[str, object]) -> list[dict[str, object]]:
+        """Return the changes of each group of workers to these options.
+
+        ``changes`` are those of the command line. They apply to every group, and their ``queues``
+        replace the groups by one.
+        """
+        groups = () if "queues" in changes else self.workers
+        return [{**group, **changes} for group in groups or [{}]]
 
     def allows_import_error(self, module: str) -> bool:
         """Return True if runqueue serves without this module that holds tasks."""
@@ -193,14 +255,24 @@ class Options:
         return replace(self, per_queue={}, **own) if own else self
 
 
-def _must_know(given: object, names: Iterable[str], where: str = "") -> None:
+def _must_know(
+    given: object, names: Iterable[str], where: str = "", what: str = "an option"
+) -> None:
     if not isinstance(given, Mapping):
         raise InvalidOption(f"{where}{given!r} is not a dict. Pass a dict, or remove it.")
     for key in given:
         if key not in names:
             near = difflib.get_close_matches(str(key).lower(), names, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"Choose from {', '.join(names)}."
-            raise InvalidOption(f"{where}{key!r} is not an option. {hint}")
+            raise InvalidOption(f"{where}{key!r} is not {what}. {hint}")
+
+
+def _is_path(given: object) -> bool:
+    return (
+        isinstance(given, str)
+        and len(parts := given.split(".")) > 1
+        and all(map(str.isidentifier, parts))
+    )
 
 
 def _as_names(given: object) -> object:
@@ -210,6 +282,13 @@ def _as_names(given: object) -> object:
     return tuple(given) if isinstance(given, (list, tuple)) else given
 
 
+def _with_names(group: object) -> object:
+    """Return a group of workers with its queues as a tuple."""
+    if isinstance(group, Mapping) and "queues" in group:
+        return {**group, "queues": _as_names(group["queues"])}
+    return group
+
+
 def _problems(options: Any) -> Iterator[str]:
     for name in ("max_attempts", "processes", "threads", "coroutines"):
         yield from _whole(options, name, least=1)
@@ -217,7 +296,7 @@ def _problems(options: Any) -> Iterator[str]:
         yield from _whole(options, name, least=0)
     if isinstance(options.max_attempts, int) and options.max_attempts > MOST_ATTEMPTS:
         yield f"max_attempts={options.max_attempts!r} is over {MOST_ATTEMPTS}. Lower it."
-    for name in ("max_jobs", "limit"):
+    for name in ("max_jobs", "max_memory", "limit"):
         if getattr(options, name) is not None:
             yield from _whole(options, name, least=1)
     for each in fields(options):
@@ -247,16 +326,58 @@ def _problems(options: Any) -> Iterator[str]:
             f"backoff={options.backoff!r} is not callable. Give a strategy such as "
             "Exponential(first=5)."
         )
+    if options.enqueue not in ENQUEUE:
+        yield f"enqueue={options.enqueue!r} is not {' or '.join(map(repr, ENQUEUE))}. Change it."
+    _must_know(options.recurring, options.recurring, "recurring=")
+    for name, own in options.recurring.items():
+        yield from _problems_of_a_schedule(name, own)
     _must_know(options.per_queue, options.per_queue, "per_queue=")
     for queue, own in options.per_queue.items():
         where = f"per_queue[{queue!r}]: "
         _must_know(own, OF_A_QUEUE, where)
-        yield from (where + problem for problem in _problems_of_a_queue(options, queue))
+        yield from (where + problem for problem in _problems_with(options, own))
+    if not (isinstance(options.name, str) and _NAME.fullmatch(options.name)):
+        yield (
+            f"name={options.name!r} is not a name. Give up to 50 letters, digits, dots, hyphens "
+            "and underscores."
+        )
+    _must_know(options.receivers, SIGNALS, "receivers: ", "a signal of django_dbqueue.signals")
+    for signal, paths in options.receivers.items():
+        if not (isinstance(paths, tuple) and paths and all(map(_is_path, paths))):
+            yield (
+                f"receivers: {signal!r} has {paths!r}, which is not a dotted path. Give such as "
+                f"'shop.monitoring.{signal}', or a list of such paths."
+            )
+    if not isinstance(options.workers, tuple):
+        yield (
+            f"workers={options.workers!r} is not a list of dicts. Give "
+            "[{'queues': 'mail*', 'threads': 5}, {'queues': '*'}]."
+        )
+        return
+    for place, group in enumerate(options.workers):
+        where = f"workers[{place}]: "
+        _must_know(group, OF_A_GROUP, where)
+        yield from (where + problem for problem in _problems_with(options, group))
 
 
-def _problems_of_a_queue(options: Options, queue: str) -> Iterator[str]:
+def _problems_of_a_schedule(name: str, own: Mapping[str, Any]) -> Iterator[str]:
+    where = f"recurring[{name!r}]: "
+    _must_know(own, OF_A_SCHEDULE, where)
+    for key in TEXTS_OF_A_SCHEDULE:
+        if not isinstance(own.get(key, ""), str):
+            yield f"{where}{key}={own[key]!r} is not text. Change it."
+    for key in FLAGS_OF_A_SCHEDULE:
+        if not isinstance(own.get(key, False), bool):
+            yield f"{where}{key}={own[key]!r} is not True or False. Change it."
     try:
-        options.of(queue)
+        Recurrence.from_settings(name, own)
+    except InvalidSchedule as error:
+        yield f"recurring: {error}"
+
+
+def _problems_with(options: Options, own: Mapping[str, Any]) -> Iterator[str]:
+    try:
+        replace(options, per_queue={}, workers=(), **own)
     except InvalidOption as error:
         yield str(error)
 

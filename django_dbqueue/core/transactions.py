@@ -52,13 +52,26 @@ class writing(transaction.Atomic):
 def on_commit_all(action: Callable[[], object], *, asked: frozenset[str] = frozenset()) -> None:
     """Call ``action`` once this thread has no transaction open on any database.
 
-    Without an open transaction, the call is immediate. If one of them is rolled back, there is no
-    call.
+    Without an open transaction, the call is immediate. If one of them is rolled back, or its
+    savepoint, there is no call.
     """
-    for connection in connections.all(initialized_only=True):
-        if connection.alias not in asked and connection.in_atomic_block:
-            # Check each connection only once: a test that captures the callbacks calls them with
-            # its own transaction still open.
-            connection.on_commit(partial(on_commit_all, action, asked=asked | {connection.alias}))
-            return
-    action()
+    # Check each connection only once: a test that captures the callbacks calls them with its own
+    # transaction still open.
+    waiting = {
+        connection.alias
+        for connection in connections.all(initialized_only=True)
+        if connection.alias not in asked and connection.in_atomic_block
+    }
+    if not waiting:
+        action()
+        return
+    known = asked | waiting
+
+    def committed(alias: str) -> None:
+        waiting.discard(alias)
+        if not waiting:
+            on_commit_all(action, asked=known)
+
+    # On each of them at once: one that is rolled back drops its callback, whatever the order.
+    for alias in list(waiting):
+        connections[alias].on_commit(partial(committed, alias))

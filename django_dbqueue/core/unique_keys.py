@@ -10,6 +10,8 @@ from inspect import Parameter
 from typing import Protocol
 from uuid import UUID
 
+from django.db.models import Model
+
 from . import serialization
 
 LONGEST = 200
@@ -84,13 +86,26 @@ def as_text(value: object, what: str) -> str | None:
     """Return the key as text. Raises ValueError for a value that cannot be a key."""
     if value is None:
         return None
+    if isinstance(value, Model):
+        return _of_instance(value, what)
     text = str(value) if isinstance(value, str | int | UUID) and not isinstance(value, bool) else ""
     if not 0 < len(text) <= LONGEST:
         raise ValueError(
-            f"{what} must be text of 1 to {LONGEST} characters, a whole number or a UUID, "
-            f"not {value!r}."
+            f"{what} must be text of 1 to {LONGEST} characters, a whole number, a UUID or a saved "
+            f"model instance, not {value!r}."
         )
     return str(serialization.to_json(text, of=what))
+
+
+def _of_instance(instance: Model, what: str) -> str | None:
+    if instance._state.adding or instance.pk is None:
+        raise ValueError(
+            f"{what} is {instance!r}, which is not in the database: it has no lasting primary key. "
+            "Save it first."
+        )
+    # A proxy is the same row as its model.
+    model = instance._meta.concrete_model or type(instance)
+    return as_text(f"{model._meta.label_lower}:{instance.pk}", what)
 
 
 def as_version(value: object, what: str) -> int | None:

@@ -13,7 +13,16 @@ from typing import Any
 from django.db.models import OuterRef, Q, Subquery
 
 from ..core.options import Options
-from ..models import Execution, Failure, Process, Queue, RecurringTask, TaskState
+from ..models import (
+    Execution,
+    Failure,
+    HangedJob,
+    Operation,
+    Process,
+    Queue,
+    RecurringTask,
+    TaskState,
+)
 from ..models.bounded_count import LIMIT, count
 from ..models.enums import State
 from ..models.expressions import Now, now_plus
@@ -25,9 +34,11 @@ from .finding import Finding, Severity, format_duration, one_line
 UNSERVED = 60
 # Seconds from which the recovery of an orphaned job, the deletion of a job, or a run of a recurring
 # task is late.
-LATE = {"orphaned": 300, "pruned": 3600, "recurring": 300}
+LATE = {"orphaned": 300, "pruned": 3600, "recurring": 300, "operations": 300}
 # Failed jobs are recent for an hour.
 RECENT_SECONDS = 3600
+# The order of the index of ready jobs: see count().
+BY_LANE = ("queue", "priority", "run_after")
 # Maximum number of queues, processes or recurring tasks to name, and of failures.
 MOST, MOST_FAILURES = 5, 10
 DISPATCH = (
@@ -40,7 +51,7 @@ def processes(database: QueueDatabase) -> Iterator[Finding]:
     if not kinds:
         yield Finding(
             "No runqueue is alive.",
-            "No job runs.",
+            _no_job_runs(database),
             "python manage.py runqueue",
             Severity.CRITICAL,
         )
@@ -48,7 +59,7 @@ def processes(database: QueueDatabase) -> Iterator[Finding]:
     if Process.Kind.WORKER not in kinds:
         yield Finding(
             "No worker is alive.",
-            "No job runs.",
+            _no_job_runs(database),
             "python manage.py runqueue --only workers",
             Severity.CRITICAL,
         )
@@ -60,6 +71,11 @@ def processes(database: QueueDatabase) -> Iterator[Finding]:
             "python manage.py runqueue --only dispatcher",
             Severity.CRITICAL,
         )
+
+
+def _no_job_runs(database: QueueDatabase) -> str:
+    number = count(database.jobs.ready(), *BY_LANE)
+    return f"No job runs; {_number(number, 'ready job')} so far." if number else "No job runs."
 
 
 def silent_processes(database: QueueDatabase) -> Iterator[Finding]:
@@ -172,7 +188,7 @@ def failures(database: QueueDatabase) -> Iterator[Finding]:
     frequent = sorted(opened.values(), key=lambda failure: (-found[failure.pk], failure.pk))
     for failure in frequent[:MOST_FAILURES]:
         yield Finding(
-            f"failure {one_line(str(failure))}: {at_least}{_number(found[failure.pk], 'job')} "
+            f"Failure {one_line(str(failure))}: {at_least}{_number(found[failure.pk], 'job')} "
             f"failed within the last hour; {_number(failure.count, 'occurrence')} since "
             f"{_moment(failure.first_seen)}.",
             "These jobs have no attempts left. The failure's page in the admin shows the traceback "
@@ -187,6 +203,42 @@ def failures(database: QueueDatabase) -> Iterator[Finding]:
             "failed within the last hour.",
             "These jobs have no attempts left.",
             "The page Failures of the admin lists all failures.",
+        )
+
+
+def hanged_jobs(database: QueueDatabase) -> Iterator[Finding]:
+    queues = {queue for backend in database.backends for queue in backend.config.per_queue}
+    by_queue = {queue: _options_of(database, queue).hanged_after for queue in queues}
+    after = min(backend.config.hanged_after for backend in database.backends)
+    hanged = HangedJob.objects.using(database.alias).hanged(after_seconds=after, by_queue=by_queue)
+    if number := count(hanged):
+        # A row by hand may have no start, and the jobs may have ended since they were counted.
+        started = hanged.filter(started_at__isnull=False).order_by("started_at")
+        first: Any = started.values_list("task", "started_at", Now()).first()
+        longest = (
+            f"; the first, of {one_line(first[0])}, has run for "
+            f"{format_duration(_seconds(*first[1:]))}"
+            if first
+            else ""
+        )
+        yield Finding(
+            f"{_number(number, 'hanged job')}{longest}.",
+            "They hold a thread, their slots and their keys.",
+            "The page Hanged jobs of the admin shows the stack of each, and can stop it.",
+        )
+
+
+def stalled_operations(database: QueueDatabase) -> Iterator[Finding]:
+    # One that runs within a request has no job, and ends soon.
+    old = Operation.objects.using(database.alias).filter(
+        created_at__lt=now_plus(-LATE["operations"])
+    )
+    for each in old.stalled().order_by("pk")[:MOST]:
+        yield Finding(
+            f"The operation {each} has not ended, and no job goes on with it: "
+            f"{each.done} of {_number(each.total, 'job')} processed.",
+            "The others are unchanged.",
+            "The page Operations of the admin can continue it, or stop and undo it.",
         )
 
 

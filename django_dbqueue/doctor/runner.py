@@ -13,7 +13,8 @@ from .finding import Finding, NotChecked, Severity
 Check = Callable[[QueueDatabase], Iterable[Finding | NotChecked]]
 OF_THE_QUEUE: tuple[Check, ...] = (
     *(queue.processes, queue.silent_processes, queue.lag, queue.overdue_recurring_tasks),
-    *(queue.failures, queue.orphaned_jobs, queue.retention),
+    *(queue.failures, queue.hanged_jobs, queue.stalled_operations),
+    *(queue.orphaned_jobs, queue.retention),
 )
 OF_A_VENDOR: dict[str, tuple[Check, ...]] = {
     "postgresql": (
@@ -49,6 +50,13 @@ def names() -> list[str]:
     return sorted(
         {name_of(check) for checks in (OF_THE_QUEUE, *OF_A_VENDOR.values()) for check in checks}
     )
+
+
+def of_the_queue(database: QueueDatabase) -> Iterator[tuple[str, Finding | NotChecked]]:
+    """Run the checks of the queue itself, and yield each result with the name of its check."""
+    for check in OF_THE_QUEUE:
+        for found in _results(check, database):
+            yield name_of(check), found
 
 
 def examine(

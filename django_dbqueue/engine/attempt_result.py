@@ -100,7 +100,7 @@ class Settled(NamedTuple):
     """Results of a settlement.
 
     written: attempt results that were written.
-    held: results whose job is locked by another transaction.
+    locked_elsewhere: results whose job is locked by another transaction.
     lost: results whose job was lost meanwhile.
     unblocked: the queues of jobs that are ready now: they waited for a slot, or were enqueued again
         while they ran.
@@ -108,7 +108,7 @@ class Settled(NamedTuple):
     """
 
     written: list[AttemptResult]
-    held: list[AttemptResult]
+    locked_elsewhere: list[AttemptResult]
     lost: list[AttemptResult]
     unblocked: list[str]
     twice: list[AttemptResult]

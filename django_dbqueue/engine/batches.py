@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -11,6 +11,7 @@ from django.db import DatabaseError, OperationalError, connections
 from django.db.models import F, Q
 from django.db.models.functions import Coalesce
 
+from ..core.internal_errors import report
 from ..core.transactions import writing
 from ..exceptions import BatchFinished
 from ..models import Batch, BatchShare, Job
@@ -19,8 +20,7 @@ from ..models.enums import UNSUCCESSFUL
 from ..models.expressions import Now, now_plus
 from ..models.locking import lock, lock_first, lock_waiting
 from .galera import certify
-
-logger = logging.getLogger("django_dbqueue")
+from .statistics import count_enqueued
 
 # The longest time that a batch stays open after its opener has added a job. A dead opener is
 # noticed after it.
@@ -99,8 +99,11 @@ def finish(database: str, ids: Iterable[UUID] | None = None, limit: int = 100) -
         if len(found) > 1:
             return [queue for pk in found for queue in finish(database, [pk])]
         # If raised, it would stop the settling of jobs and the finishing of other batches.
-        logger.error(
-            "batch %s: database refused its callbacks; it stays unfinished: %s", found[0], error
+        report(
+            error,
+            "batch %s: database refused its callbacks; it stays unfinished: %s",
+            found[0],
+            error,
         )
         return []
 
@@ -129,6 +132,7 @@ def _finish(database: str, found: list[UUID]) -> list[str]:
             job for row in due for job in row.callbacks(successful=row.pk not in unsuccessful)
         ]
         jobs.bulk_create(callbacks)
+        count_enqueued(database, Counter((job.queue, job.task) for job in callbacks))
         for name in ("on_finish", "on_success"):
             rows.bulk_update([row for row in due if row.follower(name)], [name])
     return [job.queue for job in callbacks]

@@ -63,6 +63,10 @@ _RELEASED: dict[str, object] = {
 }
 
 
+def undecided(job: ClaimedJob) -> None:
+    """Leave the limits of a job undecided, for callers that load no tasks."""
+
+
 def claim(
     jobs: JobQuerySet,
     lane: Lane,
@@ -72,12 +76,14 @@ def claim(
     since: Place | None = None,
     budget: Budget | None = None,
     room: Callable[[], int] | None = None,
+    decide_limits: Callable[[ClaimedJob], None] = undecided,
 ) -> list[ClaimedJob]:
     """Claim up to ``limit`` of the lane's ``jobs`` for the process, oldest first.
 
     Jobs that find no slot become BLOCKED. ``since`` is the position in the lane to start from.
     ``budget`` is the number of bytes of arguments that may be loaded; None is any number.
     ``room`` returns in each of the claim's transactions how many more jobs may run.
+    ``decide_limits`` sets the limits of a job that was enqueued by SQL.
 
     A limited job is followed by the next waiters for its slot: the process runs one job of a
     slot group at a time.
@@ -88,7 +94,9 @@ def claim(
         # Each round has its own transaction: it locks semaphores in the order of their keys,
         # and only once.
         try:
-            more, found = _claim(jobs, lane, process, wanted, group_size, since, budget, room)
+            more, found = _claim(
+                jobs, lane, process, wanted, group_size, since, budget, room, decide_limits
+            )
         except Pruned:
             continue
         except OperationalError as error:
@@ -111,6 +119,7 @@ def _claim(
     since: Place | None,
     budget: Budget | None,
     room: Callable[[], int] | None,
+    decide_limits: Callable[[ClaimedJob], None],
 ) -> tuple[bool, list[ClaimedJob]]:
     """Run one round of a claim. Returns whether more jobs may be left, and the claimed jobs."""
     database = jobs.db
@@ -128,6 +137,8 @@ def _claim(
             if budget and budget.is_spent:
                 break
         claimed = found
+        if by_sql := [job for job in found if not job.max_attempts and job.limits is None]:
+            _decide_limits(database, by_sql, decide_limits)
         if unreadable := [
             job for job in found if job.limits and not limits.are_readable(job.limits)
         ]:
@@ -150,6 +161,16 @@ def _claim(
         job.attempt += 1
         job.belong_to(process, now, clock)
     return len(found) == limit, claimed
+
+
+def _decide_limits(
+    database: str, jobs: Sequence[ClaimedJob], decide: Callable[[ClaimedJob], None]
+) -> None:
+    """Set and store the limits of locked jobs that SQL has enqueued without limits."""
+    for job in jobs:
+        decide(job)
+    limited = [job for job in jobs if job.limits is not None]
+    Job.objects.using(database).bulk_update(limited, ["limits"])
 
 
 def _discard_unreadable(database: str, unreadable: Sequence[ClaimedJob]) -> None:

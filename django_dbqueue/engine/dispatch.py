@@ -10,7 +10,7 @@ from django.db import connections, models
 from django.db.models import Exists, Subquery
 
 from ..core.transactions import writing
-from ..models import Batch, Job, Process, RecurringTask
+from ..models import Batch, Job, Process, RecurringTask, StatisticDelta
 from ..models.enums import State
 from ..models.expressions import Now, composed
 from ..models.locking import lock_first
@@ -22,7 +22,7 @@ class PendingMaintenance(NamedTuple):
     now: the database's time. due: the time of the next scheduled job.
     silent: processes have missed their heartbeat. orphaned: processes are gone and have left jobs.
     blocked: jobs wait for others. batches: some batches are to be finished.
-    recurring: tasks are due, or new.
+    recurring: tasks are due, or new. counts: some are not in the statistics.
     """
 
     now: datetime
@@ -32,6 +32,7 @@ class PendingMaintenance(NamedTuple):
     blocked: bool
     batches: bool
     recurring: bool
+    counts: bool
 
     @property
     def due_in(self) -> float | None:
@@ -93,4 +94,5 @@ def _facts(database: str) -> models.QuerySet[Process, Any]:
         Exists(jobs.filter(state=State.BLOCKED)),
         Exists(Batch.objects.using(database).swept()),
         Exists(RecurringTask.objects.using(database).waiting()),
+        Exists(StatisticDelta.objects.using(database).all()),
     )

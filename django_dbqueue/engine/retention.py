@@ -8,7 +8,18 @@ from uuid import UUID
 from django.db.models import Exists, OuterRef, Q
 
 from ..core.transactions import writing
-from ..models import Batch, Execution, Failure, Job, RecurringExecution, Semaphore, Slot
+from ..models import (
+    Batch,
+    Execution,
+    Failure,
+    Job,
+    Operation,
+    OperationJob,
+    RecurringExecution,
+    Semaphore,
+    Slot,
+    Statistic,
+)
 from ..models.enums import UNSUCCESSFUL, State
 from ..models.expressions import Now, now_plus
 from ..models.job import JobQuerySet
@@ -75,6 +86,31 @@ def prune_recurring_executions(database: str, older_than: float, limit: int) -> 
         old = rows.filter(run_at__lt=now_plus(-older_than)).order_by("run_at")
         ids = lock_first(old.values_list("pk", flat=True), limit)
         return rows.filter(pk__in=ids)._raw_delete(database) if ids else 0
+
+
+def prune_statistics(database: str, older_than: float, limit: int) -> int:
+    """Delete statistics of hours over ``older_than`` seconds ago. Return their number."""
+    with writing(database):
+        old = Statistic.objects.using(database).filter(hour__lt=now_plus(-older_than))
+        ids = lock_first(old.order_by("hour").values_list("pk", flat=True), limit)
+        return delete(Statistic.objects.using(database).filter(pk__in=ids))
+
+
+def prune_operations(database: str, older_than: float, limit: int) -> int:
+    """Delete operations that ended over ``older_than`` seconds ago. Return the number of rows.
+
+    Their jobs' rows first, at most ``limit``.
+    """
+    with writing(database):
+        old = Operation.objects.using(database).filter(finished_at__lt=now_plus(-older_than))
+        items = OperationJob.objects.using(database).filter(operation__in=old)
+        if ids := list(items.values_list("pk", flat=True)[:limit]):
+            return delete(items.filter(pk__in=ids))
+        if not (ids := lock_first(old.order_by("pk").values_list("pk", flat=True), limit)):
+            return 0
+        rows = Operation.objects.using(database)
+        rows.filter(undoes__in=ids).update(undoes=None)
+        return delete(rows.filter(pk__in=ids))
 
 
 def prune_semaphores(database: str, limit: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
@@ -21,6 +21,7 @@ from .enqueue import write
 from .fast_sql import insert, set_json
 from .limits import release_slots
 from .retention import erase
+from .statistics import count_attempts, count_enqueued
 from .unique import restart_run
 
 # Attempts kept of the earlier runs of a keyed job: at least this many, at most twice as many.
@@ -74,6 +75,7 @@ def settle(database: str, results: Sequence[AttemptResult]) -> Settled:
         kept = [result for result in settled.written if result.fence[0] not in erased]
         _move_jobs(jobs, kept, set(again))
         _record(database, [result for result in kept if result.recorded])
+        count_attempts(database, [result for result in settled.written if result.recorded])
         if reports := [(r.job, r.progress) for r in kept if r.progress]:
             Progress.objects.using(database).write(reports)
         if erased:
@@ -81,9 +83,11 @@ def settle(database: str, results: Sequence[AttemptResult]) -> Settled:
         if repeated := [r for r in kept if r.job.key and r.fence[1] % KEPT == 0]:
             _forget_runs(database, repeated)
         left = [result.job for result in settled.written]
+        if restarted := [job for job in left if job.id in again]:
+            count_enqueued(database, Counter((again[job.id], job.task) for job in restarted))
         if limited := [job for job in left if job.limits]:
             settled.unblocked.extend(release_slots(database, limited))
-        settled.unblocked.extend(again[job.id] for job in left if job.id in again)
+        settled.unblocked.extend(again[job.id] for job in restarted)
         if len(settled.written) < len(results):
             _classify_unlocked(
                 database, rows, [r for r in results if seen.get(r.fence[0]) != r.fence], settled
@@ -200,7 +204,7 @@ def _classify_unlocked(
     }
     for result in results:
         if current.get(result.fence[0]) == (*result.fence, State.RUNNING):
-            settled.held.append(result)
+            settled.locked_elsewhere.append(result)
         elif known.get(result.fence[:2]) == (result.process, result.outcome):
             settled.written.append(result)
         else:

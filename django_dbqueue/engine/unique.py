@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
-from django.db import OperationalError, connections
+from django.db import connections
 from django.db.models import Case, F, Value, When
 from django.db.models.functions import Greatest
 
 from ..core.time_values import LONGEST_WAIT
-from ..core.transactions import writing
 from ..models import BatchShare, Job
 from ..models.enums import FINISHED, Conflict, EnqueueStatus, State
 from ..models.expressions import Now, now_plus
 from ..models.job import JobQuerySet
 from ..models.locking import lock_waiting
 from .batches import EndedRun, close_shares
+from .statistics import count_enqueued
 
 T = TypeVar("T")
 
 CHUNK = 500
-TRIES = 5
 # Columns overwritten by the latest enqueue of the same key.
 OF_THE_CALL = [
     *(
@@ -39,6 +39,7 @@ OF_THE_CALL = [
         "timeout",
         "limits",
         "options",
+        "source",
     ),
     *("pipeline", "stage"),
 ]
@@ -82,22 +83,24 @@ class UniquePolicy:
 
 
 def upsert(
-    database: str, jobs: Sequence[Job], policy: UniquePolicy
-) -> list[tuple[Job, EnqueueStatus]]:
-    """Upsert jobs with keys, each into the one row of its key.
+    database: str, calls: Sequence[tuple[Job, UniquePolicy]]
+) -> dict[UUID, tuple[Job, EnqueueStatus]]:
+    """Upsert jobs with keys, each into the one row of its key, in the caller's transaction.
 
-    Returns the row of each, and the effect of the call on it.
+    Returns, by the id of each job, the row of its key and the effect of the call on it. Of calls
+    with the same key, the later one counts.
     """
-    connection = connections[database]
-    for _ in range(TRIES):
-        try:
-            return _upsert(database, jobs, policy)
-        except OperationalError:
-            # MySQL may detect a deadlock between two calls that insert the same new key. It has
-            # rolled back the whole transaction.
-            if connection.in_atomic_block or not connection.is_usable():
-                raise
-    return _upsert(database, jobs, policy)
+    rows, merge = Job.objects.using(database), _Merge()
+    found = _insert_or_lock(rows, [job for job, _policy in calls])
+    effects = {
+        job.pk: (row := found[job.key or ""], merge(row, job, policy)) for job, policy in calls
+    }
+    created = [row for row, effect in effects.values() if effect == EnqueueStatus.CREATED]
+    count_enqueued(database, Counter((row.queue, row.task) for row in created))
+    close_shares(database, merge.ended)
+    BatchShare.objects.using(database).bulk_create(merge.shares)
+    _write(rows, list(merge.changed.values()))
+    return effects
 
 
 def restart_run(rows: JobQuerySet, wait: float | datetime) -> None:
@@ -126,33 +129,6 @@ def restart_run(rows: JobQuerySet, wait: float | datetime) -> None:
         started_at=None,
         enqueued_at=Now(),
     )
-
-
-def _upsert(
-    database: str, jobs: Sequence[Job], policy: UniquePolicy
-) -> list[tuple[Job, EnqueueStatus]]:
-    is_own = not connections[database].in_atomic_block
-    rows, merge = Job.objects.using(database), _Merge(policy)
-    with writing(database, savepoint=False):
-        if is_own:
-            _read_committed(connections[database])
-        found = _insert_or_lock(rows, jobs)
-        effects = [(found[job.key or ""], merge(found[job.key or ""], job)) for job in jobs]
-        close_shares(database, merge.ended)
-        BatchShare.objects.using(database).bulk_create(merge.shares)
-        _write(rows, list(merge.changed.values()))
-    return effects
-
-
-def _read_committed(connection: Any) -> None:
-    """Set the isolation level of this transaction to READ COMMITTED.
-
-    Each statement then sees all earlier commits. A stricter transaction of PostgreSQL refuses to
-    lock a row that was changed since it began.
-    """
-    if connection.vendor == "postgresql" and connection.isolation_level > 2:
-        with connection.cursor() as cursor:
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
 
 def _insert_or_lock(rows: JobQuerySet, jobs: Iterable[Job]) -> dict[str, Job]:
@@ -202,25 +178,24 @@ class _Merge:
     that now wait for a run of another batch.
     """
 
-    def __init__(self, policy: UniquePolicy) -> None:
-        self._policy = policy
+    def __init__(self) -> None:
         self.changed: dict[UUID, Job] = {}
         self.ended: list[EndedRun] = []
         self.shares: list[BatchShare] = []
 
-    def __call__(self, row: Any, job: Job) -> EnqueueStatus:
+    def __call__(self, row: Any, job: Job, policy: UniquePolicy) -> EnqueueStatus:
         if row.pk == job.pk:
             return EnqueueStatus.CREATED
         if row.version is not None and job.version is not None and job.version < row.version:
             return EnqueueStatus.IGNORED
-        ends, on_conflict = row.state in FINISHED, self._policy.on_conflict
+        ends, on_conflict = row.state in FINISHED, policy.on_conflict
         if on_conflict == Conflict.ONCE or (on_conflict == Conflict.SKIP and not ends):
             return EnqueueStatus.IGNORED
         self._assign_batch(row, job.batch_id)
         for name in OF_THE_CALL:
             setattr(row, name, getattr(job, name))
         row.version = row.version if job.version is None else job.version
-        row.run_after, expires = self._time(row), self._policy.expires
+        row.run_after, expires = _time(row, policy), policy.expires
         begins = max(row.run_after, row.db_now)
         row.expires_at = begins + expires if isinstance(expires, timedelta) else expires
         if row.state == State.RUNNING:
@@ -250,18 +225,19 @@ class _Merge:
             )
         row.batch_id = batch
 
-    def _time(self, row: Any) -> Any:
-        """Return the time at which the job is to run.
 
-        A re-enqueue never postpones it, unless the call replaces the waiting job.
-        """
-        wanted = self._policy.run_after
-        asked = row.db_now + wanted if isinstance(wanted, timedelta) else wanted or row.db_now
-        if row.state in FINISHED or row.state == State.RUNNING:
-            return asked
-        if self._policy.on_conflict == Conflict.REPLACE and wanted:
-            return min(asked, row.enqueued_at + self._policy.max_wait)
-        return min(asked, row.run_after)
+def _time(row: Any, policy: UniquePolicy) -> Any:
+    """Return the time at which the job is to run.
+
+    A re-enqueue never postpones it, unless the call replaces the waiting job.
+    """
+    wanted = policy.run_after
+    asked = row.db_now + wanted if isinstance(wanted, timedelta) else wanted or row.db_now
+    if row.state in FINISHED or row.state == State.RUNNING:
+        return asked
+    if policy.on_conflict == Conflict.REPLACE and wanted:
+        return min(asked, row.enqueued_at + policy.max_wait)
+    return min(asked, row.run_after)
 
 
 def _start_run(row: Any, state: State) -> None:

@@ -12,66 +12,23 @@ from django.db import migrations, models
 
 # A number of thousands of digits, JSON of a hundred levels or a time beyond the year 9999 could be stored, and no worker
 # could read the row: they are refused, as they are in Python.
-FUNCTION = r"""
-CREATE OR REPLACE FUNCTION {schema}.dbqueue_enqueue(
-    task text,
-    args jsonb DEFAULT '[]',
-    kwargs jsonb DEFAULT '{{}}',
-    queue text DEFAULT 'default',
-    priority integer DEFAULT 0,
-    run_after timestamptz DEFAULT NULL,
-    key text DEFAULT NULL,
-    on_conflict text DEFAULT 'rerun'
-) RETURNS uuid LANGUAGE plpgsql AS $function$
-#variable_conflict use_column
-DECLARE
-    moment CONSTANT timestamptz := statement_timestamp();
-    due CONSTANT timestamptz := coalesce(dbqueue_enqueue.run_after, moment);
-    postpones CONSTANT boolean := dbqueue_enqueue.on_conflict IS NOT DISTINCT FROM 'replace' AND dbqueue_enqueue.run_after IS NOT NULL;
-    microseconds CONSTANT bigint := extract(epoch FROM clock_timestamp()) * 1000000;
-    -- Version 7, RFC 9562: milliseconds, 12 bits of their fraction, and the random end of a version 4.
-    new_id uuid := (
-        lpad(to_hex(microseconds / 1000), 12, '0') || '7'
-        || lpad(to_hex(microseconds % 1000 * 4096 / 1000), 3, '0')
-        || substr(replace(gen_random_uuid()::text, '-', ''), 17)
-    )::uuid;
-    json jsonb;
-    wrong text;
-    hint text;
-BEGIN
-    dbqueue_enqueue.args := coalesce(dbqueue_enqueue.args, '[]');
-    dbqueue_enqueue.kwargs := coalesce(dbqueue_enqueue.kwargs, '{{}}');
-    dbqueue_enqueue.queue := coalesce(dbqueue_enqueue.queue, 'default');
-    dbqueue_enqueue.priority := coalesce(dbqueue_enqueue.priority, 0);
-    dbqueue_enqueue.on_conflict := coalesce(dbqueue_enqueue.on_conflict, 'rerun');
-    IF dbqueue_enqueue.task IS NULL OR dbqueue_enqueue.task !~ '^[^\s.]+(\.[^\s.]+)+$' OR length(dbqueue_enqueue.task) > 255 THEN
-        wrong := format('task %L is not the path of a task.', left(dbqueue_enqueue.task, 300));
+CHECK_CALL = r"""    IF {function}.task IS NULL OR {function}.task !~ '^[^\s.]+(\.[^\s.]+)+$' OR length({function}.task) > 255 THEN
+        wrong := format('task %L is not the path of a task.', left({function}.task, 300));
         hint := 'Give its module and its name, such as ''shop.tasks.confirm'', of at most 255 characters.';
-    ELSIF jsonb_typeof(dbqueue_enqueue.args) <> 'array' THEN
-        wrong := format('args must be a JSON array, not %s.', left(dbqueue_enqueue.args::text, 100));
+    ELSIF jsonb_typeof({function}.args) <> 'array' THEN
+        wrong := format('args must be a JSON array, not %s.', left({function}.args::text, 100));
         hint := 'Give jsonb_build_array(...), or arguments by name as kwargs.';
-    ELSIF jsonb_typeof(dbqueue_enqueue.kwargs) <> 'object' THEN
-        wrong := format('kwargs must be a JSON object, not %s.', left(dbqueue_enqueue.kwargs::text, 100));
+    ELSIF jsonb_typeof({function}.kwargs) <> 'object' THEN
+        wrong := format('kwargs must be a JSON object, not %s.', left({function}.kwargs::text, 100));
         hint := 'Give jsonb_build_object(...).';
-    ELSIF dbqueue_enqueue.queue !~ '^[^-*,\s][^*,]{{0,99}}$' THEN
-        wrong := format('queue %L is not the name of a queue.', left(dbqueue_enqueue.queue, 150));
+    ELSIF {function}.queue !~ '^[^-*,\s][^*,]{{0,99}}$' THEN
+        wrong := format('queue %L is not the name of a queue.', left({function}.queue, 150));
         hint := 'Give up to 100 characters without * and comma, the first neither - nor a space.';
-    ELSIF dbqueue_enqueue.priority NOT BETWEEN -100 AND 100 THEN
-        wrong := format('priority must be a whole number between -100 and 100, not %s.', dbqueue_enqueue.priority);
+    ELSIF {function}.priority NOT BETWEEN -100 AND 100 THEN
+        wrong := format('priority must be a whole number between -100 and 100, not %s.', {function}.priority);
         hint := 'Higher runs first.';
-    ELSIF NOT isfinite(due) OR due NOT BETWEEN timestamptz '0002-01-01' AND moment + interval '36500 days' THEN
-        wrong := format('run_after must be a time within 36,500 days from now, not %s.', due);
-        hint := 'Leave it out to run the job at once.';
-    ELSIF length(dbqueue_enqueue.key) NOT BETWEEN 1 AND 200 THEN
-        wrong := format('key must be text of 1 to 200 characters, not %s.', length(dbqueue_enqueue.key));
-        hint := 'Leave it out for a job of its own, or give a shorter one, such as an id.';
-    ELSIF dbqueue_enqueue.on_conflict NOT IN ('rerun', 'skip', 'once', 'replace') THEN
-        wrong := format(
-            'on_conflict must be ''rerun'', ''skip'', ''once'' or ''replace'', not %L.', left(dbqueue_enqueue.on_conflict, 100)
-        );
-        hint := 'Leave it out to run the job of the key again, or give ''once'' to run it a single time.';
     END IF;
-    FOREACH json IN ARRAY ARRAY[dbqueue_enqueue.args, dbqueue_enqueue.kwargs] LOOP
+    FOREACH json IN ARRAY ARRAY[{function}.args, {function}.kwargs] LOOP
         IF wrong IS NULL AND length(json::text) > 60
             AND jsonb_path_exists(json, 'strict $.**{{31 to last}} ? (@.type() == "array" || @.type() == "object")')
         THEN
@@ -84,79 +41,388 @@ BEGIN
             hint := 'Give them as text.';
         END IF;
     END LOOP;
+"""
+
+FUNCTION = r"""
+CREATE OR REPLACE FUNCTION {schema}.dbqueue_enqueue(
+    task text,
+    args jsonb DEFAULT '[]',
+    kwargs jsonb DEFAULT '{{}}',
+    queue text DEFAULT 'default',
+    priority integer DEFAULT 0,
+    run_after timestamptz DEFAULT NULL,
+    key text DEFAULT NULL,
+    on_conflict text DEFAULT 'rerun',
+    timeout interval DEFAULT NULL,
+    max_attempts integer DEFAULT NULL,
+    backoff jsonb DEFAULT NULL,
+    on_lost text DEFAULT NULL,
+    delete_on_success boolean DEFAULT NULL,
+    concurrency jsonb DEFAULT NULL,
+    rate jsonb DEFAULT NULL
+) RETURNS uuid LANGUAGE plpgsql AS $function$
+#variable_conflict use_column
+DECLARE
+    -- Another one for each call: it tells a new run from that of another call in the same statement.
+    moment CONSTANT timestamptz := clock_timestamp();
+    due CONSTANT timestamptz := coalesce(dbqueue_enqueue.run_after, moment);
+    is_new boolean := true;
+    held record;
+    leaves_batch boolean := false;
+    postpones CONSTANT boolean := dbqueue_enqueue.on_conflict IS NOT DISTINCT FROM 'replace' AND dbqueue_enqueue.run_after IS NOT NULL;
+    microseconds CONSTANT bigint := extract(epoch FROM clock_timestamp()) * 1000000;
+    -- Version 7, RFC 9562: milliseconds, 12 bits of their fraction, and the random end of a version 4.
+    new_id uuid := (
+        lpad(to_hex(microseconds / 1000), 12, '0') || '7'
+        || lpad(to_hex(microseconds % 1000 * 4096 / 1000), 3, '0')
+        || substr(replace(gen_random_uuid()::text, '-', ''), 17)
+    )::uuid;
+    options jsonb;
+    kind text;
+    one jsonb;
+    same jsonb;
+    by_name text;
+    label text;
+    json jsonb;
+    wrong text;
+    hint text;
+BEGIN
+    dbqueue_enqueue.args := coalesce(dbqueue_enqueue.args, '[]');
+    dbqueue_enqueue.kwargs := coalesce(dbqueue_enqueue.kwargs, '{{}}');
+    dbqueue_enqueue.queue := coalesce(dbqueue_enqueue.queue, 'default');
+    dbqueue_enqueue.priority := coalesce(dbqueue_enqueue.priority, 0);
+    dbqueue_enqueue.on_conflict := coalesce(dbqueue_enqueue.on_conflict, 'rerun');
+{check}    IF wrong IS NOT NULL THEN
+        NULL;
+    ELSIF NOT isfinite(due) OR due NOT BETWEEN timestamptz '1000-01-02' AND moment + interval '36500 days' THEN
+        wrong := format('run_after must be a time within 36,500 days from now, not %s.', due);
+        hint := 'Leave it out to run the job at once.';
+    ELSIF length(dbqueue_enqueue.key) NOT BETWEEN 1 AND 200 THEN
+        wrong := format('key must be text of 1 to 200 characters, not %s.', length(dbqueue_enqueue.key));
+        hint := 'Leave it out for a job of its own, or give a shorter one, such as an id.';
+    ELSIF dbqueue_enqueue.on_conflict NOT IN ('rerun', 'skip', 'once', 'replace') THEN
+        wrong := format(
+            'on_conflict must be ''rerun'', ''skip'', ''once'' or ''replace'', not %L.', left(dbqueue_enqueue.on_conflict, 100)
+        );
+        hint := 'Leave it out to run the job of the key again, or give ''once'' to run it a single time.';
+    END IF;
+    IF wrong IS NULL AND num_nonnulls(
+        dbqueue_enqueue.timeout, dbqueue_enqueue.max_attempts, dbqueue_enqueue.backoff, dbqueue_enqueue.on_lost,
+        dbqueue_enqueue.delete_on_success, dbqueue_enqueue.concurrency, dbqueue_enqueue.rate
+    ) > 0 THEN
+        -- What Task.using() would set, as the worker reads it: see core/call_options.py.
+        options := jsonb_strip_nulls(jsonb_build_object(
+            'timeout', CASE WHEN isfinite(dbqueue_enqueue.timeout) THEN trim_scale(extract(epoch FROM dbqueue_enqueue.timeout)::numeric) END,
+            'max_attempts', dbqueue_enqueue.max_attempts, 'backoff', dbqueue_enqueue.backoff,
+            'on_lost', dbqueue_enqueue.on_lost, 'delete_on_success', dbqueue_enqueue.delete_on_success
+        ));
+        IF dbqueue_enqueue.on_conflict = 'once' AND dbqueue_enqueue.delete_on_success THEN
+            wrong := 'on_conflict ''once'' needs the rows of finished jobs, which delete_on_success deletes.';
+            hint := 'Leave one of them out.';
+        ELSIF NOT isfinite(dbqueue_enqueue.timeout) OR dbqueue_enqueue.timeout <= interval '0'
+            OR dbqueue_enqueue.timeout >= interval '3650 days'
+        THEN
+            wrong := format('timeout must be an interval above 0 and below 3,650 days, not %s.', dbqueue_enqueue.timeout);
+            hint := 'Give interval ''90 seconds'', or leave it out for the timeout of the task and its queue.';
+        ELSIF extract(year FROM dbqueue_enqueue.timeout) <> 0 OR extract(month FROM dbqueue_enqueue.timeout) <> 0 THEN
+            wrong := format('timeout must be an interval of equal length, not %s.', dbqueue_enqueue.timeout);
+            hint := 'Give days, such as interval ''30 days''.';
+        ELSIF dbqueue_enqueue.max_attempts NOT BETWEEN 1 AND 32767 THEN
+            wrong := format('max_attempts must be a whole number from 1 to 32767, not %s.', dbqueue_enqueue.max_attempts);
+            hint := 'Leave it out for that of the task and its queue.';
+        ELSIF dbqueue_enqueue.on_lost NOT IN ('retry', 'fail') THEN
+            wrong := format('on_lost must be ''retry'' or ''fail'', not %L.', left(dbqueue_enqueue.on_lost, 100));
+            hint := 'Leave it out for that of the task.';
+        ELSIF dbqueue_enqueue.backoff IS NOT NULL AND NOT (CASE jsonb_typeof(dbqueue_enqueue.backoff) WHEN 'object' THEN (
+            SELECT count(*) = 1 AND bool_and(CASE jsonb_typeof(strategy.value) WHEN 'object' THEN
+                strategy.value - CASE strategy.key WHEN 'constant' THEN '{{delay,cap,jitter}}' WHEN 'linear' THEN '{{step,cap,jitter}}'
+                    WHEN 'exponential' THEN '{{first,factor,cap,jitter}}' END::text[] IS NOT DISTINCT FROM '{{}}'
+                AND NOT EXISTS (
+                    SELECT FROM jsonb_each(strategy.value) AS part WHERE part.value NOT BETWEEN '0' AND
+                    CASE part.key WHEN 'jitter' THEN '1' ELSE '1000000000' END::jsonb
+                ) ELSE false END)
+            FROM jsonb_each(dbqueue_enqueue.backoff) AS strategy
+        ) ELSE false END) THEN
+            wrong := format('backoff is not a strategy: %s.', left(dbqueue_enqueue.backoff::text, 200));
+            hint := 'Give {{"constant": {{"delay": 5}}}}, {{"linear": {{"step": 5}}}} or {{"exponential": {{"first": 5, "factor": 2}}}}, '
+                'in seconds, each with "cap" and with "jitter" from 0 to 1 if you want.';
+        END IF;
+        -- As limits.of_call(). An empty array lifts the limits of the task.
+        FOREACH kind IN ARRAY ARRAY['concurrency', 'rate'] LOOP
+            json := CASE kind WHEN 'rate' THEN dbqueue_enqueue.rate ELSE dbqueue_enqueue.concurrency END;
+            CONTINUE WHEN json IS NULL OR wrong IS NOT NULL;
+            options := options || jsonb_build_object(kind, '[]'::jsonb);
+            json := CASE jsonb_typeof(json) WHEN 'array' THEN json ELSE jsonb_build_array(json) END;
+            FOR one IN SELECT each.value FROM jsonb_array_elements(json) AS each LOOP
+                by_name := '';
+                same := CASE jsonb_typeof(one) WHEN 'object' THEN one -> 'key' END;
+                IF jsonb_typeof(same) = 'object' AND (SELECT count(*) FROM jsonb_object_keys(same)) = 1 THEN
+                    SELECT part.key, part.value INTO by_name, same FROM jsonb_each(same) AS part;
+                END IF;
+                IF (CASE jsonb_typeof(one) WHEN 'object' THEN
+                    one ? CASE kind WHEN 'rate' THEN 'number' ELSE 'most' END
+                    AND one - CASE kind WHEN 'rate' THEN '{{number,per,burst,key,group}}'
+                        ELSE '{{most,key,group,on_conflict}}' END::text[] = '{{}}'
+                    AND (SELECT bool_and(CASE part.key
+                        WHEN 'key' THEN jsonb_typeof(same) = 'string' AND length(same #>> '{{}}') BETWEEN 1 AND 200
+                            OR jsonb_typeof(same) = 'number' AND same::text ~ '^-?\d{{1,200}}$'
+                        WHEN 'group' THEN jsonb_typeof(part.value) = 'string' AND length(part.value #>> '{{}}') BETWEEN 1 AND 100
+                        WHEN 'on_conflict' THEN part.value IN ('"wait"', '"discard"')
+                        -- Rounded as it is stored.
+                        WHEN 'per' THEN CASE WHEN part.value BETWEEN '0.000001' AND '100000000' THEN part.value::float8 < 1e8 ELSE false END
+                        ELSE part.value::text ~ '^[1-9]\d{{0,5}}$' END) FROM jsonb_each(one) AS part)
+                    ELSE false END)
+                THEN
+                    label := concat(
+                        CASE kind WHEN 'rate' THEN 'rate ' END,
+                        coalesce('"' || replace(one ->> 'group', '"', '""') || '"', dbqueue_enqueue.task),
+                        ' ' || CASE WHEN one ? 'group' THEN '' ELSE by_name || '=' END || (same #>> '{{}}')
+                    );
+                    IF length(label) > 460 THEN
+                        label := left(label, 427) || '…' || left(encode(sha256(convert_to(label, 'UTF8')), 'hex'), 32);
+                    END IF;
+                    options := jsonb_set(options, ARRAY[kind], options -> kind || CASE kind
+                        WHEN 'rate' THEN jsonb_build_object(
+                            'key', label, 'interval', coalesce((one ->> 'per')::float8, 1) / (one ->> 'number')::float8,
+                            'burst', coalesce(one -> 'burst', '1'))
+                        ELSE jsonb_build_object(
+                            'key', label, 'max_running', one -> 'most', 'discard', coalesce(one ->> 'on_conflict', '') = 'discard')
+                        END);
+                ELSIF kind = 'rate' THEN
+                    wrong := format('rate is not a rate: %s.', left(one::text, 200));
+                    hint := 'Give {{"number": 100, "per": 60}}: whole numbers from 1 to 999,999, and seconds above 0 and below 100,000,000. '
+                        '"burst", "key" and "group" are optional. A key is text of 1 to 200 characters, a whole number, or one '
+                        'argument by name, such as {{"account_id": 17}}; a group is text of 1 to 100 characters. [] is no rate.';
+                ELSE
+                    wrong := format('concurrency is not a limit: %s.', left(one::text, 200));
+                    hint := 'Give {{"most": 2}}: a whole number from 1 to 999,999. "key", "group" and "on_conflict" ("wait" or "discard") '
+                        'are optional. A key is text of 1 to 200 characters, a whole number, or one argument by name, such as '
+                        '{{"account_id": 17}}; a group is text of 1 to 100 characters. [] is no limit.';
+                END IF;
+                EXIT WHEN wrong IS NOT NULL;
+            END LOOP;
+        END LOOP;
+    END IF;
     IF wrong IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'dbqueue_enqueue: ' || wrong, HINT = hint;
     END IF;
     -- max_attempts 0: the worker has the policy of the task and of its queue.
     IF dbqueue_enqueue.key IS NULL THEN
         INSERT INTO {table} (
-            id, task, queue, priority, args, kwargs, metadata, max_attempts, on_lost, key, enqueued_at, run_after,
+            id, task, queue, priority, args, kwargs, metadata, max_attempts, on_lost, options, key, enqueued_at, run_after,
             state, attempt, failures, has_begun, rerun_requested, attempts_before
         ) VALUES (
             new_id, dbqueue_enqueue.task, dbqueue_enqueue.queue, dbqueue_enqueue.priority, dbqueue_enqueue.args,
-            dbqueue_enqueue.kwargs, '{{}}', 0, 'retry', dbqueue_enqueue.task || ' ' || dbqueue_enqueue.key, moment, due,
+            dbqueue_enqueue.kwargs, '{{}}', 0, 'retry', options, dbqueue_enqueue.task || ' ' || dbqueue_enqueue.key, moment, due,
             CASE WHEN due > moment THEN 'scheduled' ELSE 'ready' END, 0, 0, false, false, 0
         );
     ELSE
         -- As Task.using(key=..., on_conflict=...): the row that the key has gets what this call asks for.
-        INSERT INTO {table} AS job (
-            id, task, queue, priority, args, kwargs, metadata, max_attempts, on_lost, key, enqueued_at, run_after,
-            state, attempt, failures, has_begun, rerun_requested, attempts_before
-        ) VALUES (
-            new_id, dbqueue_enqueue.task, dbqueue_enqueue.queue, dbqueue_enqueue.priority, dbqueue_enqueue.args,
-            dbqueue_enqueue.kwargs, '{{}}', 0, 'retry', dbqueue_enqueue.task || ' ' || dbqueue_enqueue.key, moment, due,
-            CASE WHEN due > moment THEN 'scheduled' ELSE 'ready' END, 0, 0, false, false, 0
-        )
-        ON CONFLICT (key) WHERE key IS NOT NULL DO UPDATE SET
-            task = excluded.task, queue = excluded.queue, priority = excluded.priority, args = excluded.args,
-            kwargs = excluded.kwargs, metadata = excluded.metadata, max_attempts = excluded.max_attempts,
-            on_lost = excluded.on_lost, timeout = excluded.timeout, limits = excluded.limits, options = excluded.options,
-            pipeline = excluded.pipeline, stage = excluded.stage,
-            run_after = CASE
-                WHEN job.state IN ('scheduled', 'blocked', 'ready') AND NOT postpones THEN least(job.run_after, due)
-                ELSE due END,
-            rerun_requested = job.rerun_requested OR job.state = 'running',
-            state = CASE
-                WHEN job.state = 'running' THEN 'running'
-                WHEN job.state IN ('scheduled', 'blocked', 'ready') AND NOT postpones AND job.run_after <= moment THEN 'ready'
-                WHEN due > moment THEN 'scheduled' ELSE 'ready' END,
-            expires_at = NULL,
-            blocked_by = NULL,
-            failures = CASE WHEN job.state = 'running' THEN job.failures ELSE 0 END,
-            attempts_before = CASE WHEN job.state = 'running' THEN job.attempts_before ELSE job.attempt END,
-            enqueued_at = CASE WHEN job.finished_at IS NULL THEN job.enqueued_at ELSE moment END,
-            started_at = CASE WHEN job.finished_at IS NULL THEN job.started_at END,
-            result = CASE WHEN job.finished_at IS NULL THEN job.result END,
-            stop_requested_at = CASE WHEN job.finished_at IS NULL THEN job.stop_requested_at END,
-            finished_at = NULL
-        WHERE dbqueue_enqueue.on_conflict IN ('rerun', 'replace')
-            OR dbqueue_enqueue.on_conflict = 'skip' AND job.finished_at IS NOT NULL
-        RETURNING job.id INTO new_id;
-        IF NOT FOUND THEN
-            -- The call is ignored. The row is locked, so it still exists.
-            RETURN (SELECT job.id FROM {table} AS job WHERE job.key = dbqueue_enqueue.task || ' ' || dbqueue_enqueue.key);
-        END IF;
+        LOOP
+            INSERT INTO {table} AS job (
+                id, task, queue, priority, args, kwargs, metadata, max_attempts, on_lost, options, key, enqueued_at, run_after,
+                state, attempt, failures, has_begun, rerun_requested, attempts_before
+            ) VALUES (
+                new_id, dbqueue_enqueue.task, dbqueue_enqueue.queue, dbqueue_enqueue.priority, dbqueue_enqueue.args,
+                dbqueue_enqueue.kwargs, '{{}}', 0, 'retry', options, dbqueue_enqueue.task || ' ' || dbqueue_enqueue.key, moment, due,
+                CASE WHEN due > moment THEN 'scheduled' ELSE 'ready' END, 0, 0, false, false, 0
+            )
+            ON CONFLICT (key) WHERE key IS NOT NULL DO UPDATE SET
+                task = excluded.task, queue = excluded.queue, priority = excluded.priority, args = excluded.args,
+                kwargs = excluded.kwargs, metadata = excluded.metadata, max_attempts = excluded.max_attempts,
+                on_lost = excluded.on_lost, timeout = excluded.timeout, limits = excluded.limits, options = excluded.options,
+                source = excluded.source, pipeline = excluded.pipeline, stage = excluded.stage,
+                run_after = CASE
+                    WHEN job.state IN ('scheduled', 'blocked', 'ready') AND NOT postpones THEN least(job.run_after, due)
+                    ELSE due END,
+                rerun_requested = job.rerun_requested OR job.state = 'running',
+                state = CASE
+                    WHEN job.state = 'running' THEN 'running'
+                    WHEN job.state IN ('scheduled', 'blocked', 'ready') AND NOT postpones AND job.run_after <= moment THEN 'ready'
+                    WHEN due > moment THEN 'scheduled' ELSE 'ready' END,
+                expires_at = NULL,
+                blocked_by = NULL,
+                failures = CASE WHEN job.state = 'running' THEN job.failures ELSE 0 END,
+                attempts_before = CASE WHEN job.state = 'running' THEN job.attempts_before ELSE job.attempt END,
+                enqueued_at = CASE WHEN job.finished_at IS NULL THEN job.enqueued_at ELSE moment END,
+                started_at = CASE WHEN job.finished_at IS NULL THEN job.started_at END,
+                result = CASE WHEN job.finished_at IS NULL THEN job.result END,
+                stop_requested_at = CASE WHEN job.finished_at IS NULL THEN job.stop_requested_at END,
+                finished_at = NULL,
+                batch_id = CASE WHEN NOT leaves_batch THEN job.batch_id END
+            -- Not yet, if the call is ignored, or if a batch has a share in the run so far.
+            WHERE leaves_batch
+                OR (
+                    dbqueue_enqueue.on_conflict IN ('rerun', 'replace')
+                    OR dbqueue_enqueue.on_conflict = 'skip' AND job.finished_at IS NOT NULL
+                ) AND CASE
+                    WHEN job.finished_at IS NOT NULL THEN job.batch_id IS NULL
+                        AND NOT EXISTS (SELECT FROM {shares} AS share WHERE share.job = job.id AND NOT share.has_failed)
+                    ELSE job.state <> 'running' OR job.rerun_requested OR job.batch_id IS NULL END
+            RETURNING job.id, job.enqueued_at = moment INTO new_id, is_new;
+            EXIT WHEN FOUND OR leaves_batch;
+            -- The row is locked, although it was not updated.
+            SELECT job.id, job.state, job.attempt, job.batch_id, job.finished_at IS NOT NULL AS has_ended INTO held
+            FROM {table} AS job WHERE job.key = dbqueue_enqueue.task || ' ' || dbqueue_enqueue.key;
+            IF dbqueue_enqueue.on_conflict = 'once' OR dbqueue_enqueue.on_conflict = 'skip' AND NOT held.has_ended THEN
+                RETURN held.id;
+            END IF;
+            -- As in engine/unique.py: the outcome of the run so far counts for its batches, and the next run does not.
+            IF held.state = 'successful' THEN
+                DELETE FROM {shares} WHERE job = held.id AND NOT has_failed;
+            ELSIF held.has_ended THEN
+                UPDATE {shares} SET has_failed = true WHERE job = held.id AND NOT has_failed;
+            END IF;
+            IF held.batch_id IS NOT NULL AND held.state <> 'successful' THEN
+                INSERT INTO {shares} (batch_id, job, attempt, has_failed)
+                VALUES (held.batch_id, held.id, CASE WHEN held.has_ended THEN 0 ELSE held.attempt END, held.has_ended);
+            END IF;
+            new_id := held.id;
+            leaves_batch := true;
+        END LOOP;
     END IF;
-    PERFORM pg_notify('dbqueue', dbqueue_enqueue.queue || ',' || dbqueue_enqueue.priority);
+    -- A merged call is none of the enqueued jobs that are counted.
+    IF is_new THEN
+        INSERT INTO {deltas} (queue, task, counts) VALUES (dbqueue_enqueue.queue, dbqueue_enqueue.task, '{{"enqueued": 1}}');
+    END IF;
+    PERFORM pg_notify('{channel}'::name, dbqueue_enqueue.queue || ',' || dbqueue_enqueue.priority);
     RETURN new_id;
 END
 $function$
 """
 
-SIGNATURE = "text, jsonb, jsonb, text, integer, timestamptz, text, text"
+SIGNATURE = (
+    "text, jsonb, jsonb, text, integer, timestamptz, text, text, interval, integer, jsonb, text, boolean, jsonb, jsonb"
+)
+
+# The worker judges the rest of a schedule, and whether the task has it: its error is in the row.
+REPEAT = r"""
+CREATE OR REPLACE FUNCTION {schema}.dbqueue_repeat(
+    task text,
+    every interval DEFAULT NULL,
+    cron text DEFAULT NULL,
+    args jsonb DEFAULT '[]',
+    kwargs jsonb DEFAULT '{{}}',
+    drift boolean DEFAULT false,
+    timezone text DEFAULT NULL,
+    starts_at timestamptz DEFAULT NULL,
+    ends_at timestamptz DEFAULT NULL,
+    name text DEFAULT NULL,
+    queue text DEFAULT NULL,
+    priority integer DEFAULT NULL
+) RETURNS bigint LANGUAGE plpgsql AS $function$
+#variable_conflict use_column
+DECLARE
+    moment CONSTANT timestamptz := statement_timestamp();
+    latest CONSTANT timestamptz := moment + interval '36500 days';
+    -- Names of months and days, as any other value.
+    fields CONSTANT text := regexp_replace(
+        lower(trim(dbqueue_repeat.cron)),
+        'jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|sun|mon|tue|wed|thu|fri|sat', '0', 'g'
+    );
+    row_id bigint;
+    json jsonb;
+    wrong text;
+    hint text;
+BEGIN
+    dbqueue_repeat.args := coalesce(dbqueue_repeat.args, '[]');
+    dbqueue_repeat.kwargs := coalesce(dbqueue_repeat.kwargs, '{{}}');
+    dbqueue_repeat.drift := coalesce(dbqueue_repeat.drift, false);
+    dbqueue_repeat.name := coalesce(dbqueue_repeat.name, dbqueue_repeat.task);
+{check}    IF wrong IS NOT NULL THEN
+        NULL;
+    ELSIF length(dbqueue_repeat.name) NOT BETWEEN 1 AND 255 THEN
+        wrong := format('name must be text of 1 to 255 characters, not %s.', length(dbqueue_repeat.name));
+        hint := 'Leave it out for the path of the task.';
+    ELSIF num_nonnulls(dbqueue_repeat.every, dbqueue_repeat.cron) <> 1 THEN
+        wrong := format('give either every or cron, not %L and %L.', dbqueue_repeat.every, left(dbqueue_repeat.cron, 100));
+        hint := 'Such as every => interval ''5 minutes'', or cron => ''0 9 * * mon-fri''.';
+    ELSIF extract(year FROM dbqueue_repeat.every) <> 0 OR extract(month FROM dbqueue_repeat.every) <> 0 THEN
+        wrong := format('every must be an interval of equal length, not %s.', dbqueue_repeat.every);
+        hint := 'Give days, such as interval ''30 days'', or cron, such as cron => ''0 0 1 * *''.';
+    ELSIF dbqueue_repeat.every NOT BETWEEN interval '1 second' AND interval '3650 days' THEN
+        wrong := format('every must be from one second to 3,650 days, not %s.', dbqueue_repeat.every);
+        hint := 'Give an interval such as interval ''5 minutes''.';
+    ELSIF length(dbqueue_repeat.cron) > 100 OR fields !~ '^[-0-9hlw*?,/#()]+(\s+[-0-9hlw*?,/#()]+){{4,5}}$'
+        AND fields NOT IN ('@hourly', '@daily', '@midnight', '@weekly', '@0thly', '@yearly', '@annually')
+    THEN
+        wrong := format('cron %L is not a cron expression.', left(dbqueue_repeat.cron, 150));
+        hint := 'Give five fields, such as ''0 9 * * mon-fri'', six with the seconds first, or ''@daily''. A time zone is given as timezone.';
+    ELSIF dbqueue_repeat.drift AND dbqueue_repeat.cron IS NOT NULL THEN
+        wrong := 'drift counts from the end of a run; a cron expression does not.';
+        hint := 'Give every, or leave drift out.';
+    ELSIF dbqueue_repeat.timezone <> '' AND dbqueue_repeat.every IS NOT NULL THEN
+        wrong := format('timezone %L has no effect on every.', left(dbqueue_repeat.timezone, 100));
+        hint := 'Leave it out, or give cron.';
+    ELSIF dbqueue_repeat.timezone <> ''
+        AND NOT EXISTS (SELECT FROM pg_timezone_names AS zone WHERE zone.name = dbqueue_repeat.timezone)
+    THEN
+        wrong := format('timezone %L is not a time zone.', left(dbqueue_repeat.timezone, 100));
+        hint := 'Give a name such as ''Europe/Berlin'', or leave it out for TIME_ZONE of the settings.';
+    ELSIF dbqueue_repeat.starts_at NOT BETWEEN timestamptz '1000-01-02' AND latest THEN
+        wrong := format('starts_at must be a time within 36,500 days from now, not %s.', dbqueue_repeat.starts_at);
+        hint := 'Leave it out to start at once.';
+    ELSIF dbqueue_repeat.ends_at <= greatest(moment, dbqueue_repeat.starts_at) OR dbqueue_repeat.ends_at > latest THEN
+        wrong := format('ends_at must be a time after now and after starts_at, within 36,500 days, not %s.', dbqueue_repeat.ends_at);
+        hint := 'Leave it out to repeat without end.';
+    END IF;
+    IF wrong IS NULL THEN
+        INSERT INTO {tasks} AS row (
+            name, task, command, args, kwargs, every, cron, timezone, drift, starts_at, ends_at, queue, priority
+        ) VALUES (
+            dbqueue_repeat.name, dbqueue_repeat.task, '', dbqueue_repeat.args, dbqueue_repeat.kwargs, dbqueue_repeat.every,
+            coalesce(trim(dbqueue_repeat.cron), ''), coalesce(dbqueue_repeat.timezone, ''), dbqueue_repeat.drift,
+            dbqueue_repeat.starts_at, dbqueue_repeat.ends_at, coalesce(dbqueue_repeat.queue, ''), dbqueue_repeat.priority
+        )
+        -- The next time stands if the schedule is the same, as for a schedule in code.
+        ON CONFLICT (name) DO UPDATE SET
+            task = excluded.task, command = '', args = excluded.args, kwargs = excluded.kwargs, every = excluded.every,
+            cron = excluded.cron, timezone = excluded.timezone, drift = excluded.drift, starts_at = excluded.starts_at,
+            ends_at = excluded.ends_at, queue = excluded.queue, priority = excluded.priority, problem = '',
+            (next_run_at, waits_for, is_over) = (
+                SELECT CASE WHEN same THEN row.next_run_at END, CASE WHEN same THEN row.waits_for END, same AND row.is_over
+                FROM (SELECT (row.every, row.cron, row.timezone, row.drift, row.starts_at, row.ends_at) IS NOT DISTINCT FROM
+                    (excluded.every, excluded.cron, excluded.timezone, excluded.drift, excluded.starts_at, excluded.ends_at) AS same) AS schedule
+            )
+        WHERE NOT row.is_from_code
+        RETURNING row.id INTO row_id;
+        IF row_id IS NULL THEN
+            wrong := format('name %L is that of a recurring task in code.', dbqueue_repeat.name);
+            hint := 'Change it in code, or give another name.';
+        END IF;
+    END IF;
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'dbqueue_repeat: ' || wrong, HINT = hint;
+    END IF;
+    RETURN row_id;
+END
+$function$
+"""
+
+REPEAT_SIGNATURE = "text, interval, text, jsonb, jsonb, boolean, text, timestamptz, timestamptz, text, text, integer"
 
 
 def create_function(apps, schema_editor):
     """On PostgreSQL: for triggers, and for other languages."""
     if schema_editor.connection.vendor == "postgresql":
         schema, table = _place_of_jobs(apps, schema_editor)
-        schema_editor.execute(FUNCTION.format(schema=schema, table=f"{schema}.{table}"), params=None)
+        deltas = schema_editor.quote_name(apps.get_model("dbqueue", "StatisticDelta")._meta.db_table)
+        places = {"schema": schema, "table": f"{schema}.{table}", "deltas": f"{schema}.{deltas}"}
+        shares = schema_editor.quote_name(apps.get_model("dbqueue", "BatchShare")._meta.db_table)
+        places["shares"] = f"{schema}.{shares}"
+        places["channel"] = "dbqueue" if schema == '"public"' else f"dbqueue_{schema[1:-1]}"
+        tasks = schema_editor.quote_name(apps.get_model("dbqueue", "RecurringTask")._meta.db_table)
+        places["tasks"] = f"{schema}.{tasks}"
+        for name, function in (("dbqueue_enqueue", FUNCTION), ("dbqueue_repeat", REPEAT)):
+            check = CHECK_CALL.format(function=name)
+            schema_editor.execute(function.format(check=check, **places), params=None)
 
 
 def drop_function(apps, schema_editor):
     if schema_editor.connection.vendor == "postgresql":
         schema, _table = _place_of_jobs(apps, schema_editor)
-        schema_editor.execute(f"DROP FUNCTION IF EXISTS {schema}.dbqueue_enqueue({SIGNATURE})", params=None)
+        for function in (f"dbqueue_enqueue({SIGNATURE})", f"dbqueue_repeat({REPEAT_SIGNATURE})"):
+            schema_editor.execute(f"DROP FUNCTION IF EXISTS {schema}.{function}", params=None)
 
 
 def leave_room_for_updates(apps, schema_editor):
@@ -255,6 +521,7 @@ class Migration(migrations.Migration):
                 ('version', models.BigIntegerField(blank=True, help_text='The latest version of the key.', null=True, verbose_name='version')),
                 ('limits', django_dbqueue.models.document.DocumentField(blank=True, null=True, verbose_name='limits')),
                 ('options', django_dbqueue.models.document.DocumentField(blank=True, null=True, verbose_name='options')),
+                ('source', django_dbqueue.models.document.DocumentField(blank=True, null=True, verbose_name='source')),
                 ('pipeline', django_dbqueue.models.document.DocumentField(blank=True, null=True, verbose_name='pipeline')),
                 ('stage', models.PositiveSmallIntegerField(blank=True, null=True, verbose_name='stage')),
                 ('enqueued_at', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now(), verbose_name='enqueued at')),
@@ -410,36 +677,36 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('name', django_dbqueue.models.identifier.IdentifierField(max_length=255, unique=True, verbose_name='name')),
-                ('task', django_dbqueue.models.identifier.IdentifierField(blank=True, help_text='Path of the task, such as shop.tasks.report.', max_length=255, verbose_name='task')),
-                ('command', models.CharField(blank=True, help_text='A management command, instead of a task.', max_length=100, verbose_name='command')),
-                ('cron', models.CharField(blank=True, help_text='Minute, hour, day of month, month, day of week, such as 0 9 * * mon-fri.', max_length=100, verbose_name='cron expression')),
-                ('timezone', models.CharField(blank=True, help_text="Time zone of the cron expression. Empty: the project's TIME_ZONE.", max_length=64, verbose_name='time zone')),
+                ('task', django_dbqueue.models.identifier.IdentifierField(blank=True, db_default='', default='', help_text='Path of the task, such as shop.tasks.report.', max_length=255, verbose_name='task')),
+                ('command', models.CharField(blank=True, db_default='', default='', help_text='A management command, instead of a task.', max_length=100, verbose_name='command')),
+                ('cron', models.CharField(blank=True, db_default='', default='', help_text='Minute, hour, day of month, month, day of week, such as 0 9 * * mon-fri.', max_length=100, verbose_name='cron expression')),
+                ('timezone', models.CharField(blank=True, db_default='', default='', help_text="Time zone of the cron expression. Empty: the project's TIME_ZONE.", max_length=64, verbose_name='time zone')),
                 ('every', models.DurationField(blank=True, help_text='An interval, instead of a cron expression: 00:05:00 is five minutes.', null=True, verbose_name='every')),
-                ('drift', models.BooleanField(default=False, help_text='Count the interval from the end of a run, not from its scheduled time.', verbose_name='drift')),
-                ('args', django_dbqueue.models.document.DocumentField(blank=True, default=list, verbose_name='arguments')),
-                ('kwargs', django_dbqueue.models.document.DocumentField(blank=True, default=dict, verbose_name='keyword arguments')),
-                ('queue', django_dbqueue.models.identifier.IdentifierField(blank=True, help_text='Empty: the queue of the task.', max_length=100, verbose_name='queue')),
+                ('drift', models.BooleanField(db_default=False, default=False, help_text='Count the interval from the end of a run, not from its scheduled time.', verbose_name='drift')),
+                ('args', django_dbqueue.models.document.DocumentField(blank=True, db_default=[], default=list, verbose_name='arguments')),
+                ('kwargs', django_dbqueue.models.document.DocumentField(blank=True, db_default={}, default=dict, verbose_name='keyword arguments')),
+                ('queue', django_dbqueue.models.identifier.IdentifierField(blank=True, db_default='', default='', help_text='Empty: the queue of the task.', max_length=100, verbose_name='queue')),
                 ('priority', models.SmallIntegerField(blank=True, help_text='Empty: the priority of the task.', null=True, verbose_name='priority')),
-                ('missed', models.CharField(choices=[('skip', 'Skip'), ('one', 'Run once'), ('all', 'Run all')], default='skip', max_length=4, verbose_name='missed runs')),
-                ('most_missed', models.PositiveSmallIntegerField(default=10, help_text='If more runs were missed, the oldest are skipped.', verbose_name='maximum missed runs')),
-                ('jitter', models.DurationField(blank=True, default=datetime.timedelta, help_text='Maximum random delay of each run.', verbose_name='jitter')),
+                ('missed', models.CharField(choices=[('skip', 'Skip'), ('one', 'Run once'), ('all', 'Run all')], db_default='skip', default='skip', max_length=4, verbose_name='missed runs')),
+                ('most_missed', models.PositiveSmallIntegerField(db_default=10, default=10, help_text='If more runs were missed, the oldest are skipped.', verbose_name='maximum missed runs')),
+                ('jitter', models.DurationField(blank=True, db_default=datetime.timedelta(0), default=datetime.timedelta, help_text='Maximum random delay of each run.', verbose_name='jitter')),
                 ('starts_at', models.DateTimeField(blank=True, null=True, verbose_name='starts at')),
                 ('ends_at', models.DateTimeField(blank=True, null=True, verbose_name='ends at')),
-                ('is_enabled', models.BooleanField(default=True, editable=False, verbose_name='enabled')),
-                ('is_from_code', models.BooleanField(default=False, editable=False, verbose_name='from code')),
-                ('definition', django_dbqueue.models.identifier.IdentifierField(blank=True, editable=False, max_length=64)),
+                ('is_enabled', models.BooleanField(db_default=True, default=True, editable=False, verbose_name='enabled')),
+                ('is_from_code', models.BooleanField(db_default=False, default=False, editable=False, verbose_name='from code')),
+                ('definition', django_dbqueue.models.identifier.IdentifierField(blank=True, db_default='', default='', editable=False, max_length=64)),
                 ('declared_at', models.DateTimeField(editable=False, null=True)),
                 ('next_run_at', models.DateTimeField(editable=False, null=True, verbose_name='next run')),
                 ('last_run_at', models.DateTimeField(editable=False, null=True, verbose_name='last run')),
                 ('waits_for', models.UUIDField(editable=False, null=True)),
-                ('is_over', models.BooleanField(default=False, editable=False)),
-                ('problem', models.TextField(blank=True, editable=False, verbose_name='problem')),
+                ('is_over', models.BooleanField(db_default=False, default=False, editable=False)),
+                ('problem', models.TextField(blank=True, db_default='', default='', editable=False, verbose_name='problem')),
             ],
             options={
                 'verbose_name': 'recurring task',
                 'verbose_name_plural': 'recurring tasks',
                 'permissions': [('enable_recurringtask', 'Can enable and disable recurring tasks'), ('run_recurringtask', 'Can run recurring tasks now')],
-                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('task', ''), models.Q(('command', ''), _negated=True)), models.Q(models.Q(('task', ''), _negated=True), ('command', '')), _connector='OR'), name='dbqueue_recurring_calls_one', violation_error_message='Give either a task or a command.'), models.CheckConstraint(condition=models.Q(models.Q(('cron', ''), ('every__isnull', False)), models.Q(models.Q(('cron', ''), _negated=True), ('every__isnull', True)), _connector='OR'), name='dbqueue_recurring_by_one', violation_error_message='Give either a cron expression or an interval.')],
+                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('task', ''), models.Q(('command', ''), _negated=True)), models.Q(models.Q(('task', ''), _negated=True), ('command', '')), _connector='OR'), name='dbqueue_recurring_calls_one', violation_error_message='Give either a task or a command.'), models.CheckConstraint(condition=models.Q(models.Q(('cron', ''), ('every__isnull', False)), models.Q(models.Q(('cron', ''), _negated=True), ('every__isnull', True)), _connector='OR'), name='dbqueue_recurring_by_one', violation_error_message='Give either a cron expression or an interval.'), models.CheckConstraint(condition=models.Q(('declared_at__range', (datetime.datetime(1, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=datetime.timezone.utc))), ('ends_at__range', (datetime.datetime(1, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=datetime.timezone.utc))), ('every__range', (datetime.timedelta(days=-10000), datetime.timedelta(days=10000))), ('jitter__range', (datetime.timedelta(days=-10000), datetime.timedelta(days=10000))), ('last_run_at__range', (datetime.datetime(1, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=datetime.timezone.utc))), ('next_run_at__range', (datetime.datetime(1, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=datetime.timezone.utc))), ('starts_at__range', (datetime.datetime(1, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=datetime.timezone.utc)))), name='dbqueue_recurring_times', violation_error_message='Give intervals below 10,000 days.')],
             },
         ),
         migrations.CreateModel(
@@ -497,6 +764,65 @@ class Migration(migrations.Migration):
                 'default_permissions': (),
                 'constraints': [models.UniqueConstraint(fields=('job', 'attempt'), name='dbqueue_execution_once')],
             },
+        ),
+        migrations.CreateModel(
+            name='StatisticDelta',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('at', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now(), verbose_name='time')),
+                ('queue', django_dbqueue.models.identifier.IdentifierField(max_length=100, verbose_name='queue')),
+                ('task', django_dbqueue.models.identifier.IdentifierField(max_length=255, verbose_name='task')),
+                ('counts', django_dbqueue.models.document.DocumentField(verbose_name='counts')),
+            ],
+            options={
+                'default_permissions': (),
+                'constraints': [
+                    models.CheckConstraint(condition=models.Q(('at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc)))), name='dbqueue_statisticdelta_at'),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name='Statistic',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('queue', django_dbqueue.models.identifier.IdentifierField(max_length=100, verbose_name='queue')),
+                ('task', django_dbqueue.models.identifier.IdentifierField(max_length=255, verbose_name='task')),
+                ('enqueued', models.PositiveBigIntegerField(db_default=0, verbose_name='enqueued')),
+                ('runs', models.PositiveBigIntegerField(db_default=0, verbose_name='runs')),
+                ('failures', models.PositiveBigIntegerField(db_default=0, verbose_name='failures')),
+                ('retries', models.PositiveBigIntegerField(db_default=0, verbose_name='retries')),
+                ('run_time_sum', models.FloatField(db_default=0.0, verbose_name='sum of run times')),
+                ('run_time_longest', models.FloatField(db_default=0.0, verbose_name='longest run time')),
+                ('run_time_buckets', django_dbqueue.models.document.DocumentField(null=True, verbose_name='histogram of run times')),
+                ('wait_time_sum', models.FloatField(db_default=0.0, verbose_name='sum of waiting times')),
+                ('wait_time_longest', models.FloatField(db_default=0.0, verbose_name='longest waiting time')),
+                ('wait_time_buckets', django_dbqueue.models.document.DocumentField(null=True, verbose_name='histogram of waiting times')),
+                ('hour', models.DateTimeField(verbose_name='hour')),
+            ],
+            options={
+                'verbose_name': 'statistic',
+                'verbose_name_plural': 'statistics',
+                'default_permissions': (),
+                'constraints': [models.UniqueConstraint(fields=('hour', 'queue', 'task'), name='dbqueue_statistic_once')],
+            },
+        ),
+        migrations.CreateModel(
+            name='Overview',
+            fields=[
+            ],
+            options={
+                'verbose_name': 'overview',
+                'verbose_name_plural': ' Overview',
+                'proxy': True,
+                'default_permissions': (),
+                'indexes': [],
+                'constraints': [],
+            },
+            bases=('dbqueue.statistic',),
+        ),
+        migrations.AddConstraint(
+            model_name='statisticdelta',
+            constraint=django_dbqueue.models.expressions.StrictOnSQLite(name='dbqueue_statisticdelta_types'),
         ),
         migrations.AddIndex(
             model_name='job',
@@ -563,12 +889,81 @@ class Migration(migrations.Migration):
             constraint=django_dbqueue.models.expressions.UniqueIfPresent(field='key', name='dbqueue_job_key'),
         ),
         migrations.AddConstraint(
+            model_name='recurringtask',
+            constraint=django_dbqueue.models.expressions.StrictOnSQLite(name='dbqueue_recurring_types'),
+        ),
+        migrations.AddConstraint(
             model_name='recurringexecution',
             constraint=models.UniqueConstraint(fields=('task', 'run_at'), name='dbqueue_recurring_once'),
         ),
         migrations.AddConstraint(
             model_name='slot',
             constraint=models.UniqueConstraint(fields=('semaphore', 'job'), name='dbqueue_slot_once'),
+        ),
+        migrations.CreateModel(
+            name='Operation',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('verb', models.CharField(choices=[('retry', 'Retry'), ('retry_now', 'Retry now'), ('run_now', 'Run now'), ('reschedule', 'Reschedule'), ('discard', 'Discard'), ('move', 'Move to another queue'), ('reprioritise', 'Set priority'), ('stop', 'Stop'), ('stop_and_retry', 'Stop and run again'), ('undo', 'Undo')], max_length=20, verbose_name='action')),
+                ('value', models.CharField(blank=True, max_length=100, verbose_name='value')),
+                ('scope', models.TextField(blank=True, verbose_name='applied to')),
+                ('reason', models.CharField(blank=True, max_length=200, verbose_name='reason')),
+                ('actor', models.CharField(blank=True, max_length=150, verbose_name='by')),
+                ('rate', models.PositiveIntegerField(blank=True, null=True, verbose_name='jobs per second')),
+                ('stop_above', models.PositiveSmallIntegerField(blank=True, help_text='Percent of jobs that fail again.', null=True, verbose_name='stops above')),
+                ('total', models.PositiveIntegerField(default=0, verbose_name='selected jobs')),
+                ('done', models.PositiveIntegerField(default=0, verbose_name='processed')),
+                ('changed', models.PositiveIntegerField(default=0, verbose_name='changed')),
+                ('position', models.BigIntegerField(default=0)),
+                ('job', models.UUIDField(blank=True, null=True, verbose_name='job')),
+                ('problem', models.TextField(blank=True, verbose_name='problem')),
+                ('created_at', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now(), verbose_name='started at')),
+                ('stop_requested_at', models.DateTimeField(blank=True, null=True, verbose_name='stop requested at')),
+                ('finished_at', models.DateTimeField(blank=True, null=True, verbose_name='finished at')),
+                ('undoes', models.OneToOneField(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='undone_by', to='dbqueue.operation', verbose_name='undoes')),
+            ],
+            options={
+                'verbose_name': 'operation',
+                'verbose_name_plural': 'operations',
+                'permissions': [('stop_operation', 'Can stop and continue operations'), ('undo_operation', 'Can undo operations')],
+                'default_permissions': ('view',),
+            },
+        ),
+        migrations.CreateModel(
+            name='OperationJob',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('job', models.UUIDField()),
+                ('changed', models.BooleanField(null=True)),
+                ('state', models.CharField(blank=True, db_default='', max_length=10)),
+                ('queue', django_dbqueue.models.identifier.IdentifierField(max_length=100, null=True)),
+                ('priority', models.SmallIntegerField(null=True)),
+                ('run_after', models.DateTimeField(null=True)),
+                ('expires_at', models.DateTimeField(null=True)),
+                ('attempt', models.PositiveIntegerField(null=True)),
+                ('failures', models.PositiveIntegerField(null=True)),
+                ('started_at', models.DateTimeField(null=True)),
+                ('finished_at', models.DateTimeField(null=True)),
+                ('stop_requested_at', models.DateTimeField(null=True)),
+                ('operation', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='items', to='dbqueue.operation')),
+            ],
+            options={
+                'verbose_name': 'job of an operation',
+                'verbose_name_plural': 'jobs of operations',
+                'default_permissions': (),
+            },
+        ),
+        migrations.AddConstraint(
+            model_name='operation',
+            constraint=models.CheckConstraint(condition=models.Q(('changed__lte', models.F('done')), ('done__lte', models.F('total'))), name='dbqueue_operation_counts'),
+        ),
+        migrations.AddIndex(
+            model_name='operationjob',
+            index=models.Index(fields=['operation', 'id'], name='dbqueue_operationjob_order'),
+        ),
+        migrations.AddConstraint(
+            model_name='operationjob',
+            constraint=models.UniqueConstraint(fields=('operation', 'job'), name='dbqueue_operationjob_once'),
         ),
         migrations.RunPython(create_function, drop_function),
         migrations.RunPython(leave_room_for_updates, migrations.RunPython.noop),

@@ -6,6 +6,7 @@ from .claimed_job import ClaimedJob
 from .execution import Execution
 from .failure import Failure
 from .job import Job
+from .operation import Operation, OperationJob
 from .process import Process
 from .progress import Progress
 from .queue import Queue
@@ -14,6 +15,7 @@ from .recurring_task import RecurringTask
 from .semaphore import Semaphore
 from .slot import Slot
 from .stack_trace import HangedJob, StackTrace
+from .statistic import Overview, Statistic, StatisticDelta
 from .task_state import TaskState
 
 __all__ = [
@@ -24,6 +26,9 @@ __all__ = [
     "Failure",
     "HangedJob",
     "Job",
+    "Operation",
+    "OperationJob",
+    "Overview",
     "Process",
     "Progress",
     "Queue",
@@ -32,5 +37,7 @@ __all__ = [
     "Semaphore",
     "Slot",
     "StackTrace",
+    "Statistic",
+    "StatisticDelta",
     "TaskState",
 ]

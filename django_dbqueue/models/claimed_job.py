@@ -18,6 +18,7 @@ class ClaimedJob(Job):
     slot_group: all jobs of one group run one after the other, and share the slots of their limits.
     size: bytes of the arguments as JSON, as far as they were counted: small arguments are not.
     not_to_run: the reason why the job is not to run, or "".
+    refused: the error with which the job ends as it starts, if its limits cannot be computed.
     progress_value: the progress that the task has reported, until it is written.
     """
 
@@ -27,6 +28,7 @@ class ClaimedJob(Job):
     slot_group: UUID | None = None
     size = 0
     not_to_run = ""
+    refused: Exception | None = None
     progress_value: ProgressValue | None = None
 
     class Meta:

@@ -221,6 +221,8 @@ def _strict(field: models.Field[object, object]) -> str:
             return f"{second} AND (length({{0}}) = 19 OR ({fraction}))"
         case "CharField" | "TextField" | "JSONField":
             return "typeof({0}) = 'text'"
+        case "FloatField":
+            return "typeof({0}) = 'real'"
         case _:
             return "typeof({0}) = 'integer'"
 

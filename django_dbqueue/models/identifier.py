@@ -17,10 +17,11 @@ else:
 
 
 class IdentifierField(CharField):
-    """A CharField that every database compares byte for byte.
+    """A CharField that every database compares and sorts byte for byte, as Python does.
 
-    MySQL and MariaDB compare text without regard to case, accents and trailing spaces by default.
-    There the column has a binary collation without padding, whatever the database's default is.
+    MySQL and MariaDB compare text without regard to case, accents and trailing spaces by default,
+    and PostgreSQL sorts by language. There the column has a binary collation, whatever the
+    database's default is. An index then serves prefixes, too.
     """
 
     def db_parameters(self, connection: Any) -> dict[str, str | None]:
@@ -29,6 +30,8 @@ class IdentifierField(CharField):
             parameters["collation"] = (
                 "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
             )
+        elif connection.vendor == "postgresql":
+            parameters["collation"] = "C"
         return parameters
 
     def check(self, **kwargs: object) -> list[CheckMessage]:

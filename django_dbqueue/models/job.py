@@ -5,8 +5,9 @@ from datetime import datetime, timedelta, timezone
 from uuid import UUID
 
 from django.db import connections, models
-from django.db.models import Exists, F, OuterRef, Q
+from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
 from django.db.models.base import ModelState
+from django.db.models.functions import Greatest
 from django.utils.translation import gettext_lazy as _
 
 from ..core.notify import notify_queues
@@ -66,6 +67,10 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
         """Filter jobs that wait for their time, such as that of a retry."""
         return self.filter(state=State.SCHEDULED)
 
+    def ahead(self) -> JobQuerySet:
+        """Filter jobs whose time has not come, in any state."""
+        return self.filter(run_after__gt=Now())
+
     def due(self) -> JobQuerySet:
         """Filter scheduled jobs whose time has come."""
         return self.scheduled().filter(run_after__lte=Now())
@@ -103,23 +108,27 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
         return self.filter(state__in=WAITING)
 
     def retriable(self) -> JobQuerySet:
-        """Filter jobs that ``retry()`` makes ready: failed and discarded."""
+        """Filter jobs that ``retry()`` changes: failed and discarded."""
         return self.filter(state__in=UNSUCCESSFUL)
 
     def retry(self) -> int:
         """Make failed and discarded jobs ready again, with all their attempts, and wake workers.
 
-        Return the number of jobs. They no longer expire: a retry means that they are to run.
+        Return the number of jobs. A job whose time has not come is scheduled for it again, and
+        expires as before. The others no longer expire: a retry means that they are to run.
         """
-        changes = {
-            "failures": 0,
-            "expires_at": None,
-            "started_at": None,
-            "finished_at": None,
-            "stop_requested_at": None,
-        }
+        is_ahead = Q(run_after__gt=Now())
         queues = list(self.retriable().order_by().values_list("queue", flat=True).distinct())
-        retried = self.retriable().update_in_parts(state=State.READY, run_after=Now(), **changes)
+        # MySQL sets one column after the other: the first two depend on the time.
+        retried = self.retriable().update_in_parts(
+            state=Case(When(is_ahead, then=Value(State.SCHEDULED)), default=Value(State.READY)),
+            expires_at=Case(When(is_ahead, then=F("expires_at"))),
+            run_after=Greatest(F("run_after"), Now()),
+            failures=0,
+            started_at=None,
+            finished_at=None,
+            stop_requested_at=None,
+        )
         notify_queues(self.db, queues)
         return retried
 
@@ -262,6 +271,12 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
             if key
         }
 
+    def among_newest(self, number: int) -> JobQuerySet:
+        """Filter jobs that are among the newest ``number`` of all: ids are in order of time."""
+        ids = self.model._base_manager.using(self.db).order_by("-pk").values_list("pk", flat=True)
+        older = ids[number : number + 1].first()
+        return self.filter(pk__gt=older) if older else self.all()
+
     def recent_tasks(self, sample: int = 2000) -> list[str]:
         """Return the tasks of the newest jobs.
 
@@ -309,6 +324,8 @@ class Job(models.Model):
     limits = DocumentField(_("limits"), null=True, blank=True)
     # The options without a column of their own that the call has set: see core/call_options.py.
     options = DocumentField(_("options"), null=True, blank=True)
+    # With OPTIONS["note_source"]: see core/source.py.
+    source = DocumentField(_("source"), null=True, blank=True)
     # For a pipeline: each stage's task, queue and priority; and the index of the current stage.
     pipeline = DocumentField(_("pipeline"), null=True, blank=True)
     stage = models.PositiveSmallIntegerField(_("stage"), null=True, blank=True)
@@ -493,7 +510,7 @@ class Job(models.Model):
     def columns(self) -> dict[str, Json]:
         """The values that the job was enqueued with, as JSON."""
         names = ["task", "queue", "priority", "args", "kwargs"]
-        names += ["max_attempts", "on_lost", "limits", "options"]
+        names += ["max_attempts", "on_lost", "limits", "options", "source"]
         return {
             **{name: getattr(self, name) for name in names},
             "timeout": self.timeout and self.timeout.total_seconds(),

@@ -116,8 +116,12 @@ class Process(models.Model):
 
     def serves(self, queue: str) -> bool:
         """Return True if this worker claims from a queue."""
-        patterns = tuple(name.strip() for name in str(self.details.get("queues", "*")).split(","))
-        return QueueSelector(patterns).position(queue) is not None
+        return QueueSelector(self.queues).position(queue) is not None
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """The names and patterns of the queues that this worker serves."""
+        return tuple(name.strip() for name in str(self.details.get("queues", "*")).split(","))
 
     def is_alive(self, now: datetime) -> bool:
         """Return True if the process counts as alive at this moment of the database's time."""

@@ -4,16 +4,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
-from django.db import models
+from django.db import connections, models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from ..core.notify import notify_queues
 from ..core.queue_selector import check_name
-from .bounded_count import LIMIT, BoundedCount, count
+from .bounded_count import LIMIT, BoundedCount
 from .enums import WAITING, Lane, State
-from .expressions import Now
+from .expressions import Now, composed
 from .identifier import IdentifierField
 from .job import Job, JobQuerySet
 from .pausing import Pausable, PausableQuerySet
@@ -21,6 +22,8 @@ from .pausing import Pausable, PausableQuerySet
 # Maximum number of queues notified at once. Workers find the jobs of other queues by polling,
 # within their poll interval.
 WOKEN = 1000
+# Number of lanes whose load is read in one statement.
+TOGETHER = 100
 # Number of jobs that one statement of clear() discards.
 CLEARED_TOGETHER = 1000
 
@@ -87,20 +90,16 @@ class QueueQuerySet(PausableQuerySet["Queue"]):
     def loads(self, lanes: Iterable[Lane]) -> dict[str, Load]:
         """Return the load of queues that have these lanes, or jobs in other states than READY.
 
-        Takes a few index probes for each lane.
+        Takes a few index probes for each lane, and one statement for very many lanes.
         """
         found: defaultdict[str, Load] = defaultdict(Load)
         jobs = Job.objects.using(self.db)
-        for lane in lanes:
-            waiting, load = (
-                jobs.ready().filter(queue=lane.queue, priority=lane.priority),
-                found[lane.queue],
-            )
-            load.ready = _sum(load.ready, count(waiting, "run_after"))
-            load.retries += _retries(waiting)[lane.queue]
-            first = waiting.order_by("run_after").values_list("run_after", Now()).first()
-            if first and (load.oldest is None or first[0] < load.oldest):
-                load.oldest, load.age = first[0], max(first[1] - first[0], timedelta())
+        for queue, ready, retries, oldest, now in _load_of_lanes(jobs, list(lanes)):
+            load = found[queue]
+            load.ready = _sum(load.ready, BoundedCount(LIMIT) if ready > LIMIT else ready)
+            load.retries += retries
+            if oldest and (load.oldest is None or oldest < load.oldest):
+                load.oldest, load.age = oldest, max(now - oldest, timedelta())
         # Each state in the order of its index: see count().
         for state, along in (
             (State.SCHEDULED, "run_after"),
@@ -112,6 +111,37 @@ class QueueQuerySet(PausableQuerySet["Queue"]):
         for queue, number in _retries(jobs.scheduled()).items():
             found[queue].retries += number
         return found
+
+
+def _load_of_lanes(jobs: JobQuerySet, lanes: list[Lane]) -> Iterator[tuple[Any, ...]]:
+    """Yield the queue of each lane, its ready jobs, their retries, the oldest's time, and now."""
+    connection = connections[jobs.db]
+    time = models.Value(None, output_field=models.DateTimeField())
+
+    def converted(value: Any) -> Any:
+        for convert in connection.ops.get_db_converters(time):
+            value = convert(value, time, connection)
+        return value
+
+    for start in range(0, len(lanes), TOGETHER):
+        part = lanes[start : start + TOGETHER]
+        statements, values = [], []
+        for place, lane in enumerate(part):
+            rows = jobs.of_lane(lane)
+            first, tried = rows.values("pk")[: LIMIT + 1], rows.values("attempt", "attempts_before")
+            oldest, now = rows.values("run_after"), rows.annotate(now=Now()).values("now")
+            of = [composed(each) for each in (first, tried[:LIMIT], oldest[:1], now[:1])]
+            statements.append(
+                f"SELECT {place}, (SELECT COUNT(*) FROM ({of[0][0]}) AS ready), (SELECT COUNT(*) "
+                f"FROM ({of[1][0]}) AS tried WHERE tried.attempt > tried.attempts_before), "
+                f"({of[2][0]}), ({of[3][0]})"
+            )
+            values += [value for _sql, those in of for value in those]
+        with connection.cursor() as cursor:
+            cursor.execute(" UNION ALL ".join(statements), values)
+            for place, ready, retries, oldest_at, now_at in cursor.fetchall():
+                times = converted(oldest_at), converted(now_at)
+                yield part[place].queue, ready, retries, *times
 
 
 def _sum(one: int, other: int) -> int:

@@ -10,10 +10,11 @@ from django.db.models import Exists, F, OuterRef, Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from ..recurrence.cron import UTC
 from ..recurrence.rule import Plan, Recurrence
 from .document import DocumentField
 from .enums import FINISHED
-from .expressions import Now, now_plus
+from .expressions import Now, StrictOnSQLite, now_plus
 from .identifier import IdentifierField
 from .job import Job
 from .primary import PrimaryQuerySet
@@ -21,6 +22,15 @@ from .primary import PrimaryQuerySet
 # Seconds after its last declaration by a dispatcher until a definition counts as removed from all
 # code.
 UNDECLARED_SECONDS = 120.0
+# The times and intervals that Python can read. A row that no scheduler can read, such as one with
+# PostgreSQL's infinity, would stop them all.
+TIMES = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+INTERVALS = timedelta(days=-10_000), timedelta(days=10_000)
+TIMES_OF_A_TASK = ("starts_at", "ends_at", "declared_at", "next_run_at", "last_run_at")
+READABLE = Q(
+    **{f"{name}__range": TIMES for name in TIMES_OF_A_TASK},
+    **{f"{name}__range": INTERVALS for name in ("every", "jitter")},
+)
 # The changes after which ``next_run_at`` is computed again.
 TO_BE_PLANNED = {"next_run_at": None, "waits_for": None, "is_over": False}
 
@@ -94,24 +104,32 @@ class RecurringTask(models.Model):
         _("task"),
         max_length=255,
         blank=True,
+        default="",
+        db_default="",
         help_text=_("Path of the task, such as shop.tasks.report."),
     )
     command = models.CharField(
         _("command"),
         max_length=100,
         blank=True,
+        default="",
+        db_default="",
         help_text=_("A management command, instead of a task."),
     )
     cron = models.CharField(
         _("cron expression"),
         max_length=100,
         blank=True,
+        default="",
+        db_default="",
         help_text=_("Minute, hour, day of month, month, day of week, such as 0 9 * * mon-fri."),
     )
     timezone = models.CharField(
         _("time zone"),
         max_length=64,
         blank=True,
+        default="",
+        db_default="",
         help_text=_("Time zone of the cron expression. Empty: the project's TIME_ZONE."),
     )
     every = models.DurationField(
@@ -123,44 +141,60 @@ class RecurringTask(models.Model):
     drift = models.BooleanField(
         _("drift"),
         default=False,
+        db_default=False,
         help_text=_("Count the interval from the end of a run, not from its scheduled time."),
     )
-    args = DocumentField(_("arguments"), default=list, blank=True)
-    kwargs = DocumentField(_("keyword arguments"), default=dict, blank=True)
+    args = DocumentField(_("arguments"), default=list, db_default=[], blank=True)
+    kwargs = DocumentField(_("keyword arguments"), default=dict, db_default={}, blank=True)
     queue = IdentifierField(
-        _("queue"), max_length=100, blank=True, help_text=_("Empty: the queue of the task.")
+        _("queue"),
+        max_length=100,
+        blank=True,
+        default="",
+        db_default="",
+        help_text=_("Empty: the queue of the task."),
     )
     priority = models.SmallIntegerField(
         _("priority"), null=True, blank=True, help_text=_("Empty: the priority of the task.")
     )
     missed = models.CharField(
-        _("missed runs"), max_length=4, choices=Missed.choices, default=Missed.SKIP
+        _("missed runs"),
+        max_length=4,
+        choices=Missed.choices,
+        default=Missed.SKIP,
+        db_default=Missed.SKIP,
     )
     most_missed = models.PositiveSmallIntegerField(
         _("maximum missed runs"),
         default=10,
+        db_default=10,
         help_text=_("If more runs were missed, the oldest are skipped."),
     )
     jitter = models.DurationField(
         _("jitter"),
         default=timedelta,
+        db_default=timedelta(),
         blank=True,
         help_text=_("Maximum random delay of each run."),
     )
     starts_at = models.DateTimeField(_("starts at"), null=True, blank=True)
     ends_at = models.DateTimeField(_("ends at"), null=True, blank=True)
-    is_enabled = models.BooleanField(_("enabled"), default=True, editable=False)
-    is_from_code = models.BooleanField(_("from code"), default=False, editable=False)
+    is_enabled = models.BooleanField(_("enabled"), default=True, db_default=True, editable=False)
+    is_from_code = models.BooleanField(
+        _("from code"), default=False, db_default=False, editable=False
+    )
     # Fingerprint of the declaration in code, and when a dispatcher with that code last ran.
-    definition = IdentifierField(max_length=64, blank=True, editable=False)
+    definition = IdentifierField(
+        max_length=64, blank=True, default="", db_default="", editable=False
+    )
     declared_at = models.DateTimeField(null=True, editable=False)
     next_run_at = models.DateTimeField(_("next run"), null=True, editable=False)
     last_run_at = models.DateTimeField(_("last run"), null=True, editable=False)
     # The job whose end the next interval starts from.
     waits_for = models.UUIDField(null=True, editable=False)
     # True if no time is left before ``ends_at``.
-    is_over = models.BooleanField(default=False, editable=False)
-    problem = models.TextField(_("problem"), blank=True, editable=False)
+    is_over = models.BooleanField(default=False, db_default=False, editable=False)
+    problem = models.TextField(_("problem"), blank=True, default="", db_default="", editable=False)
 
     objects = RecurringTaskQuerySet.as_manager()
 
@@ -178,6 +212,12 @@ class RecurringTask(models.Model):
                 condition=Q(cron="", every__isnull=False) | ~Q(cron="") & Q(every__isnull=True),
                 violation_error_message=_("Give either a cron expression or an interval."),
             ),
+            models.CheckConstraint(
+                name="dbqueue_recurring_times",
+                condition=READABLE,
+                violation_error_message=_("Give intervals below 10,000 days."),
+            ),
+            StrictOnSQLite(name="dbqueue_recurring_types"),
         ]
         permissions = [
             ("enable_recurringtask", "Can enable and disable recurring tasks"),

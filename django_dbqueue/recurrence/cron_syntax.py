@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from zoneinfo import available_timezones
 
 from ..exceptions import InvalidSchedule
 
@@ -34,6 +35,12 @@ ALIASES = {
 HASHED = re.compile(r"h(\(\d+-\d+\))?")
 # A time zone before or after the expression, as some crons accept it.
 TIME_ZONE = re.compile(r"(?:^\s*(?:cron_)?tz=|(?=\b[a-z]+/[a-z]))(\S+)", re.I)
+# Words of schedules in plain English, as some schedulers accept them.
+WORDS = re.compile(
+    r"\b(every|each|at|on|of|and|(second|minute|hour|day|week|month|year|weekday)s?"
+    r"|(hour|dai|week|month|year)ly|noon|midnight|[\d:]+\s*[ap]m)\b",
+    re.I,
+)
 
 
 def checked(expression: str) -> str:
@@ -50,9 +57,19 @@ def checked(expression: str) -> str:
 
 @lru_cache(maxsize=256)
 def _checked(expression: str) -> str:
-    if zone := TIME_ZONE.search(expression):
-        raise _refused(expression, f"a time zone: give it as timezone={zone[1]!r}")
-    fields = ALIASES.get(expression.strip().lower(), expression.lower()).split()
+    text = ALIASES.get(expression.strip().lower(), expression)
+    if WORDS.search(text):
+        raise _refused(
+            expression,
+            "words. Write numbers, the minute first: '0 9 * * *' is every day at 9:00, "
+            "'30 17 * * mon' is Monday at 17:30. For an interval, use every=timedelta(...)",
+        )
+    if zone := _zone_in(text):
+        rest = " ".join(
+            re.sub(rf"(?:(?:cron_)?tz=)?{re.escape(zone)}", "", text, flags=re.I).split()
+        )
+        raise _refused(expression, f"a time zone: give it as timezone={zone!r}, beside {rest!r}")
+    fields = text.lower().split()
     if len(fields) == 7:
         raise _refused(
             expression,
@@ -70,6 +87,15 @@ def _checked(expression: str) -> str:
             _check(expression, place, term, ungrouped=term == field)
     _check_days(expression, *fields[-3::2])
     return " ".join(fields)
+
+
+def _zone_in(expression: str) -> str:
+    if found := TIME_ZONE.search(expression):
+        return found[1]
+    *_fields, last = expression.split() or [""]
+    if len(last) == 1 or not last.isalpha() or last.lower() in NAMES:
+        return ""
+    return next((zone for zone in available_timezones() if zone.lower() == last.lower()), "")
 
 
 def follows_elapsed_time(expression: str) -> bool:

@@ -12,10 +12,9 @@ from typing import Any, Literal, TypeVar
 from ..compat import DEFAULT_TASK_BACKEND_ALIAS, FrameworkTask
 from ..core import serialization
 from ..exceptions import InvalidSchedule, InvalidTaskPath
-from .rule import Recurrence
+from .rule import Recurrence, check_name
 from .target import RecurringCall
 
-LONGEST_NAME = 255
 WHEN = {each.name for each in fields(Recurrence)} - {"name", "cron", "every"}
 
 T = TypeVar("T")
@@ -25,13 +24,14 @@ T = TypeVar("T")
 class Declared:
     """Declaration of one recurring task.
 
-    ``func`` is the decorated function; a command has none.
+    ``func`` is the decorated function; a command and an entry of the settings have none.
     """
 
     recurrence: Recurrence
     call: RecurringCall
     backend: str | None = None
     func: Callable[..., object] | None = None
+    is_from_settings: bool = False
 
     @property
     def name(self) -> str:
@@ -46,6 +46,11 @@ class Declared:
 
         Raises InvalidSchedule for an invalid declaration.
         """
+        if self.is_from_settings and (other := _by_name.get(self.name)):
+            raise InvalidSchedule(
+                f"{self.name!r} of OPTIONS['recurring'] is already the recurring {other.what} of "
+                "the code. Rename one of them."
+            )
         try:
             return self.call.resolved(self.backend)
         except (InvalidSchedule, InvalidTaskPath) as error:
@@ -76,6 +81,27 @@ _by_name: dict[str, Declared] = {}
 def declared() -> dict[str, Declared]:
     """Return all declarations of the modules imported so far, by name."""
     return dict(_by_name)
+
+
+def from_settings(alias: str, given: Mapping[str, Mapping[str, Any]]) -> list[Declared]:
+    """Return the enabled declarations in the validated ``OPTIONS["recurring"]`` of a backend."""
+    return [
+        Declared(
+            recurrence=Recurrence.from_settings(name, own),
+            call=RecurringCall(
+                task=own.get("task", ""),
+                command=own.get("command", ""),
+                args=own.get("args", ()),
+                kwargs=own.get("kwargs", {}),
+                queue=own.get("queue_name", ""),
+                priority=own.get("priority"),
+            ),
+            backend=alias,
+            is_from_settings=True,
+        )
+        for name, own in given.items()
+        if own.get("enabled", True)
+    ]
 
 
 def recurring(
@@ -183,10 +209,7 @@ def recurring_command(
 
 
 def _recurrence(name: str, cron: str, every: timedelta | None, **when: Any) -> Recurrence:
-    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
-        raise InvalidSchedule(
-            f"{name!r} is not a name of up to {LONGEST_NAME} characters. Give another."
-        )
+    check_name(name)
     return Recurrence(name=name, cron=cron, every=every, **when)
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.conf import settings
 
+from ..core.time_values import seconds_of
 from ..exceptions import InvalidSchedule
 from .cron import EPOCH, Cron, Every, Schedule, last_times, shortest_gap
 
 MISSED = ("skip", "one", "all")
 MOST_MISSED = 1000
+LONGEST_NAME = 255
 # A time that is no later than this is not missed, even if the next time has come too.
 LATE = timedelta(minutes=1)
 INSTANT = timedelta(microseconds=1)
@@ -59,6 +62,18 @@ class Recurrence:
                 check()
             except InvalidSchedule as error:
                 raise InvalidSchedule(f"{self.name!r}: {error}") from None
+
+    @classmethod
+    def from_settings(cls, name: str, given: Mapping[str, Any]) -> Recurrence:
+        """Return the rule of an entry of ``OPTIONS["recurring"]``; numbers are seconds."""
+        check_name(name)
+        when = {each.name: given[each.name] for each in fields(cls) if each.name in given}
+        try:
+            for key in {"every", "jitter"} & when.keys():
+                when[key] = timedelta(seconds=seconds_of(when[key], key))
+        except (TypeError, ValueError) as error:
+            raise InvalidSchedule(f"{name!r}: {error}") from None
+        return cls(**{**when, "name": name})
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -171,3 +186,11 @@ class Recurrence:
                 f"jitter={self.jitter!s} is not shorter than {gap!s}, the shortest time between "
                 "two runs. Lower it."
             )
+
+
+def check_name(name: object) -> None:
+    """Raise InvalidSchedule for a value that cannot be the name of a recurring task."""
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
+        raise InvalidSchedule(
+            f"{name!r} is not a name of up to {LONGEST_NAME} characters. Give another."
+        )

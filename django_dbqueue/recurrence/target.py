@@ -12,6 +12,7 @@ from django.core.management import get_commands
 
 from ..compat import InvalidTask
 from ..core import serialization
+from ..core.source import recurring_noted
 from ..exceptions import CommandNotAllowed, InvalidSchedule, SqlNotAllowed
 from ..registry import load
 
@@ -52,6 +53,16 @@ class RecurringCall:
                 f"both task={self.task!r} and command={self.command!r} are given. Leave one out."
             )
         return self.through(load(self.task or CALL_COMMAND), backend)
+
+    def resolved_in(self, database: str | None, backend: str | None = None) -> Any:
+        """Return ``resolved()``; InvalidSchedule too if its jobs are not in this database."""
+        task = self.resolved(backend)
+        if getattr(task.get_backend(), "database", None) != database:
+            raise InvalidSchedule(
+                f"its jobs are not in the database {database!r} of its row. "
+                "Create the row in the database of the jobs."
+            )
+        return task
 
     def through(self, task: Any, backend: str | None = None) -> Any:
         """Return the same as ``resolved()``, for a task that is already loaded."""
@@ -95,15 +106,11 @@ class RecurringCall:
 def enqueue(row: RecurringTask, wait: timedelta, backend: str | None = None) -> UUID:
     """Write one job of a recurring task, and return its id.
 
-    Raises the exceptions of ``RecurringCall.resolved``.
+    Raises the exceptions of ``RecurringCall.resolved_in``.
     """
-    call, database = RecurringCall.of(row), row._state.db
-    task = call.resolved(backend)
-    if getattr(task.get_backend(), "database", None) != database:
-        raise InvalidSchedule(
-            f"its jobs are not in the database {database!r} of its row. "
-            "Create the row in the database of the jobs."
-        )
-    if wait:
-        task = task.using(run_after=wait)
-    return UUID(task.enqueue(*call._arguments, **call.kwargs).id)
+    call = RecurringCall.of(row)
+    task = call.resolved_in(row._state.db, backend)
+    # With the row of its time, whatever the task's own setting is.
+    task = task.using(enqueue="in_transaction", run_after=wait or None)
+    with recurring_noted(row.name):
+        return UUID(task.enqueue(*call._arguments, **call.kwargs).id)

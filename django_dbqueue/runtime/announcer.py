@@ -18,6 +18,7 @@ from django.db import connections
 
 from ..backend import DatabaseBackend
 from ..compat import TaskResultDoesNotExist, signals
+from ..core.internal_errors import report
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -41,7 +42,8 @@ class Announcements:
             try:
                 os.write(self._writer.fileno(), job.bytes)
             except OSError as error:
-                logger.error(
+                report(
+                    error,
                     "announcer: task_finished not sent for job %s: receivers are too slow (%s).",
                     job,
                     error,
@@ -88,8 +90,8 @@ def announce(backend: DatabaseBackend, jobs: Iterable[UUID]) -> None:
             logger.warning(
                 "announcer: task_finished not sent for job %s: it has been deleted.", job
             )
-        except Exception:
-            logger.exception("announcer: task_finished not sent for job %s.", job)
+        except Exception as error:
+            report(error, "announcer: task_finished not sent for job %s.", job)
 
 
 def _start(run: Callable[[], object]) -> None:

@@ -80,6 +80,11 @@ def prepare(database: str, limit: float) -> None:
     discard(database)
 
 
+def is_prepared() -> bool:
+    """Return whether the calling thread runs the queue's own statements."""
+    return hasattr(_thread, "prepared")
+
+
 def _prepare_unconnected(connection: BaseDatabaseWrapper, limit: float) -> None:
     options = {
         key: value

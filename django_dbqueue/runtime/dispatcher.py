@@ -19,10 +19,18 @@ from ..core.transactions import is_conflict
 from ..engine.batches import OPEN_SECONDS, seal_abandoned
 from ..engine.dispatch import PendingMaintenance, dispatch, fetch_pending, next_due_in
 from ..engine.limits import replan_rates, reserve_times, sweep, unblock_orphans
-from ..engine.retention import prune_batches, prune_failures, prune_jobs, prune_semaphores
+from ..engine.retention import (
+    prune_batches,
+    prune_failures,
+    prune_jobs,
+    prune_operations,
+    prune_semaphores,
+    prune_statistics,
+)
+from ..engine.statistics import fold
 from ..models import Job, Process
 from ..models.enums import State
-from . import recovery
+from . import lifecycle, recovery
 from .announcer import announce_beside
 from .connections import close_connections, discard, leave_old_connections, prepare
 from .failure_detector import FailureDetector
@@ -47,6 +55,8 @@ class Dispatcher:
     # Seconds between two scans for blocked jobs with a free slot, and for rates whose next times
     # are to be reserved.
     SWEEP = 2.0
+    # Seconds between two additions of new counts to the statistics, and the most rows in one.
+    FOLD, MOST_COUNTS = 5.0, 5000
     # The first delay before a due job with a locked row is retried, in seconds.
     LOCKED = 0.01
     # The longest delay after a round rolled back by a conflict with another dispatcher, in seconds.
@@ -66,10 +76,12 @@ class Dispatcher:
         self._failure_detector = FailureDetector(options.patience, options.statement_limit)
         self._scheduler = Scheduler(backend)
         self._prune_at = self._sweep_at = self._unblock_orphans_at = time.monotonic()
+        self._fold_at = time.monotonic()
         self._locked_pause = self.LOCKED
         # Whether times may have been planned while the database's clock was ahead.
         self._is_to_replan = True
         self._problem = RepeatedProblem("dispatcher: due jobs could not be made ready")
+        self._statistics_problem = RepeatedProblem("dispatcher: statistics could not be written")
 
     def run(self, stop: Shutdown, supervisor: int | None = None) -> bool:
         """Run until ``stop`` is requested. Returns True: a dispatcher leaves nothing behind."""
@@ -81,14 +93,21 @@ class Dispatcher:
             self._options.poll_interval,
             extra=process.log_fields,
         )
-        while not stop.requested and not self._heartbeat.declared_dead:
+        kinds = ("dispatcher", "scheduler") if self.schedules else ("dispatcher",)
+        lifecycle.send("started", process, *kinds)
+        self._status.mark_ready()
+        while not (
+            stop.requested or self._heartbeat.declared_dead or self._status.is_drain_requested
+        ):
             self._status.tick()
             with deadline(self._options.answer_limit):
                 pause = self._work()
             self._status.tick(ahead=pause)
             stop.wait(pause)
+        lifecycle.send("stopping", process, *kinds)
         self._heartbeat.stop()
         close_connections()
+        lifecycle.send("stopped", process, *kinds)
         return True
 
     def _work(self) -> float:
@@ -109,6 +128,7 @@ class Dispatcher:
             self._recover(pending)
             longest = self._scheduler.turn(pending.recurring) if self.schedules else pause
             self._problem.over()
+            self._fold(pending)
             if queues or self._prune():
                 return 0.0
             return min(pause, longest, max(0.01, pause if due_in is None else due_in))
@@ -153,6 +173,24 @@ class Dispatcher:
                 )
             self._backend.finish_batches()
 
+    def _fold(self, pending: PendingMaintenance) -> None:
+        """Add new counts to the statistics; if more remain, again in the next round.
+
+        Statistics that cannot be written delay nothing else.
+        """
+        if not pending.counts or time.monotonic() < self._fold_at:
+            return
+        try:
+            are_more = fold(self._database, self.MOST_COUNTS)
+            self._statistics_problem.over()
+        except Exception as error:
+            discard(self._database)
+            are_more = is_conflict(error)
+            if not are_more:
+                self._statistics_problem.report(error)
+        if not are_more:
+            self._fold_at = time.monotonic() + self.FOLD * random.uniform(0.8, 1.2)
+
     def _unblock_orphans(self) -> None:
         began = time.monotonic()
         if began >= self._unblock_orphans_at:
@@ -182,7 +220,11 @@ class Dispatcher:
         """Delete some rows past their retention. Returns whether more may remain."""
         if time.monotonic() < self._prune_at:
             return False
-        others = (self._scheduler.prune(self.BATCH), prune_semaphores(self._database, self.BATCH))
+        others = [self._scheduler.prune(self.BATCH), prune_semaphores(self._database, self.BATCH)]
+        if (kept := self._options.keep_statistics) is not None:
+            others.append(prune_statistics(self._database, kept, self.BATCH))
+        if (kept := self._options.keep_operations) is not None:
+            others.append(prune_operations(self._database, kept, self.BATCH))
         if self._prune_some() or self.BATCH in others:
             return True
         if self._options.keep_failed is not None:

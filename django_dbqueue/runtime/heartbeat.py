@@ -18,6 +18,7 @@ from django import get_version
 from django.db import DatabaseError, InterfaceError
 
 from .. import __version__
+from ..core import internal_errors
 from ..core.options import Options
 from ..models import Process
 from ..models.expressions import Now, now_plus
@@ -58,10 +59,12 @@ class Heartbeat:
         self._is_away = self.declared_dead = False
         self._said_at = 0.0
         hostname = socket.gethostname()[:150]
+        label = f"{kind.value}-{options.name}" if options.name else kind.value
+        host = hostname[: 150 - len(options.name)]
         self.process = Process(
             # A new name at each start: a restarted container often has the hostname and process id
             # of its predecessor.
-            name=f"{kind.value}@{hostname}:{os.getpid()}:{secrets.token_hex(3)}",
+            name=f"{label}@{host}:{os.getpid()}:{secrets.token_hex(3)}",
             kind=kind,
             hostname=hostname,
             pid=os.getpid(),
@@ -83,12 +86,15 @@ class Heartbeat:
             self._register()
         self._last = time.monotonic()
         self._thread.start()
+        if internal_errors.note_process(self.process) and self._options.name:
+            process_identity.show_title(f"runqueue {self.process}")
         return self.process
 
     def stop(self, *, deregister: bool = True) -> None:
         """Stop the heartbeat and deregister. A process that still runs jobs does not deregister."""
         self._ended.set()
         self._thread.join(1.0)
+        internal_errors.forget_process(self.process)
         if not deregister:
             return
         discard(self._processes.db)  # It may have been lost since its last use by this thread.
@@ -97,8 +103,12 @@ class Heartbeat:
                 self._processes.filter(pk=self.process.pk).erase()
             SharedStatus.remove(self._status.name)
         except (DatabaseError, InterfaceError) as error:
-            logger.warning(
-                "%s could not deregister and will be declared dead: %s", self.process, error
+            internal_errors.report(
+                error,
+                "%s could not deregister and will be declared dead: %s",
+                self.process,
+                error,
+                level=logging.WARNING,
             )
 
     @property
@@ -173,8 +183,13 @@ class Heartbeat:
                 self.declared_dead = True
         except (DatabaseError, InterfaceError) as error:
             if not self._is_away or time.monotonic() - self._said_at > self.SAY_AGAIN:
-                logger.warning(
-                    "%s could not beat: %s", self.process, error, extra=self.process.log_fields
+                internal_errors.report(
+                    error,
+                    "%s could not beat: %s",
+                    self.process,
+                    error,
+                    level=logging.WARNING,
+                    extra=self.process.log_fields,
                 )
                 self._said_at = time.monotonic()
             self._is_away = True

@@ -8,6 +8,9 @@ import time
 from django.conf import settings
 from django.utils.log import AdminEmailHandler, RequireDebugTrue
 
+from ..core.internal_errors import report
+from .connections import is_prepared
+
 
 def log_to_console(level: int | None = None) -> None:
     """Log to the console if the project's ``LOGGING`` has no handler for this package's logger."""
@@ -15,12 +18,33 @@ def log_to_console(level: int | None = None) -> None:
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(
-            logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+            _ConsoleFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
         )
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
     if level is not None:
         logger.setLevel(level)
+
+
+class _ConsoleFormatter(logging.Formatter):
+    """Tracebacks of errors only: a warning, as in an outage, has its cause in the message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.exc_info and record.levelno < logging.ERROR:
+            record = logging.makeLogRecord({**vars(record), "exc_info": None, "exc_text": None})
+        return super().format(record)
+
+
+def silence_polling() -> None:
+    """Keep the statements of the queue's own threads out of Django's SQL log.
+
+    Those of tasks, which run on other threads, stay in it.
+    """
+    logging.getLogger("django.db.backends").addFilter(_is_no_poll)
+
+
+def _is_no_poll(record: logging.LogRecord) -> bool:
+    return not is_prepared()
 
 
 def skip_unheard_lines(logger: logging.Logger) -> None:
@@ -81,7 +105,7 @@ class RepeatedProblem:
         self._since = self._since or now
         if not self._said or now - self._said > self.AGAIN:
             self._said = now
-            self._logger.warning("%s: %s", self._what, error)
+            report(error, "%s: %s", self._what, error, level=logging.WARNING)
 
     def over(self) -> None:
         if self._since:

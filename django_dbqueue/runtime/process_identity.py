@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,6 +41,33 @@ def is_gone(pid: int, noted: dict[str, str | int]) -> bool:
         return True
     except OSError:  # It belongs to another user, and is hidden.
         return False
+
+
+def lives(pid: int, since: float) -> bool:
+    """Return whether the process that had this id at a time, as of ``time.time()``, still runs.
+
+    Without /proc, any process with the id counts.
+    """
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # It belongs to another user.
+        pass
+    with suppress(OSError):
+        booted = time.time() - float((PROC / "uptime").read_text().split()[0])
+        # Both clocks are rough: the process may seem to be a second younger than its file.
+        began = booted + _born(pid) / os.sysconf("SC_CLK_TCK")
+        return not _is_zombie(pid) and began < since + 1.0
+    return True
+
+
+def show_title(title: str) -> None:
+    """Set this process's title in ``ps``, if setproctitle is installed."""
+    with suppress(ImportError):
+        from setproctitle import setproctitle
+
+        setproctitle(title)
 
 
 def _born(pid: int) -> int:

@@ -11,6 +11,7 @@ from uuid import UUID
 from django.db import InterfaceError, OperationalError
 
 from ..backend import DatabaseBackend
+from ..core.internal_errors import report
 from ..engine.recurring import (
     delete_undeclared,
     enqueue_due,
@@ -119,18 +120,19 @@ class Scheduler:
     def _declare(self) -> None:
         """Write rows for the tasks that this code declares for this backend, and renew them."""
         mine = {}
-        for name, one in declared().items():
+        for one in (*declared().values(), *self._backend.recurring):
             try:
                 if one.resolved().backend == self._backend.alias:
-                    mine[name] = one.values()
+                    mine[one.name] = one.values()
             except InvalidSchedule as error:
-                self._say(logging.ERROR, f"declared {name}", f"scheduler: {error} It does not run.")
+                said = f"scheduler: {error} It does not run."
+                self._say(logging.ERROR, f"declared {one.name}", said)
         for name in synchronise(self._backend.database, mine, takes_over=self._is_new):
             self._say(
                 logging.ERROR,
                 f"declared {name}",
-                f"scheduler: {name!r} is declared in the code and also made in the admin: "
-                "rename one of them.",
+                f"scheduler: {name!r} is declared in the code and also made in the admin or "
+                "by SQL: rename one of them.",
             )
         self._definitions = [str(values["definition"]) for values in mine.values()]
         self._is_new = False
@@ -159,7 +161,10 @@ class Scheduler:
         """Log a message once, until the problem is over or the message changes."""
         if self._said.get(about) != text:
             self._said[about] = text
-            logger.log(level, text, exc_info=error)
+            if error:
+                report(error, text, level=level)
+            else:
+                logger.log(level, text)
 
 
 def _wait(row: Any) -> float:

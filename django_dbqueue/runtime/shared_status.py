@@ -15,8 +15,10 @@ import time
 from contextlib import suppress
 from uuid import UUID
 
-_TIME = struct.Struct("d")
-_GIL_ALIVE_AT, _LOOP_TICK_AT, _DRAINING, _PLACES = 0, 8, 16, 24
+_TIME, _NUMBER = struct.Struct("d"), struct.Struct("Q")
+_GIL_ALIVE_AT, _LOOP_TICK_AT = 0, 8
+_DRAINING, _READY, _DRAIN_REQUESTED, _KEPT = 16, 17, 18, 19
+_CLAIMED, _PLACES = 24, 32
 _ID, _NONE = 16, bytes(16)
 _NAME = re.compile(r"dbqueue-[0-9a-f]{32}\.status")
 
@@ -28,7 +30,11 @@ class SharedStatus:
 
     gil_alive_at: the last time that the interpreter ran. If it stops, no code of its own runs.
     loop_tick_at: the last time that the main loop made progress.
+    ready: the role has started, and is registered.
+    drain_requested: the supervisor asks the role to end once its running jobs have ended.
+    kept: the supervisor does not want the role to end after ``max_jobs`` yet.
     draining: the role claims no more jobs, and can be replaced.
+    claimed: the number of jobs that the role has claimed. A job is counted before it starts.
     not_started: the jobs that the role has claimed and not started. A job is removed before it
     starts, so a job in the status of a dead process never ran.
     """
@@ -92,8 +98,20 @@ class SharedStatus:
         """
         _TIME.pack_into(self._memory, _LOOP_TICK_AT, time.monotonic() + ahead)
 
+    def mark_ready(self) -> None:
+        self._memory[_READY] = 1
+
+    def request_drain(self) -> None:
+        self._memory[_DRAIN_REQUESTED] = 1
+
+    def keep(self, kept: bool) -> None:
+        self._memory[_KEPT] = kept
+
     def mark_draining(self) -> None:
         self._memory[_DRAINING] = 1
+
+    def count_claimed(self, jobs: int) -> None:
+        _NUMBER.pack_into(self._memory, _CLAIMED, self.claimed + jobs)
 
     def mark_claimed(self, job: UUID) -> None:
         """Record a claimed job that has not started.
@@ -110,8 +128,25 @@ class SharedStatus:
             self._free.append(place)
 
     @property
+    def is_ready(self) -> bool:
+        return bool(self._memory[_READY])
+
+    @property
+    def is_drain_requested(self) -> bool:
+        return bool(self._memory[_DRAIN_REQUESTED])
+
+    @property
+    def is_kept(self) -> bool:
+        return bool(self._memory[_KEPT])
+
+    @property
     def is_draining(self) -> bool:
         return bool(self._memory[_DRAINING])
+
+    @property
+    def claimed(self) -> int:
+        (claimed,) = _NUMBER.unpack_from(self._memory, _CLAIMED)
+        return int(claimed)
 
     def since_gil_alive(self) -> float:
         """Return the seconds since the interpreter last ran; 0 before the first."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable
+from multiprocessing import resource_tracker
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -14,6 +16,8 @@ R = TypeVar("R")
 
 # Windows has no SIGQUIT.
 NOW = getattr(signal, "SIGQUIT", signal.SIGTERM)
+# Nor SIGHUP.
+HANGUP = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
 
 
 def obey_signals(stop: Shutdown) -> None:
@@ -28,15 +32,36 @@ def obey_signals(stop: Shutdown) -> None:
     )
 
 
+def obey_hangup(stop: Shutdown, reload: Callable[[], object]) -> None:
+    """Call ``reload`` on SIGHUP; if the process has lost its terminal, request graceful shutdown.
+
+    The kernel sends SIGHUP when a terminal is closed.
+    """
+    had_terminal = os.isatty(0)
+    for number in HANGUP:
+        # Signals to the process group reach multiprocessing's tracker too, which inherits this.
+        signal.signal(number, signal.SIG_IGN)
+        resource_tracker.ensure_running()
+
+    def act(number: int) -> None:
+        if had_terminal and not os.isatty(0):
+            stop.request()
+        else:
+            reload()
+
+    _pass_on(HANGUP, act)
+
+
 def obey_supervisor(stop: Shutdown) -> None:
     """Request graceful shutdown on SIGTERM, immediate on SIGQUIT. The supervisor decides which.
 
     A signal that a terminal or a service manager sends to the whole process group reaches the
-    supervisor too. SIGINT is left to the supervisor. A SIGTERM that arrives twice, once from each,
-    counts as one.
+    supervisor too. SIGINT and SIGHUP are left to the supervisor. A SIGTERM that arrives twice, once
+    from each, counts as one.
     """
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, *HANGUP):
+        signal.signal(number, signal.SIG_IGN)
     _pass_on((signal.SIGTERM, NOW), lambda number: stop.request(immediate=number == NOW))
 
 

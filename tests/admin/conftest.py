@@ -17,11 +17,13 @@ from django_dbqueue.models import (
     Execution,
     Failure,
     Job,
+    Operation,
     Queue,
     RecurringTask,
     Semaphore,
     TaskState,
 )
+from django_dbqueue.models.operation import STORED
 from tests.conftest import a_process
 
 VIEW = [
@@ -32,8 +34,10 @@ VIEW = [
     "view_recurringtask",
     "view_batch",
     "view_semaphore",
+    "view_operation",
 ]
 OPERATE = [
+    *("stop_operation", "undo_operation"),
     *("retry_job", "discard_job", "stop_job", "move_job", "reprioritise_job", "reschedule_job"),
     *(
         "pause_queue",
@@ -45,6 +49,12 @@ OPERATE = [
 ]
 # Recurring tasks are the only rows that can be added, changed and deleted.
 EDIT = ["add_recurringtask", "change_recurringtask", "delete_recurringtask"]
+
+
+@pytest.fixture(autouse=True)
+def one_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offer no choice between the tests' backends: it would be part of each address."""
+    monkeypatch.setattr("django_dbqueue.admin.backend_choice.choices", list)
 
 
 def a_client(name: str, permissions: list[str], **values: Any) -> Client:
@@ -105,6 +115,17 @@ def a_batch(*jobs: Job, **values: Any) -> Batch:
     )
     Job.objects.filter(pk__in=[job.pk for job in jobs]).update(batch=batch)
     return batch
+
+
+def an_operation(job: Job, **values: Any) -> Operation:
+    """Create an operation that has retried a job, as which the job still waits."""
+    given = {"verb": "retry", "actor": "operator", "total": 1, "done": 1, "changed": 1}
+    now = timezone.now()
+    operation = Operation.objects.create(**{**given, "finished_at": now, **values})
+    before = {name: getattr(job, name) for name in STORED}
+    before |= {"state": "discarded", "finished_at": now}
+    operation.items.create(job=job.pk, changed=True, **before)
+    return operation
 
 
 def a_failure(message: str = "No such customer", **values: Any) -> Failure:
@@ -182,4 +203,5 @@ def rows_by_page(failed: Callable[..., Job]) -> dict[str, Any]:
         "recurringtask": a_recurring_task(is_from_code=True),
         "batch": a_batch(job),
         "semaphore": Semaphore.objects.create(key="charge account=17", max_running=2),
+        "operation": an_operation(job),
     }

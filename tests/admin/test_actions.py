@@ -27,12 +27,12 @@ def test_button_retries_job_without_confirmation(
 
     response = press(operator, "job", "retry", job.pk)
 
-    assert "Ready to run again: 1 job." in response.text
+    assert "Retried: 1 job." in response.text
     assert states() == [State.READY]
     entry = LogEntry.objects.get()
     assert (entry.object_id, entry.change_message, entry.user.username) == (
         str(job.pk),
-        "Ready to run again: 1 job.",
+        "Retried: 1 job.",
         "operator",
     )
 
@@ -88,8 +88,31 @@ def test_selected_jobs_are_retried_after_confirmation_without_javascript(
         {"action": "retry", "_selected_action": chosen, "select_across": "0", "confirmed": "yes"},
         follow=True,
     )
-    assert "Ready to run again: 2 jobs. Unchanged: 1." in done.text
+    assert "Retried: 2 jobs. Unchanged: 1." in done.text
     assert states() == [State.READY, State.READY, State.SUCCESSFUL, State.FAILED]
+    entries = LogEntry.objects.values_list("object_id", "change_message")
+    assert set(entries) == {(str(pk), "Retried: 2 jobs. Unchanged: 1.") for pk in chosen[:2]}
+
+
+def test_change_of_very_many_jobs_is_logged_once_with_the_filters(operator: Client) -> None:
+    jobs = [a_job(queue="mail") for _ in range(101)]
+
+    act(operator, "discard", [jobs[0].pk], "?queue=mail", select_across="1", confirmed="yes")
+
+    entry = LogEntry.objects.get()
+    assert entry.change_message == "Discarded: 101 jobs."
+    assert (entry.object_repr, entry.object_id, entry.user.username) == (
+        "queue=mail",
+        None,
+        "operator",
+    )
+    assert "queue=mail" in operator.get(reverse("admin:index")).text
+
+
+def test_action_that_changes_nothing_is_not_logged(operator: Client) -> None:
+    act(operator, "retry", [a_job(state=State.SUCCESSFUL).pk], confirmed="yes")
+
+    assert not LogEntry.objects.exists()
 
 
 def test_all_filtered_jobs_are_discarded_after_confirmation_naming_the_filter(
@@ -155,7 +178,8 @@ def test_all_selected_jobs_are_changed_by_one_statement(operator: Client, db: An
             [
                 query
                 for query in seen
-                if query["sql"].startswith("UPDATE") and "dbqueue_job" in query["sql"]
+                if query["sql"].startswith('UPDATE "dbqueue_job"')
+                or query["sql"].startswith("UPDATE `dbqueue_job`")
             ]
         )
         == 1

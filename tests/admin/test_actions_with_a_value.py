@@ -27,7 +27,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return int(rows.count())
 
     field = forms.IntegerField(label="How many", help_text="At most nine.", max_value=9)
-    action = replace(actions.RETRY, run=record, field=field, done="Noted %(value)s")
+    action = replace(actions.RETRY, verb="", run=record, field=field, done="Noted %(value)s")
     monkeypatch.setattr(jobs.JobAdmin, "actions", (action,))
     return values
 

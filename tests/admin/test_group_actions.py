@@ -36,7 +36,7 @@ class TestFailures:
         assert "Retry all jobs now: 2 jobs" in confirmation.text
         done = press(operator, "failure", "retry", failure.pk, confirmed="yes")
 
-        assert "Ready to run again: 2 jobs." in done.text
+        assert "Retried: 2 jobs." in done.text
         assert set(Job.objects.ready()) == set(retried)
         assert Job.objects.get(pk=failed_differently.pk).state == State.FAILED
         assert LogEntry.objects.get().object_id == str(failure.pk)

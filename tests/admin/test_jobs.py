@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -22,6 +22,8 @@ from django_dbqueue.models import Failure, Job, Process, Queue
 from tests.conftest import a_process
 
 from .conftest import a_failure, a_job, an_execution
+
+State = Job.State
 
 JOBS = reverse("admin:dbqueue_job_changelist")
 if django.VERSION >= (6, 0):
@@ -389,3 +391,49 @@ def test_show_all_is_offered_only_on_filtered_list(viewer: Client, db: Any) -> N
 
     assert "Show all" not in viewer.get(JOBS).text
     assert "Show all" in viewer.get(JOBS + "?state=ready").text
+
+
+def test_list_shows_priorities_that_are_not_the_usual_one(viewer: Client) -> None:
+    a_job(queue="mail", priority=-7)
+    a_job(queue="other")
+
+    text = viewer.get(reverse("admin:dbqueue_job_changelist")).text
+
+    assert 'mail<br><span class="dbq-quiet">priority -7</span>' in text
+    assert "priority 0" not in text
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (
+            {"state": State.SUCCESSFUL, "started": 70, "finished": 60},
+            "ended 1 min ago, ran for 10 s",
+        ),
+        ({"state": State.FAILED, "started": 3600, "finished": 3599.5}, "ran for 500 ms"),
+        ({"state": State.DISCARDED, "finished": 7200}, "ended 2 h ago"),
+        ({"state": State.RUNNING, "started": 90}, "running for 1 min 30 s"),
+        ({"state": State.SCHEDULED, "due": 7200.5}, "due in 2 h"),
+    ],
+)
+def test_list_says_when_and_how_long_jobs_ran(
+    viewer: Client, values: dict[str, Any], text: str
+) -> None:
+    process = a_process("worker@here:1:abc")
+    now, state = timezone.now(), values["state"]
+
+    def at(name: str) -> datetime | None:
+        return now - timedelta(seconds=values[name]) if name in values else None
+
+    a_job(
+        state=state,
+        started_at=at("started"),
+        finished_at=at("finished"),
+        run_after=now + timedelta(seconds=values.get("due", 0)),
+        process=process if state == State.RUNNING else None,
+        attempt=1,
+    )
+
+    page = viewer.get(reverse("admin:dbqueue_job_changelist"))
+
+    assert text in re.sub(r"<[^>]+>", "", page.text)

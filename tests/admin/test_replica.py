@@ -16,7 +16,7 @@ from django_dbqueue.models import Job, RecurringTask
 
 from .. import tasks
 from .conftest import EDIT, OPERATE, VIEW, a_client
-from .test_permissions import ACTIONS, PAGES, VALUES, act, prepare, snapshot, url
+from .test_permissions import ACTIONS, PAGES, act, fields_of, prepare, snapshot, url
 from .test_recurring import FORM_DATA
 
 
@@ -64,9 +64,7 @@ def test_action_is_executed_in_the_primary(
     before, pk = snapshot(), rows[page].pk
 
     if trigger == "button":
-        response = editor.post(
-            url(page, action, pk), {"confirmed": "yes", "value": VALUES.get(action, "")}
-        )
+        response = editor.post(url(page, action, pk), fields_of(action))
     elif trigger == "selection":
         response = act(editor, page, action, pk)
     else:

@@ -60,8 +60,20 @@ class TestFailurePage:
         done = press(operator, "failure", "retry", failure.pk, confirmed="yes")
 
         assert "Retry all jobs now: 2 jobs" in question.text
-        assert "Ready to run again: 2 jobs." in done.text
+        assert "Retried: 2 jobs." in done.text
         assert states() == [State.READY, State.READY, State.SCHEDULED]
+
+    def test_question_about_discarded_jobs_says_which_times_are_kept(
+        self, operator: Client
+    ) -> None:
+        hours = [timezone.now().replace(microsecond=0) + n * HOUR for n in (1, 20)]
+        jobs = [a_job(run_after=each) for each in hours] + [a_job(), a_job()]
+        Job.objects.discard()
+
+        question = act(operator, "retry", [job.pk for job in jobs])
+
+        first, last = (f"{timezone.localtime(each):%Y-%m-%d %H:%M:%S}" for each in hours)
+        assert f"Scheduled, and run at their time: 2, from {first} to {last}." in question.text
 
     def test_discard_reaches_failed_jobs_and_waiting_retries(
         self, operator: Client, failed: Callable[..., Job], retried: Callable[..., Job]

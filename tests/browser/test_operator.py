@@ -6,12 +6,13 @@ import pytest
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import connection
+from django.utils import timezone
 
 from django_dbqueue import testing
-from django_dbqueue.models import Job, Queue, RecurringTask
+from django_dbqueue.models import Job, Operation, Queue, RecurringTask
 
 from .. import tasks
-from ..conftest import a_process
+from ..conftest import a_process, until
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -82,6 +83,7 @@ def failed_jobs():
 
 def test_each_page_opens_without_console_errors(operator, failed_jobs):
     a_process("worker@web1:1:abc")
+    assert "Jobs now" in operator.open("/admin/dbqueue/overview/")
     for model in [
         "job",
         "failure",
@@ -92,6 +94,7 @@ def test_each_page_opens_without_console_errors(operator, failed_jobs):
         "recurringtask",
         "batch",
         "semaphore",
+        "operation",
     ]:
         assert "Job queue" in operator.open(f"/admin/dbqueue/{model}/")
     assert operator.open(f"/admin/dbqueue/job/{Job.objects.first().pk}/change/")
@@ -113,7 +116,7 @@ def test_jobs_are_retried_from_the_page_of_their_failure(operator, failed_jobs):
 
 def test_queue_is_paused_and_resumed(operator):
     Queue.objects.ensure_rows(["mail"])
-    operator.open("/admin/dbqueue/queue/mail/change/")
+    operator.open("/admin/dbqueue/queue/mail/change/?backend=default")
 
     operator.press("Pause")
     assert Queue.objects.paused().exists()
@@ -143,3 +146,50 @@ def test_recurring_task_is_added_run_and_disabled(operator):
     assert operator.console_errors() == []
     operator.press("Disable")
     assert not RecurringTask.objects.get().is_enabled
+
+
+def test_discard_is_undone_from_its_message(operator, failed_jobs):
+    operator.open("/admin/dbqueue/job/?state=failed")
+    operator.browser.find_element("css selector", "#result_list tbody th a").click()
+    operator.press("Discard")
+    operator.press("Discard: 1 job")
+    assert Job.objects.failed().count() == 2
+
+    assert "Ran for" not in operator.press("Details and undo")
+    operator.press("Undo")
+    assert "Undone: 1 job." in operator.press("Undo: 1 operation")
+
+    assert Job.objects.failed().count() == 3
+    assert operator.console_errors() == []
+
+
+def test_page_of_an_operation_follows_it_without_a_reload(operator, failed_jobs):
+    given = {"verb": "discard", "total": 40, "job": Job.objects.first().pk}
+    operation = Operation.objects.create(**given, done=10, changed=10)
+    assert "10 of 40" in operator.open(
+        f"/admin/dbqueue/operation/{operation.pk}/change/?backend=default"
+    )
+    page = operator.browser.find_element("tag name", "html")
+
+    Operation.objects.update(done=20, changed=20)
+    until(lambda: "20 of 40" in operator.text())
+    Operation.objects.update(done=40, changed=40, finished_at=timezone.now())
+    until(lambda: "40 of 40" in operator.text() and "Done" in operator.text())
+
+    assert "UNDO" in operator.text().upper() and "STOP" not in operator.text().upper()
+    assert page.is_enabled()  # It is still the same page.
+    assert not operator.browser.find_elements("css selector", "[data-dbq-live]")
+    assert operator.console_errors() == []
+
+
+def test_overview_follows_the_queue_and_keeps_what_is_open(operator, failed_jobs):
+    operator.open("/admin/dbqueue/overview/?backend=default")
+    operator.browser.find_element("css selector", ".dbq-problems summary").click()
+    tasks.add.enqueue_many([(1,)] * 7)
+
+    tiles = operator.browser.find_element
+    until(lambda: "7" in tiles("css selector", ".dbq-tiles").text)
+
+    assert operator.browser.find_element("css selector", ".dbq-problems details[open]")
+    assert operator.browser.switch_to.active_element.tag_name == "summary"
+    assert operator.console_errors() == []

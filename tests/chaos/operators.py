@@ -1,4 +1,4 @@
-"""Operators who change hundreds of jobs, and transactions that lock rows for seconds."""
+"""Operators: they change hundreds of jobs; and transactions that lock rows for seconds."""
 
 from __future__ import annotations
 

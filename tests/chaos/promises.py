@@ -7,7 +7,16 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from django_dbqueue.models import Batch, Execution, Job, RecurringExecution
+from django_dbqueue.core.counts import Counts
+from django_dbqueue.models import (
+    Batch,
+    Execution,
+    Job,
+    RecurringExecution,
+    Statistic,
+    StatisticDelta,
+)
+from django_dbqueue.models.enums import FAILURES
 
 from ..models import Interval, Mark
 from . import tasks
@@ -20,7 +29,7 @@ STAGES = 3
 
 def broken(load: Load, operators: Operators, watch: Watch) -> dict[str, list[str]]:
     """Return the violations by their label in the report; each list must be empty."""
-    executions = list(Execution.objects.order_by("attempt").defer("message", "traceback", "log"))
+    executions = list(Execution.objects.order_by("attempt").defer("traceback", "log"))
     return {
         "stalled work": [f"{what} for {seconds:.0f} s" for what, seconds in watch.stalled.items()],
         "reruns after a stop": list(_stopped(operators.stopped, executions)),
@@ -30,6 +39,7 @@ def broken(load: Load, operators: Operators, watch: Watch) -> dict[str, list[str
         "unexplained stages": list(_pipelines(executions)),
         "batches, callbacks not 1": list(_batches(load.batches)),
         "schedule times, jobs not 1": list(_times()),
+        "attempts not counted once": list(_counts(executions)),
     }
 
 
@@ -46,6 +56,20 @@ def _debounced(load: Load, executions: Iterable[Execution]) -> Iterator[str]:
             # Half a second of tolerance: the transaction may have started earlier.
             if called_at < each.claimed_at < until - timedelta(seconds=0.5):
                 yield f"{each.job_id}: attempt {each.attempt} began at {each.claimed_at}, called at {called_at} with a delay until {until}"
+
+
+def _counts(executions: Iterable[Execution]) -> Iterator[str]:
+    """The statistics count each settled attempt once, and its outcome."""
+    settled = [each for each in executions if not each.message.endswith("outcome was dropped.")]
+    failed = sum(each.outcome in FAILURES for each in settled)
+    counts = Counts()
+    for statistic in Statistic.objects.all():
+        counts.merge(statistic.counts)
+    for delta in StatisticDelta.objects.all():
+        counts.merge(Counts.from_json(delta.counts))
+    runs, failures = counts.runs, counts.failures
+    if (runs, failures) != (len(settled), failed):
+        yield f"{runs} runs and {failures} failures for {len(settled)} attempts and {failed} failed"
 
 
 class Span(NamedTuple):

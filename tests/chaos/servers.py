@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -11,6 +10,9 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+
+# Seconds that a server has to recover from a crash.
+STARTS_WITHIN = 300.0
 
 
 class PostgreSQL:
@@ -29,12 +31,16 @@ class PostgreSQL:
         os.kill(self._server.get_pid(), signal.SIGQUIT)
         while not self._is_down():
             time.sleep(0.05)
-        with contextlib.suppress(
-            subprocess.TimeoutExpired
-        ):  # A busy machine may need longer: try once more.
-            self._server.ensure_postgres_running()
-            return
-        self._server.ensure_postgres_running()
+        # On a busy machine, the recovery may take longer than the wheel waits for: it then times
+        # out, and later finds a server that is not ready.
+        end = time.monotonic() + STARTS_WITHIN
+        while True:
+            try:
+                return self._server.ensure_postgres_running()
+            except (subprocess.TimeoutExpired, AssertionError):
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.5)
 
     def _is_down(self) -> bool:
         return not (Path(self._folder) / "postmaster.pid").exists()

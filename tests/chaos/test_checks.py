@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from django.db import connection
 
-from django_dbqueue.models import Batch, Execution, Job, Process
+from django_dbqueue.models import Batch, Execution, Job, Process, StatisticDelta
 from django_dbqueue.models.expressions import Now, now_plus
 
 from ..conftest import a_process
@@ -17,7 +17,7 @@ from ..reliability.conftest import held_open
 from . import tasks
 from .load import Load
 from .operators import Operators
-from .promises import _debounced, _stopped
+from .promises import _counts, _debounced, _stopped
 from .report import report
 from .servers import deadlocks_in
 from .watch import Watch
@@ -155,6 +155,22 @@ def test_early_start_of_debounced_job_is_reported():
     (found,) = _debounced(load, attempts)
 
     assert found.startswith("a: attempt 2 began")
+
+
+@pytest.mark.parametrize(("runs", "failures"), [(1, 0), (2, 1), (3, 0), (2, 0)])
+def test_attempt_that_is_not_counted_once_is_reported(runs, failures):
+    """Attempts whose outcome was dropped are not counted."""
+    StatisticDelta.objects.create(queue="q", task="t", counts={"runs": runs, "failures": failures})
+    dropped = (
+        "It ended (failed) when its job belonged to another process; that outcome was dropped."
+    )
+    attempts = [
+        Execution(job_id="a", attempt=1, outcome="successful"),
+        Execution(job_id="a", attempt=2, outcome="discarded"),
+        Execution(job_id="a", attempt=3, outcome="lost", message=dropped),
+    ]
+
+    assert bool(list(_counts(attempts))) == ((runs, failures) != (2, 0))
 
 
 def test_deadlock_in_server_log_is_reported(tmp_path):

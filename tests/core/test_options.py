@@ -47,6 +47,18 @@ pytestmark = pytest.mark.django_db(databases=["default", "other"])
         ({"delete_on_success": 1}, r"delete_on_success=1 is not True or False"),
         ({"hidden": 5}, r"hidden=5 is not a list of names"),
         ({"per_queue": ["mail"]}, r"per_queue=\['mail'\] is not a dict"),
+        ({"silence_polling": "no"}, r"silence_polling='no' is not True or False"),
+        (
+            {"receivers": {"worker_strated": "shop.monitoring.f"}},
+            r"receivers: 'worker_strated' is not a signal of django_dbqueue.signals. "
+            r"Did you mean 'worker_started'\?",
+        ),
+        ({"receivers": ["worker_started"]}, r"receivers: \['worker_started'\] is not a dict"),
+        ({"receivers": {"worker_started": "f"}}, r"\('f',\), which is not a dotted path"),
+        ({"receivers": {"worker_started": ""}}, r"which is not a dotted path. Give such as"),
+        ({"receivers": {"worker_started": "shop..f"}}, r"which is not a dotted path"),
+        ({"receivers": {"worker_started": ["a.b", 5]}}, r"which is not a dotted path"),
+        ({"receivers": {"worker_started": print}}, r"which is not a dotted path"),
         ({"per_queue": {"mail": 30}}, r"per_queue\['mail'\]: 30 is not a dict"),
         (
             {"per_queue": {"mail": {"timeouts": 3}}},
@@ -65,6 +77,32 @@ pytestmark = pytest.mark.django_db(databases=["default", "other"])
             r"per_queue\['mail'\]: 'threads' is not an option. Choose from max_attempts",
         ),
         ({"beat_interval": 20}, r"dead_after=30.0 is under three times beat_interval=20"),
+        ({"max_age": 0}, r"max_age=0 is not a number of seconds above 0"),
+        ({"max_age": "1 h"}, r"max_age='1 h' is not a number of seconds"),
+        ({"max_memory": 0}, r"max_memory=0 is not a whole number of at least 1"),
+        ({"max_memory": "512M"}, r"max_memory='512M' is not a whole number"),
+        ({"workers": 2}, r"workers=2 is not a list of dicts. Give \[{'queues'"),
+        ({"workers": {"queues": "*"}}, r"workers={'queues': '\*'} is not a list of dicts"),
+        ({"workers": "mail"}, r"workers='mail' is not a list of dicts"),
+        ({"workers": ["mail"]}, r"workers\[0\]: 'mail' is not a dict"),
+        (
+            {"workers": [{}, {"thread": 4}]},
+            r"workers\[1\]: 'thread' is not an option. Did you mean 'threads'\?",
+        ),
+        (
+            {"workers": [{"timeout": 4}]},
+            r"workers\[0\]: 'timeout' is not an option. Choose from queues, processes",
+        ),
+        ({"workers": [{"workers": []}]}, r"workers\[0\]: 'workers' is not an option"),
+        ({"workers": [{1: 2}]}, r"workers\[0\]: 1 is not an option"),
+        ({"workers": [{"threads": 0}]}, r"workers\[0\]: threads=0 is not a whole number"),
+        ({"workers": [{"queues": []}]}, r"workers\[0\]: queues is empty"),
+        ({"workers": [{"queues": None}]}, r"workers\[0\]: queues=None is not a list of names"),
+        ({"workers": [{"max_memory": 1.5}]}, r"workers\[0\]: max_memory=1.5 is not a whole"),
+        (
+            {"workers": [{"poll_interval": -1}]},
+            r"workers\[0\]: poll_interval=-1 is not a number of seconds above 0",
+        ),
     ],
 )
 def test_invalid_option_is_named_with_its_remedy(given, message):
@@ -79,6 +117,41 @@ def test_per_queue_options_override_backend_options():
 
     assert (options.of("mail").timeout, options.of("mail").max_attempts) == (30, 3)
     assert options.of("default").timeout == 600
+
+
+GROUPS = [{"queues": "mail*", "threads": 5, "processes": 2}, {"queues": ["*"]}]
+
+
+def test_group_of_workers_overrides_backend_options():
+    options = Options.from_settings({"threads": 3, "max_age": 60, "workers": GROUPS})
+
+    mail, others = [options.changed(**group) for group in options.groups({})]
+
+    assert (mail.queues, mail.threads, mail.processes, mail.max_age) == (("mail*",), 5, 2, 60)
+    assert (others.queues, others.threads, others.processes) == (("*",), 3, 1)
+
+
+def test_workers_without_groups_are_one_group():
+    assert Options().groups({"threads": 2}) == [{"threads": 2}]
+    assert Options.from_settings({"workers": []}).groups({}) == [{}]
+
+
+def test_command_line_applies_to_every_group_and_its_queues_replace_them():
+    options = Options.from_settings({"workers": GROUPS})
+
+    assert [group["threads"] for group in options.groups({"threads": 1})] == [1, 1]
+    assert options.groups({"queues": "reports"}) == [{"queues": "reports"}]
+
+
+@pytest.mark.parametrize("queues", ["a*b", ["mail", "nowhere"]])
+def test_invalid_queues_of_a_group_are_a_system_check_error(queues):
+    own = {"workers": [{"queues": "mail"}, {"queues": queues}]}
+    given = {"BACKEND": OURS, "QUEUES": ["mail"], "OPTIONS": {"database": "default", **own}}
+    with override_settings(TASKS={"default": given}):
+        found = [message.msg for message in run_checks() if message.id == "dbqueue.E001"]
+
+    assert len(found) == 1
+    assert "TASKS['default']['OPTIONS']: '" in found[0]
 
 
 def test_task_options_precede_queue_and_backend_options():

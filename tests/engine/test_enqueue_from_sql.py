@@ -6,20 +6,24 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import datetime, timedelta, timezone
-from uuid import RFC_4122, UUID
+from itertools import product
+from uuid import RFC_4122, UUID, uuid4
 
 import pytest
 from django.core.management import call_command
 from django.db import connection, transaction
 from django.db.migrations.executor import MigrationExecutor
 
-from django_dbqueue.models import Job
+from django_dbqueue import Constant, Exponential, Linear, Rate, batch, limit, limits
+from django_dbqueue.models import Batch, BatchShare, Execution, Job, Semaphore
 from django_dbqueue.models.expressions import now_plus
 from django_dbqueue.testing import drain
 
 from .. import direct, tasks
 from ..conftest import LONG, log_of, until
 from ..models import Run
+from .test_batch_membership import BOTH, ENDED, SUCCESSFUL, finish
+from .test_batches import settle
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -29,6 +33,7 @@ pytestmark = [
 ]
 State = Job.State
 ADD = "tests.tasks.add"
+DOCUMENTS = ("args", "kwargs", "backoff", "concurrency", "rate")
 
 
 @pytest.fixture
@@ -51,7 +56,7 @@ def enqueue(sql_connection):
         from psycopg.types.json import Jsonb
 
         named = {
-            name: Jsonb(value) if name in ("args", "kwargs") else value
+            name: Jsonb(value) if name in DOCUMENTS and value is not None else value
             for name, value in given.items()
         }
         extra = "".join(f", {name} => %({name})s" for name in named)
@@ -93,11 +98,10 @@ def test_sql_row_with_key_equals_python_row(enqueue):
 
 def test_only_the_task_argument_is_required(enqueue, sql_connection):
     enqueue("tests.tasks.nothing")
-    sql_connection.execute(
-        "SELECT dbqueue_enqueue('tests.tasks.nothing', NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
-    )
+    sql_connection.execute(f"SELECT dbqueue_enqueue('tests.tasks.nothing'{', NULL' * 14})")
 
     for job in Job.objects.all():
+        assert (job.options, job.limits) == (None, None)
         assert (job.args, job.kwargs, job.queue, job.priority, job.state, job.key) == (
             [],
             {},
@@ -219,6 +223,8 @@ BAD = [
     ({"run_after": "-infinity"}, "not -infinity"),
     ({"run_after": "294000-01-01"}, "run_after must be a time"),
     ({"run_after": "0044-03-15 BC"}, "run_after must be a time"),
+    ({"run_after": "0500-01-01"}, "run_after must be a time"),
+    ({"run_after": "0999-12-31 23:59:59+00"}, "run_after must be a time"),
     ({"key": ""}, "key must be text of 1 to 200 characters, not 0"),
     ({"key": "x" * 201}, "key must be text of 1 to 200 characters, not 201"),
     (
@@ -232,6 +238,95 @@ BAD = [
     ({"kwargs": {"a": nested(300)}}, "nested more than 30 deep"),
     ({"args": [10**4001]}, "numbers of over 4,000 digits"),
     ({"kwargs": {"a": [{"b": 10**4001}]}}, "numbers of over 4,000 digits"),
+    ({"timeout": timedelta()}, "timeout must be an interval above 0 and below 3,650 days, not 0"),
+    ({"timeout": timedelta(seconds=-1)}, "timeout must be .*, not -1 day"),
+    ({"timeout": timedelta(days=3650)}, "not 3650 days"),
+    ({"timeout": "1 month"}, "timeout must be an interval of equal length, not 1 mon"),
+    ({"timeout": "1 year -300 days"}, "of equal length, not 1 year -300 days"),
+    ({"max_attempts": 0}, "max_attempts must be a whole number from 1 to 32767, not 0"),
+    ({"max_attempts": 32768}, "not 32768"),
+    ({"on_lost": "ignore"}, "on_lost must be 'retry' or 'fail', not 'ignore'"),
+    ({"on_lost": ""}, "on_lost must be .*, not ''"),
+    (
+        {"key": "a", "on_conflict": "once", "delete_on_success": True},
+        "on_conflict 'once' needs the rows of finished jobs",
+    ),
+    *[
+        ({"backoff": value}, "backoff is not a strategy: ")
+        for value in (
+            5,
+            "constant",
+            [],
+            {},
+            {"quadratic": {}},
+            {"constant": 5},
+            {"constant": {"delay": -1}},
+            {"constant": {"delay": "5"}},
+            {"constant": {"delay": None}},
+            {"constant": {"delay": True}},
+            {"constant": {"delay": [1]}},
+            {"constant": {"step": 1}},
+            {"linear": {"step": 1e10}},
+            {"linear": {"first": 1}},
+            {"exponential": {"jitter": 1.1}},
+            {"exponential": {"delay": 1}},
+            {"constant": {}, "linear": {}},
+        )
+    ],
+    *[
+        ({"concurrency": value}, "concurrency is not a limit: ")
+        for value in (
+            2,
+            "2",
+            {},
+            [2],
+            [[]],
+            [{"most": 1}, None],
+            {"most": 0},
+            {"most": 1_000_000},
+            {"most": 1.5},
+            {"most": "2"},
+            {"most": True},
+            {"most": None},
+            {"max_running": 1},
+            {"most": 1, "number": 1},
+            {"most": 1, "key": ""},
+            {"most": 1, "key": None},
+            {"most": 1, "key": "x" * 201},
+            {"most": 1, "key": 1.5},
+            {"most": 1, "key": True},
+            {"most": 1, "key": [1]},
+            {"most": 1, "key": {}},
+            {"most": 1, "key": {"a": 1, "b": 2}},
+            {"most": 1, "key": {"a": {"b": 1}}},
+            {"most": 1, "key": {"a": None}},
+            {"most": 1, "group": ""},
+            {"most": 1, "group": "x" * 101},
+            {"most": 1, "group": 5},
+            {"most": 1, "on_conflict": "skip"},
+            {"most": 1, "on_conflict": None},
+            {"most": 1, "on_conflict": 1},
+        )
+    ],
+    *[
+        ({"rate": value}, "rate is not a rate: ")
+        for value in (
+            "5/s",
+            {"per": 60},
+            {"number": 0},
+            {"number": 1, "per": 0},
+            {"number": 1, "per": -1},
+            {"number": 1, "per": "60"},
+            {"number": 1, "per": True},
+            {"number": 1, "per": 1e8},
+            {"number": 1, "per": 10**400},
+            {"number": 1, "burst": 0},
+            {"number": 1, "most": 1},
+            {"number": 1, "on_conflict": "wait"},
+            [{"number": 1}, {}],
+        )
+    ],
+    ({"concurrency": {"most": 2}, "rate": 5}, "rate is not a rate: 5"),
 ]
 
 
@@ -252,6 +347,17 @@ def test_invalid_argument_is_refused_with_a_hint(enqueue, sql_connection, given,
     assert str(refused.value).startswith("dbqueue_enqueue: ")
     assert refused.value.diag.message_hint
     assert not Job.objects.exists()
+
+
+def test_rate_that_float_rounds_to_the_bound_is_refused(sql_connection):
+    import psycopg
+
+    call = f"""SELECT dbqueue_enqueue('{ADD}', rate => '{{"number": 1, "per": %s}}')"""
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="rate is not a rate"):
+        sql_connection.execute(call % "99999999.99999999999")
+    sql_connection.execute(call % "99999999.99999999")
+
+    assert limits.are_readable(Job.objects.get().options["rate"])
 
 
 @pytest.mark.parametrize(
@@ -281,6 +387,143 @@ def test_database_refuses_nul_in_arguments(sql_connection):
         sql_connection.execute(
             "SELECT dbqueue_enqueue(%s, %s::text::jsonb)", [ADD, json.dumps(["\x00"])]
         )
+
+
+# Options of the call
+
+
+@pytest.mark.parametrize(
+    ("task", "queue", "given", "policy"),
+    [
+        ("fail", "mail", {"timeout": timedelta(seconds=1.5)}, (4, timedelta(seconds=1.5), "retry")),
+        ("fail", "mail", {"max_attempts": 2}, (2, timedelta(seconds=30), "retry")),
+        ("fail", "mail", {"on_lost": "fail"}, (4, timedelta(seconds=30), "fail")),
+        ("fail", "mail", {"delete_on_success": True}, (4, timedelta(seconds=30), "retry")),
+        ("fail_at_its_own_pace", "mail", {"max_attempts": 5}, (5, timedelta(seconds=9), "fail")),
+        ("fail_at_its_own_pace", "mail", {"on_lost": "retry"}, (2, timedelta(seconds=9), "retry")),
+        ("fail_at_its_own_pace", "mail", {"concurrency": []}, (2, timedelta(seconds=9), "fail")),
+        (
+            "fail",
+            "default",
+            {"timeout": timedelta(days=3649), "max_attempts": 32767, "on_lost": "retry"},
+            (32767, timedelta(days=3649), "retry"),
+        ),
+    ],
+)
+def test_option_not_given_is_that_of_task_and_queue(
+    enqueue, mail_queue_options, task, queue, given, policy
+):
+    pk = enqueue(f"tests.tasks.{task}", queue=queue, **given)
+
+    drain()
+
+    job = Job.objects.get(pk=pk)
+    assert (job.max_attempts, job.timeout, job.on_lost) == policy
+
+
+STRATEGIES = [
+    Constant(delay=7, jitter=0),
+    Linear(step=2.5, cap=9, jitter=0.0),
+    Exponential(first=3, factor=4, jitter=0),
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_backoff_of_the_call_delays_its_retries(enqueue, strategy):
+    stored = {type(strategy).__name__.lower(): vars(strategy)}
+    pk = enqueue("tests.tasks.fail", max_attempts=3, backoff=stored)
+
+    drain()
+
+    job, end = Job.objects.get(pk=pk), Execution.objects.get().finished_at
+    assert job.state == State.SCHEDULED
+    assert abs((job.run_after - end).total_seconds() - strategy.seconds(1)) < 0.5
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_success_of_the_call_is_deleted_or_kept(enqueue, own):
+    enqueue(args=[1], delete_on_success=own)
+    enqueue(args=[2])
+
+    drain()
+
+    assert Job.objects.count() == 2 - own
+
+
+def test_reenqueue_of_key_replaces_options_of_the_call(enqueue):
+    enqueue(args=[1], key="a", max_attempts=3, concurrency={"most": 1})
+    enqueue(args=[1], key="a", delete_on_success=False)
+
+    assert Job.objects.get().options == {"delete_on_success": False}
+
+
+@pytest.mark.parametrize("name", ["charge", "report", "withdraw", "deposit", "audit"])
+def test_limits_of_the_task_equal_those_of_a_python_call(enqueue, name):
+    args = [] if name == "audit" else [17]
+    python = getattr(tasks, name).enqueue(*args)
+    sql = enqueue(f"tests.tasks.{name}", args=args)
+
+    drain()
+
+    assert Job.objects.get(pk=sql).limits == Job.objects.get(pk=python.id).limits
+
+
+LIMITS = [
+    ({"most": 2}, limit(2)),
+    ({"most": 2, "on_conflict": "discard"}, limit(2, on_conflict="discard")),
+    ({"most": 2, "on_conflict": "wait", "key": {"a": 17}}, limit(2, key=lambda a: a)),
+    ({"most": 999_999, "key": {"a": "17"}}, limit(999_999, key=lambda a: a)),
+    ({"most": 2, "key": {"a+b": "1 2"}}, limit(2, key=lambda a, b: "1 2")),
+    ({"most": 2, "key": 17}, limit(2, key=lambda: 17)),
+    ({"most": 2, "key": -17}, limit(2, key=lambda: -17)),
+    ({"most": 2, "key": "a=b c"}, limit(2, key=lambda: "a=b c")),
+    ({"most": 2, "key": '{"a": 1}'}, limit(2, key=lambda: '{"a": 1}')),
+    ({"most": 2, "group": "bank"}, limit(2, group="bank")),
+    ({"most": 2, "group": 'the "big" bank'}, limit(2, group='the "big" bank')),
+    ({"most": 2, "group": "bank", "key": 17}, limit(2, group="bank", key=lambda a: a)),
+    ({"most": 2, "group": "bank", "key": {"a": 17}}, limit(2, group="bank", key=lambda a: a)),
+    ([{"most": 2}, {"most": 1, "key": {"a": 17}}], (limit(2), limit(1, key=lambda a: a))),
+    ([], ()),
+    ({"number": 100, "per": 60}, Rate(100, per=60)),
+    ({"number": 7, "per": 0.3, "burst": 5}, Rate(7, per=0.3, burst=5)),
+    ({"number": 3}, Rate(3)),
+    ({"number": 3, "group": "x", "key": "ü"}, Rate(3, group="x", key=lambda: "ü")),
+    ([{"number": 3}, {"number": 9, "per": 60}], (Rate(3), Rate(9, per=60))),
+]
+
+
+@pytest.mark.parametrize(("given", "python"), LIMITS)
+def test_limits_of_the_call_equal_those_of_a_python_call(enqueue, given, python):
+    kind = "rate" if "number" in str(given) else "concurrency"
+    want = limits.of_call(tasks.add.using(**{kind: python}), [17], {"b": 1})
+    sql = enqueue("tests.tasks.add", args=[17], kwargs={"b": 1}, **{kind: given})
+
+    drain()
+
+    assert Job.objects.get(pk=sql).limits == want
+
+
+def test_long_key_equals_that_of_a_python_call(enqueue):
+    path, by, value = f"shop.{'x' * 250}", "account_id", "ü" * 200
+    want = limit(2).of_call(f"{path} {by}={value}")
+
+    pk = enqueue(path, concurrency={"most": 2, "key": {by: value}})
+
+    assert Job.objects.get(pk=pk).options == {"concurrency": [want]}
+    assert len(want["key"]) == limits.LONGEST_KEY
+
+
+def test_limit_of_the_call_is_shared_with_python(enqueue):
+    tasks.charge.enqueue(17)
+    own = {"concurrency": {"most": 2, "key": {"account": 17}}}
+    for _ in range(2):
+        enqueue("tests.tasks.charge", args=[17], **own)
+    enqueue("tests.tasks.charge", args=[17], concurrency=[])
+
+    drain()
+
+    assert set(Job.objects.values_list("state", flat=True)) == {"successful"}
+    assert Semaphore.objects.count() == 1
 
 
 # Keys
@@ -317,6 +560,7 @@ ROWS = {
     State.BLOCKED: {"blocked_by": "x"},
     State.SCHEDULED: {"run_after": now_plus(3600)},
     State.RUNNING: {"attempt": 3, "failures": 1, "attempts_before": 1, "started_at": now_plus(-5)},
+    "rerun_requested": {"state": State.RUNNING, "rerun_requested": True, "attempt": 3},
     State.SUCCESSFUL: {
         "attempt": 2,
         "finished_at": now_plus(-5),
@@ -339,34 +583,156 @@ ROWS = {
 @pytest.mark.parametrize("state", ROWS)
 def test_sql_upsert_equals_python_upsert_in_every_state(enqueue, process, state, wait):
     """Upsert two rows that differ only in their keys, one from Python and one from SQL."""
-    values = {**ROWS[state], "process": process} if state == State.RUNNING else ROWS[state]
+    values = {"state": state, "run_after": now_plus(-60), **ROWS[state]}
+    if values["state"] == State.RUNNING:
+        values["process"] = process
     due = wait and datetime.now(timezone.utc) + wait
-    for on_conflict in (None, "rerun", "skip", "once", "replace"):
-        for key in ("python", "sql"):
-            given = {
-                "run_after": now_plus(-60),
-                "enqueued_at": now_plus(-600),
-                "queue": "old",
-                "args": [0],
-                "version": 5,
-            }
-            given |= {"expires_at": now_plus(600), **values}
-            Job.objects.create(task=ADD, key=f"{ADD} {key} {on_conflict}", state=state, **given)
+    own, shared = uuid4(), uuid4()
+    for case in product((None, "rerun", "skip", "once", "replace"), (None, own), (None, shared)):
+        on_conflict, batch_id, shared_by = case
+        rows = []
+        for name in ("python", "sql"):
+            key = f"{name} {on_conflict} {batch_id} {shared_by}"
+            row = Job.objects.create(
+                task=ADD,
+                key=f"{ADD} {key}",
+                enqueued_at=now_plus(-600),
+                expires_at=now_plus(600),
+                queue="old",
+                args=[0],
+                version=5,
+                batch_id=batch_id,
+                **values,
+            )
+            if shared_by:
+                for has_failed in (False, True):
+                    BatchShare.objects.create(
+                        batch_id=shared_by, job=row.pk, attempt=2, has_failed=has_failed
+                    )
+            if name == "python":
+                tasks.add.using(key=key, run_after=due, on_conflict=on_conflict).enqueue(1)
+            else:
+                enqueue(args=[1], key=key, run_after=due, on_conflict=on_conflict)
+            rows.append(Job.objects.get(pk=row.pk))
 
-        tasks.add.using(
-            key=f"python {on_conflict}", run_after=due, on_conflict=on_conflict
-        ).enqueue(1)
-        enqueue(args=[1], key=f"sql {on_conflict}", run_after=due, on_conflict=on_conflict)
-
-        python, sql = (
-            Job.objects.get(key=f"{ADD} {key} {on_conflict}") for key in ("python", "sql")
-        )
+        python, sql = rows
         for field in Job._meta.concrete_fields:
-            one, other = getattr(python, field.name), getattr(sql, field.name)
+            one, other = getattr(python, field.attname), getattr(sql, field.attname)
             if isinstance(one, datetime) and isinstance(other, datetime):
-                assert abs(one - other) < timedelta(seconds=5), (on_conflict, field.name)
+                assert abs(one - other) < timedelta(seconds=5), (case, field.name)
             elif field.name not in ("id", "key", "max_attempts"):
-                assert one == other, (on_conflict, field.name)
+                assert one == other, (case, field.name)
+        assert shares_of(python) == shares_of(sql), case
+
+
+def shares_of(job):
+    shares = BatchShare.objects.filter(job=job.pk)
+    return sorted(shares.values_list("batch", "attempt", "has_failed"))
+
+
+# Keys of jobs in batches
+
+
+@pytest.mark.parametrize(
+    ("state", "follows"),
+    [(State.SUCCESSFUL, SUCCESSFUL), (State.FAILED, ENDED), (State.DISCARDED, ENDED)],
+)
+def test_rerun_of_ended_member_keeps_its_outcome_and_does_not_delay_the_batch(
+    enqueue, claim, state, follows
+):
+    for number in (1, 2):
+        with batch(**BOTH):
+            tasks.add.using(key="a").enqueue(number)
+    settle(*claim(), state=state)
+
+    enqueue(args=[3], key="a", run_after=datetime.now(timezone.utc) + timedelta(days=1))
+
+    assert finish() == sorted(2 * follows)
+
+
+def test_success_of_outside_rerun_does_not_replace_failure_of_member(enqueue, claim):
+    with batch(**BOTH):
+        tasks.add.using(key="a").enqueue(1)
+        settle(*claim(), state=State.FAILED)
+        enqueue(args=[2], key="a")
+        settle(*claim())
+
+    assert finish() == ENDED
+
+
+def test_outside_rerun_is_not_discarded_with_the_batch(enqueue, claim):
+    with pytest.raises(ZeroDivisionError), batch(**BOTH):
+        tasks.add.using(key="a").enqueue(1)
+        settle(*claim())
+        enqueue(args=[2], key="a")
+        raise ZeroDivisionError
+
+    assert Job.objects.get().state == State.READY
+
+
+@pytest.mark.parametrize(
+    ("state", "follows"), [(State.SUCCESSFUL, SUCCESSFUL), (State.FAILED, ENDED)]
+)
+def test_outside_call_during_run_of_member_does_not_delay_the_batch(enqueue, claim, state, follows):
+    with batch(**BOTH):
+        tasks.add.using(key="a").enqueue(1)
+    jobs = claim()
+    for number in (2, 3):
+        due = datetime.now(timezone.utc) + timedelta(days=number)
+        enqueue(args=[number], key="a", run_after=due)
+
+    assert finish() == []
+    settle(*jobs, state=state)
+    assert finish() == follows
+    assert Job.objects.get(args=[3]).state == State.SCHEDULED
+
+
+def test_outside_call_while_member_waits_belongs_to_the_batch(enqueue, claim):
+    with batch(**BOTH):
+        tasks.add.using(key="a").enqueue(1)
+    enqueue(args=[2], key="a")
+
+    assert finish() == []
+    settle(*claim(), state=State.FAILED)
+    assert finish() == ENDED
+
+
+def test_ignored_outside_call_leaves_ended_member_in_batch(enqueue, claim):
+    with batch(**BOTH) as opened:
+        tasks.add.using(key="a").enqueue(1)
+    settle(*claim(), state=State.FAILED)
+
+    enqueue(args=[2], key="a", on_conflict="once")
+
+    assert str(Job.objects.get().batch_id) == str(opened.id)
+    assert not BatchShare.objects.exists()
+
+
+def test_outside_call_that_waits_for_the_end_of_a_run_keeps_its_failure(enqueue, claim):
+    with batch(**BOTH):
+        tasks.add.using(key="a").enqueue(1)
+    jobs = claim()
+    with ThreadPoolExecutor(1) as thread:
+        with transaction.atomic():
+            settle(*jobs, state=State.FAILED)
+            waiting = thread.submit(enqueue, args=[2], key="a")
+            with pytest.raises(FutureTimeout):
+                waiting.result(0.3)
+        waiting.result(LONG)
+
+    assert finish() == ENDED
+
+
+def test_outside_call_rolled_back_leaves_member_in_batch(enqueue, claim, sql_connection):
+    with batch(**BOTH) as opened:
+        tasks.add.using(key="a").enqueue(1)
+    settle(*claim(), state=State.FAILED)
+
+    with sql_connection.transaction(force_rollback=True):
+        enqueue(args=[2], key="a")
+
+    assert Batch.objects.get(pk=opened.id).progress() == {State.FAILED: 1}
+    assert not BatchShare.objects.exists()
 
 
 @pytest.mark.parametrize("on_conflict", ["rerun", "skip", "once", "replace"])
@@ -470,19 +836,23 @@ def test_function_ignores_search_path_of_caller(sql_connection):
     assert Job.objects.exists()
 
 
-@pytest.mark.parametrize(
-    ("rights", "key", "on_conflict"),
-    [
-        ("INSERT", None, None),
-        ("INSERT, SELECT, UPDATE", "a", "rerun"),
-        ("INSERT, SELECT, UPDATE", "a", "once"),
-    ],
-)
-def test_documented_privileges_are_sufficient(enqueue, sql_connection, rights, key, on_conflict):
-    enqueue(key=key)
+@pytest.mark.parametrize("state", [State.READY, State.RUNNING, State.SUCCESSFUL, State.FAILED])
+@pytest.mark.parametrize("on_conflict", [None, "rerun", "once"])
+def test_documented_privileges_are_sufficient(enqueue, sql_connection, claim, state, on_conflict):
+    key = on_conflict and "a"
+    with batch():
+        tasks.add.using(key=key).enqueue(1)
+    jobs = claim() if state != State.READY else []
+    if state != State.RUNNING:
+        settle(*jobs, state=state)
+    rights = {"dbqueue_job": "INSERT", "dbqueue_statisticdelta": "INSERT"}
+    if key:
+        rights["dbqueue_job"] = "INSERT, SELECT, UPDATE"
+        rights["dbqueue_batchshare"] = "INSERT, SELECT, UPDATE, DELETE"
     with sql_connection.transaction(force_rollback=True):
         sql_connection.execute("CREATE ROLE dbqueue_writer")
-        sql_connection.execute(f"GRANT {rights} ON dbqueue_job TO dbqueue_writer")
+        for table, names in rights.items():
+            sql_connection.execute(f"GRANT {names} ON {table} TO dbqueue_writer")
         sql_connection.execute("SET LOCAL ROLE dbqueue_writer")
 
         assert enqueue(key=key, on_conflict=on_conflict)

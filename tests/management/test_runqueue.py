@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from datetime import timedelta
 
 import pytest
@@ -311,6 +312,20 @@ def test_worker_replaced_after_max_jobs_finishes_running_jobs(runqueue):
 
     assert child.wait(LONG) == 0, log_of(child)
     assert long.wait(timeout=1).attempts == 1
+
+
+def test_workers_with_long_jobs_are_kept_past_max_jobs(runqueue):
+    if MANY:
+        pytest.skip("An embedded worker ends its last jobs before its successor starts.")
+    tasks.sleep.enqueue_many([(20,)] * 12)
+    runqueue("--max-jobs", "1", "--threads", "2", "--shutdown-timeout", "0.5")
+    until(lambda: Job.objects.running().count() == 4)
+
+    def workers() -> int:
+        time.sleep(0.1)
+        return Process.objects.filter(kind="worker").count()
+
+    assert max(workers() for _ in range(60)) == 2
 
 
 def test_dispatcher_and_workers_run_separately(runqueue):

@@ -257,6 +257,13 @@ class TestExpressions:
             ("*/0 * * * *", "is not a cron expression"),
             ("0 9 * * mon–fri", "is not a cron expression"),
             (None, "is text such as"),
+            ("every day at 9am", "'0 9 * * *' is every day at 9:00"),
+            ("every 5 minutes", "use every=timedelta"),
+            ("@every 5m", "use every=timedelta"),
+            ("daily", "has words"),
+            ("Mondays at noon", "'30 17 * * mon' is Monday at 17:30"),
+            ("9am", "has words"),
+            ("0 9am * * *", "has words"),
         ],
     )
     def test_invalid_or_ambiguous_expression_is_refused_with_reason(
@@ -312,8 +319,22 @@ def test_last_times_of_a_long_period_are_found_quickly():
 
 
 @pytest.mark.parametrize(
-    "expression", ["CRON_TZ=Europe/Berlin 0 9 * * *", "TZ=UTC 0 9 * * *", "0 9 * * * Europe/Berlin"]
+    ("expression", "zone", "rest"),
+    [
+        ("CRON_TZ=Europe/Berlin 0 9 * * *", "Europe/Berlin", "0 9 * * *"),
+        ("TZ=UTC 0 9 * * *", "UTC", "0 9 * * *"),
+        ("0 9 * * * Europe/Rome", "Europe/Rome", "0 9 * * *"),
+        ("0 9 * * * utc", "UTC", "0 9 * * *"),
+        (
+            "30 0 9 * * mon  America/Argentina/Ushuaia",
+            "America/Argentina/Ushuaia",
+            "30 0 9 * * mon",
+        ),
+        ("0 9 * * * Japan", "Japan", "0 9 * * *"),
+    ],
 )
-def test_time_zone_in_expression_is_refused_with_remedy(expression):
-    with pytest.raises(InvalidSchedule, match="a time zone: give it as timezone="):
+def test_time_zone_in_expression_is_refused_with_remedy(expression, zone, rest):
+    with pytest.raises(InvalidSchedule) as error:
         Cron(expression)
+
+    assert f"has a time zone: give it as timezone={zone!r}, beside {rest!r}" in str(error.value)

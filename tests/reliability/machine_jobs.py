@@ -509,15 +509,17 @@ class Jobs(RuleBasedStateMachine):
     def _record_settled(self, actor, outcomes, future, locked=None):
         """Record a settlement. ``locked``: jobs with locked rows, if known."""
         settled = future.result(30)
-        assert len(settled.written) + len(settled.held) + len(settled.lost) == len(outcomes)
-        assert locked is None or {outcome.fence[0] for outcome in settled.held} <= locked, (
-            "a result without a locked row was not settled"
+        assert len(settled.written) + len(settled.locked_elsewhere) + len(settled.lost) == len(
+            outcomes
         )
+        assert (
+            locked is None or {outcome.fence[0] for outcome in settled.locked_elsewhere} <= locked
+        ), "a result without a locked row was not settled"
         for outcome in settled.written:
             self._record_accepted(outcome)
         for outcome in settled.lost:
             assert (str(outcome.fence[0]), outcome.fence[1]) in self.ended
-        actor.held = [o.job for o in settled.held] + actor.held
+        actor.held = [o.job for o in settled.locked_elsewhere] + actor.held
 
     def _record_accepted(self, outcome):
         """The job goes to its next stage, unless it was enqueued again meanwhile."""
@@ -567,7 +569,7 @@ class Jobs(RuleBasedStateMachine):
             settled = then[2].result(30)
             for outcome in settled.written:
                 self._record_accepted(outcome)
-            actor.late += [o.job for o in settled.held]
+            actor.late += [o.job for o in settled.locked_elsewhere]
         self._record_recovered({name})
         actor.late += actor.held
         actor.register()

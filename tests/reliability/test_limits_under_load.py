@@ -11,7 +11,7 @@ from statistics import quantiles
 
 import pytest
 from django.db import connection
-from django.db.models import Count, F
+from django.db.models import Count, F, Q
 
 from django_dbqueue.models import Execution, Job, Slot
 from django_dbqueue.models.enums import UNFINISHED
@@ -69,6 +69,40 @@ def test_limit_holds_while_workers_are_killed(runqueue, number, longest):
         ended = Interval.objects.filter(key=str(key), ended_at__isnull=False)
         assert most_at_a_time(ended) <= LIMIT
         assert ended.count() >= number / KEYS - len(given_up)
+    assert not Slot.objects.taken().exists()
+
+
+def enqueue_by_sql(key: str, seconds: float) -> None:
+    """Enqueue a job that has its task's limits from its first claim on."""
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT dbqueue_enqueue(%s, jsonb_build_array(%s::text, %s::float8))",
+                [occupy.module_path, key, seconds],
+            )
+    else:
+        args = [key, seconds]
+        Job.objects.create(task=occupy.module_path, queue="default", args=args, max_attempts=0)
+
+
+def test_limit_holds_for_jobs_from_sql_beside_those_from_python(runqueue):
+    hosts = [runqueue("--processes", "2", "--threads", "6") for _ in range(2)]
+    # One by one, for the fast path; some before the workers, and most while they run.
+    for number in range(150):
+        key = str(number % KEYS)
+        enqueue_by_sql(key, random.uniform(0.001, 0.05))
+        occupy.enqueue(key, random.uniform(0.001, 0.05))
+        if number % 50 == 0:
+            until(lambda: Interval.objects.exists())
+    until(all_have_ended, 3 * LONG)
+
+    assert all(host.poll() is None for host in hosts)
+    assert set(Job.objects.values_list("state", flat=True)) == {Job.State.SUCCESSFUL}
+    assert not Job.objects.filter(Q(limits__isnull=True) | Q(max_attempts=0)).exists()
+    for key in range(KEYS):
+        ended = Interval.objects.filter(key=str(key))
+        assert most_at_a_time(ended) <= LIMIT
+    assert Interval.objects.count() == 300
     assert not Slot.objects.taken().exists()
 
 

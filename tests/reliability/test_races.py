@@ -84,7 +84,7 @@ def test_result_during_recovery_is_held_and_then_dropped(claim, process):
     (job,) = claim()
 
     with held_open(lambda: recover(Process.objects.filter(pk=process.pk))):
-        held = direct.settle([succeed(job)]).held
+        held = direct.settle([succeed(job)]).locked_elsewhere
         assert [o.fence for o in held] == [job.fence]
 
     assert direct.settle(held).lost

@@ -126,8 +126,10 @@ def test_hanging_job_is_shown_with_its_stack_trace(runqueue, admin_client):
     job = until(lambda: Job.objects.filter(stack__isnull=False).first())
 
     assert "time.sleep(seconds)" in job.stack.text
-    page = admin_client.get("/admin/dbqueue/hangedjob/").content.decode()
+    page = admin_client.get("/admin/dbqueue/hangedjob/?backend=default").content.decode()
     assert str(result.id) in page
-    page = admin_client.get(f"/admin/dbqueue/job/{result.id}/change/").content.decode()
+    page = admin_client.get(
+        f"/admin/dbqueue/job/{result.id}/change/?backend=default"
+    ).content.decode()
     assert "time.sleep(seconds)" in page
     Job.objects.all().stop()

@@ -185,8 +185,8 @@ def test_locked_row_does_not_delay_its_settlement(claim):
         holder.join()
 
     assert [s.fence for s in settled.written] == [free.fence]
-    assert [s.fence for s in settled.held] == [held.fence]
-    assert settle(*settled.held).written
+    assert [s.fence for s in settled.locked_elsewhere] == [held.fence]
+    assert settle(*settled.locked_elsewhere).written
 
 
 def test_concurrent_claims_never_share_a_job():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from django.apps import apps
 from django.core.management import call_command
 from django.db import connection
 
@@ -23,6 +24,7 @@ from django_dbqueue.models import (
     TaskState,
 )
 from django_dbqueue.models.expressions import now_plus
+from django_dbqueue.models.identifier import IdentifierField
 from django_dbqueue.runtime.scheduler import Scheduler
 from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.testing import drain
@@ -51,6 +53,34 @@ def test_similar_keys_are_distinct():
         [f"{task.module_path} {text}" for text in ALIKE]
         + [f"{task.module_path} {number}" for number in (1, 2)]
     )
+
+
+def test_keys_are_sorted_as_in_python():
+    task = tasks.index_document
+    for text in ALIKE:
+        task.using(key=text).enqueue(1)
+
+    keys = list(Job.objects.order_by("key").values_list("key", flat=True))
+
+    assert keys == sorted(keys)
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="Others have names of their own.")
+def test_identifiers_have_the_collation_of_bytes():
+    fields = [
+        (model._meta.db_table, field.column)
+        for model in apps.get_app_config("dbqueue").get_models()
+        for field in model._meta.local_fields
+        if isinstance(field, IdentifierField)
+    ]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT table_name, column_name FROM information_schema.columns WHERE collation_name = 'C'"
+        )
+        found = set(cursor.fetchall())
+
+    assert len(fields) > 10
+    assert set(fields) <= found
 
 
 def test_similar_limit_keys_do_not_limit_each_other():

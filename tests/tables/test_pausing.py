@@ -174,7 +174,7 @@ def test_paused_tasks_are_read_once_a_second(claimer):
 @pytest.mark.parametrize("state", [Job.State.READY, Job.State.SCHEDULED])
 def test_drain_ignores_jobs_of_paused_tasks(state):
     supervisor = a_process("supervisor", kind="supervisor")
-    drain = Drain("default", QueueSelector(("*",)), Options(), supervisor)
+    drain = Drain("default", [QueueSelector(("*",))], Options(), supervisor)
     Job.objects.create(task="tests.tasks.add", queue="default", state=state, run_after=now_plus(-5))
     assert drain._any_left(Job.objects.all())
 

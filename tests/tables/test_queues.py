@@ -164,6 +164,22 @@ def test_load_counts_jobs_by_state():
     assert load.oldest == Job.objects.get(priority=9).run_after
 
 
+def test_loads_of_very_many_lanes_are_read_together(django_assert_num_queries):
+    for number in range(120):
+        in_states(f"q{number}", State.READY, State.SCHEDULED)
+    Job.objects.create(task="t", queue="q7", priority=9, attempt=1)
+    lanes = Job.objects.lanes()
+
+    # Two for 121 lanes, and four for all other states.
+    with django_assert_num_queries(6):
+        loads = Queue.objects.loads(lanes)
+
+    assert len(loads) == 120
+    assert (loads["q7"].ready, loads["q7"].retries) == (2, 1)
+    assert {load.scheduled for load in loads.values()} == {1}
+    assert all(load.oldest for load in loads.values())
+
+
 def test_load_of_empty_queue_is_zero():
     load = Queue.objects.load("mail")
 

@@ -1,4 +1,4 @@
-"""Operators change the time of waiting jobs: run_now() and reschedule()."""
+"""Operators change the time of jobs: retry(), run_now() and reschedule()."""
 
 from __future__ import annotations
 
@@ -56,6 +56,22 @@ def test_run_now_leaves_jobs_in_other_states_unchanged(one_of_each_state):
 
     assert list(Job.objects.exclude(task="scheduled").order_by("pk").values()) == before
     assert Job.objects.get(task="scheduled").state == "ready"
+
+
+def test_retry_keeps_times_to_come(woken):
+    tasks.add.using(run_after=HOUR, expires=2 * HOUR).enqueue(1)
+    tasks.add.using(expires=HOUR).enqueue(2)
+    ahead, due = Job.objects.order_by("pk")
+    Job.objects.discard()
+
+    assert Job.objects.retry() == 2
+
+    kept = Job.objects.get(pk=ahead.pk)
+    assert kept.state == "scheduled" and kept.finished_at is None
+    assert (kept.run_after, kept.expires_at) == (ahead.run_after, ahead.expires_at)
+    retried = Job.objects.get(pk=due.pk)
+    assert (retried.state, retried.expires_at) == ("ready", None)
+    assert retried.run_after > due.run_after
 
 
 def test_run_now_of_a_filter_changes_only_its_jobs():

@@ -10,8 +10,9 @@ import sys
 import threading
 import time
 from argparse import ArgumentParser
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -21,14 +22,19 @@ from django.utils import autoreload
 
 from ...backend import DatabaseBackend
 from ...compat import DEFAULT_TASK_BACKEND_ALIAS, task_backends
+from ...core.internal_errors import report, wait_for_receivers
 from ...core.options import Options
 from ...exceptions import InvalidOption
 from ...models import Process
 from ...registry import modules_with_tasks
+from ...runtime import lifecycle
 from ...runtime.connections import discard, keep_connections, prepare
-from ...runtime.logging_setup import RepeatedProblem, log_to_console
+from ...runtime.logging_setup import RepeatedProblem, log_to_console, silence_polling
 from ...runtime.shutdown import Shutdown
-from ...runtime.signals import obey_signals, run_beside_signals
+from ...runtime.signals import obey_hangup, obey_signals, obey_supervisor, run_beside_signals
+from ...runtime.supervisor.drain import JointDrain
+from ...runtime.supervisor.multi_backend import run_all
+from ...runtime.supervisor.reload import Reload
 from ...runtime.supervisor.supervisor import Supervisor
 
 # Log levels by --verbosity. The normal level is the project's own, or INFO.
@@ -51,18 +57,24 @@ class Command(BaseCommand):
     # All other checks run for the web server too. A worker must start if warnings are the only
     # problem.
     requires_system_checks = ["dbqueue"]
+    # beside: a web server controls this process; see django_dbqueue.beside.
+    stealth_options = ("beside",)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--backend",
-            default=DEFAULT_TASK_BACKEND_ALIAS,
-            help="The alias in TASKS (default: %(default)s).",
+            action="append",
+            help="The aliases in TASKS, separated by commas, or all "
+            f"(default: {DEFAULT_TASK_BACKEND_ALIAS}). May be repeated.",
         )
         parser.add_argument(
             "--queues",
-            help="The queues to serve, in order: names, prefix*, * and -name, separated by commas.",
+            help="The queues to serve, in order: names, prefix*, * and -name, separated by commas. "
+            "They replace the groups of OPTIONS['workers'].",
         )
-        parser.add_argument("--processes", type=int, help="Number of worker processes.")
+        parser.add_argument(
+            "--processes", type=int, help="Number of worker processes, of each group."
+        )
         parser.add_argument("--threads", type=int, help="Number of threads per worker process.")
         parser.add_argument("--only", choices=["workers", "dispatcher"], help="Run only these.")
         parser.add_argument(
@@ -91,6 +103,14 @@ class Command(BaseCommand):
             "--max-jobs", type=int, help="Replace a worker process after this number of jobs."
         )
         parser.add_argument(
+            "--max-age", type=float, help="Replace a worker process at this age, in seconds."
+        )
+        parser.add_argument(
+            "--max-memory",
+            type=int,
+            help="Replace a worker process whose resident memory exceeds this, in MB.",
+        )
+        parser.add_argument(
             "--poll-interval", type=float, help="The longest pause between two polls, in seconds."
         )
         parser.add_argument(
@@ -98,25 +118,43 @@ class Command(BaseCommand):
             type=float,
             help="The time that running jobs may continue after SIGTERM, in seconds.",
         )
+        parser.add_argument(
+            "--name", help="A name for these processes, in their rows and log lines."
+        )
+        parser.add_argument(
+            "--pidfile",
+            metavar="PATH",
+            help="Write the process id to this file, and do not start while its process lives.",
+        )
 
     def handle(self, *args: object, **options: Any) -> None:
+        stop, reload = Shutdown(), threading.Event()
+        is_own_process = threading.current_thread() is threading.main_thread()
+        if is_own_process and not options["reload"]:
+            (obey_supervisor if options.get("beside") else obey_signals)(stop)
+            # Before others can know of this process: a request is fulfilled after the start.
+            obey_hangup(stop, reload.set)
         log_to_console(LEVELS.get(options["verbosity"], logging.DEBUG))
+        with _pidfile(options):
+            self._handle(options, stop, reload if is_own_process else None)
+
+    def _handle(
+        self, options: dict[str, Any], stop: Shutdown, reload: threading.Event | None
+    ) -> None:
         if options["reload"] and options["drain"]:
             raise CommandError("--reload and --drain exclude each other. Leave one out.")
         if options["reload"]:
             self._run_with_reloader(options)
             return
-        stop = Shutdown()
-        is_own_process = threading.current_thread() is threading.main_thread()
-        if is_own_process:
-            obey_signals(stop)
-        supervisor = _supervisor(options, stop)
-        if stop.requested:
-            return
-        if is_own_process:
-            _end_after(stop, supervisor.options.longest_shutdown)
-        code = run_beside_signals(lambda: supervisor.run(stop), supervisor.end_if_stuck)
-        if is_own_process:
+        supervisors = _supervisors(options)
+        if reload:
+            Reload(supervisors, reload)
+            _end_after(stop, supervisors)
+        code = run_beside_signals(
+            lambda: run_all([partial(_run, each, stop) for each in supervisors], stop),
+            partial(_end_if_any_is_stuck, supervisors),
+        )
+        if reload:
             # A thread left behind by a task must not block the exit.
             _in(2.0, lambda: os._exit(code))
         if code:
@@ -129,32 +167,72 @@ class Command(BaseCommand):
             stop, ended = Shutdown(), threading.Event()
             atexit.register(ended.wait, 5.0)
             atexit.register(stop.request, immediate=True)
-            supervisor = _supervisor({**options, "embedded": True}, stop)
-            _have_broken_modules_watched(options["backend"])
-            supervisor.run(stop)
+            supervisors = _supervisors({**options, "embedded": True})
+            for each in supervisors:
+                _have_broken_modules_watched(each.options)
+            run_all([partial(_run, each, stop) for each in supervisors], stop)
             ended.set()
 
         autoreload.run_with_reloader(run)
 
 
-def _have_broken_modules_watched(alias: str) -> None:
+@contextmanager
+def _pidfile(options: dict[str, Any]) -> Iterator[None]:
+    # The process that serves under a reloader is its child.
+    is_reloader = options["reload"] and os.environ.get(autoreload.DJANGO_AUTORELOAD_ENV) != "true"
+    if options["pidfile"] is None or is_reloader:
+        yield
+        return
+    from ...runtime.pidfile import InvalidPidfile, Pidfile, PidfileTaken  # Not on Windows.
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(Pidfile(options["pidfile"]))
+        except (InvalidPidfile, PidfileTaken) as error:
+            raise CommandError(str(error)) from None
+        yield
+
+
+def _run(supervisor: Supervisor, stop: Shutdown) -> int:
+    lifecycle.connect_receivers(supervisor.options.receivers)
+    if supervisor.options.silence_polling:
+        silence_polling()
+    keep_connections()
+    if connections[supervisor.database].vendor != "sqlite":
+        _wait_for_database(supervisor.database, supervisor.options, stop)
+    if stop.requested:
+        return 0
+    _look_at(supervisor.database)
+    try:
+        return supervisor.run(stop)
+    except Exception as error:
+        report(error, "supervisor: crashed: %s", error)
+        return 1
+    finally:
+        wait_for_receivers(1.0)
+
+
+def _end_if_any_is_stuck(supervisors: Sequence[Supervisor]) -> None:
+    for each in supervisors:
+        each.end_if_stuck()
+
+
+def _have_broken_modules_watched(options: Options) -> None:
     """Have the reloader watch the task modules that cannot be imported.
 
     The reloader watches imported modules, and files whose import error it has seen.
     """
-    backend = task_backends[alias]
-    for name in modules_with_tasks(
-        backend.config.task_modules if isinstance(backend, DatabaseBackend) else ()
-    ):
+    for name in modules_with_tasks(options.task_modules):
         with suppress(Exception):
             autoreload.check_errors(import_module)(name)
 
 
-def _end_after(stop: Shutdown, seconds: float) -> None:
-    """Exit ``seconds`` after the shutdown request, in any state of the database."""
+def _end_after(stop: Shutdown, supervisors: Sequence[Supervisor]) -> None:
+    """Exit some seconds after the shutdown request, in any state of the databases."""
 
     def end() -> None:
         stop.wait(None)
+        seconds = max(each.slowest_options.longest_shutdown for each in supervisors)
         _in(seconds, lambda: os._exit(1))
 
     threading.Thread(target=end, name="end", daemon=True).start()
@@ -230,18 +308,33 @@ def _look_at(database: str) -> None:
         ) from None
 
 
-def _supervisor(given: dict[str, Any], stop: Shutdown) -> Supervisor:
-    if given["backend"] not in task_backends.settings:
-        raise CommandError(
-            f"There is no backend {given['backend']!r} in TASKS. "
-            f"Choose from {', '.join(task_backends.settings)}."
-        )
-    backend = task_backends[given["backend"]]
-    if not isinstance(backend, DatabaseBackend):
-        raise CommandError(
-            f"TASKS[{given['backend']!r}] is a {type(backend).__qualname__}; "
-            "runqueue needs a DatabaseBackend."
-        )
+def _backends(given: str | Sequence[str] | None) -> list[DatabaseBackend]:
+    """Return the backends that ``--backend`` names. Raises CommandError for an unknown one."""
+    texts = [given] if isinstance(given, str) else given or [DEFAULT_TASK_BACKEND_ALIAS]
+    names = [name.strip() for text in texts for name in text.split(",")]
+    known = task_backends.settings
+    if names == ["all"] and "all" not in known:
+        every = [task_backends[alias] for alias in known]
+        if found := [each for each in every if isinstance(each, DatabaseBackend)]:
+            return found
+    backends = []
+    for name in dict.fromkeys(names):
+        if name not in known:
+            raise CommandError(
+                f"There is no backend {name!r} in TASKS. Choose from {', '.join(known)}."
+            )
+        if not isinstance(backend := task_backends[name], DatabaseBackend):
+            raise CommandError(
+                f"TASKS[{name!r}] is a {type(backend).__qualname__}; "
+                "runqueue needs a DatabaseBackend."
+            )
+        backends.append(backend)
+    return backends
+
+
+def _supervisors(given: dict[str, Any]) -> list[Supervisor]:
+    """Return a supervisor for each backend that is to be served."""
+    backends = _backends(given["backend"])
     if given["drain"] and given["only"]:
         raise CommandError(
             f"--drain needs workers and a dispatcher, and would never end with "
@@ -254,22 +347,20 @@ def _supervisor(given: dict[str, Any], stop: Shutdown) -> Supervisor:
         "embedded",
         "allow_import_errors",
         "max_jobs",
+        "max_age",
+        "max_memory",
         "poll_interval",
         "shutdown_timeout",
+        "name",
     )
     changes = {name: given[name] for name in names if given[name] is not None}
+    only = {"workers": ["worker"], "dispatcher": ["dispatcher"]}
+    roles = only.get(given["only"], ["worker", "dispatcher"])
+    drains = JointDrain(each.alias for each in backends)
     try:
-        config = backend.config.changed(**changes)
-        keep_connections()
-        if connections[backend.database].vendor != "sqlite":
-            _wait_for_database(backend.database, config, stop)
-        if not stop.requested:
-            _look_at(backend.database)
-        workers = 1 if config.embedded else config.processes
-        roles = [
-            *["worker"] * workers * (given["only"] != "dispatcher"),
-            *["dispatcher"] * (given["only"] != "workers"),
+        return [
+            Supervisor(each, roles, changes, drain=given["drain"], drains=drains)
+            for each in backends
         ]
-        return Supervisor(backend, roles, changes, drain=given["drain"])
     except InvalidOption as error:
         raise CommandError(str(error)) from None

@@ -9,10 +9,13 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 
 from ..shutdown import Shutdown
 
+# Seconds that receivers of signals may still run at the end.
+LAST = 1.0
 # Windows has no SIGUSR2.
 STACKS: int | None = getattr(signal, "SIGUSR2", None)
 
@@ -37,8 +40,8 @@ def main(
     django.setup()
     if STACKS:
         faulthandler.register(STACKS, file=open(stacks, "w"), all_threads=True)  # noqa: SIM115
-    from django.db import DatabaseError, InterfaceError
 
+    from ...core.internal_errors import report, wait_for_receivers
     from ..connections import keep_connections
     from ..logging_setup import log_to_console
 
@@ -51,7 +54,7 @@ def main(
     keep_connections()
     stop = Shutdown()
     obey_supervisor(stop)
-    threading.Thread(target=_end_with_parent, args=(stop,), daemon=True).start()
+    on_end_of_parent(stop.request)
     status = SharedStatus.open(status_name)
     # Objects loaded by now stay until the end: scanning them for garbage again and again cost each
     # job 4 µs.
@@ -62,20 +65,20 @@ def main(
             lambda: run_role(role, alias, changes, status, stop, supervisor, finished),
             status.mark_gil_alive,
         )
-    except (DatabaseError, InterfaceError) as error:
-        logging.getLogger("django_dbqueue").error(
-            "%s: crashed with a database error: %s", role, error
-        )
+    except Exception as error:
+        report(error, "%s: crashed: %s", role, error)
         code = 1
-    except Exception:
-        logging.getLogger("django_dbqueue").exception("%s: crashed.", role)
-        code = 1
+    wait_for_receivers(LAST)
     logging.shutdown()
     os._exit(code)
 
 
-def _end_with_parent(stop: Shutdown) -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        stop.request()
+def on_end_of_parent(act: Callable[[], object]) -> None:
+    """Call ``act`` on another thread once the parent process has ended."""
+
+    def watch() -> None:
+        if parent := multiprocessing.parent_process():
+            wait([parent.sentinel])
+            act()
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,6 +1,6 @@
 """Children of a supervisor: roles as processes or, embedded, as threads.
 
-Each child calls ``ended`` at its end.
+Each child calls ``ended`` at its end. An outdated child is to be replaced.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import tempfile
@@ -19,30 +20,34 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType
 
-from ...core.options import Options
+from ...core.internal_errors import report
 from ..shared_status import SharedStatus
 from ..shutdown import Shutdown
 from ..worker import executor
 from . import child_main
+from .child_spec import ChildSpec
 from .roles import run_role
 
 logger = logging.getLogger("django_dbqueue")
 
 # The longest time that a role may take to start, in seconds.
 START = 60.0
+# Held while a process is spawned: several supervisors may do so, each on its thread.
+_spawning = threading.Lock()
 
 
 @contextmanager
-def _no_main_module() -> Iterator[None]:
+def no_main_module() -> Iterator[None]:
     """Keep a spawned child from running the project's ``manage.py`` again.
 
     That file may have no ``__name__`` guard.
     """
-    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+    with _spawning:
+        main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
 
 
 class ChildThread:
@@ -50,23 +55,26 @@ class ChildThread:
 
     exitcode: int | None = None
     ended_at = float("inf")
+    is_outdated = False
 
     def __init__(
         self,
-        role: str,
+        spec: ChildSpec,
         alias: str,
-        options: Options,
-        changes: dict[str, object],
         supervisor: int,
         finished: Connection,
         ended: Callable[[], None],
     ) -> None:
-        self.role, self.pid, self.born, self._ended = role, os.getpid(), time.monotonic(), ended
-        self.status = SharedStatus.create(options.threads + options.prefetch)
+        self.spec, self.role, self._ended = spec, spec.role, ended
+        self.pid, self.born = os.getpid(), time.monotonic()
+        self.status = SharedStatus.create(spec.options.threads + spec.options.prefetch)
         self.status.tick(ahead=START)
         self._stop = Shutdown()
         self._thread = threading.Thread(
-            target=self._run, args=(alias, changes, supervisor, finished), name=role, daemon=True
+            target=self._run,
+            args=(alias, supervisor, finished),
+            name=spec.role,
+            daemon=True,
         )
         self._thread.start()
 
@@ -85,15 +93,13 @@ class ChildThread:
     def close(self) -> None:
         """Do nothing: there is nothing to clean up."""
 
-    def _run(
-        self, alias: str, changes: dict[str, object], supervisor: int, finished: Connection
-    ) -> None:
+    def _run(self, alias: str, supervisor: int, finished: Connection) -> None:
         try:
             self.exitcode = run_role(
-                self.role, alias, changes, self.status, self._stop, supervisor, finished
+                self.role, alias, self.spec.changes, self.status, self._stop, supervisor, finished
             )
-        except BaseException:
-            logger.exception("%s: crashed.", self.role)
+        except BaseException as error:
+            report(error, "%s: crashed.", self.role)
             self.exitcode = 1
         self.ended_at = time.monotonic()
         self._ended()
@@ -106,36 +112,36 @@ class ChildProcess:
     """
 
     ended_at = float("inf")
+    is_outdated = False
 
     def __init__(
         self,
-        role: str,
+        spec: ChildSpec,
         alias: str,
-        options: Options,
-        changes: dict[str, object],
         supervisor: int,
         finished: Connection,
         ended: Callable[[], None],
     ) -> None:
-        self.role, self.born, self._ended = role, time.monotonic(), ended
+        self.spec, self.role, self._ended = spec, spec.role, ended
+        self.born, self.jitter = time.monotonic(), random.uniform(0.9, 1.0)
         context = multiprocessing.get_context("spawn")
-        self.status = SharedStatus.create(options.threads + options.prefetch)
+        self.status = SharedStatus.create(spec.options.threads + spec.options.prefetch)
         self.status.tick(ahead=START)
         self._stacks = tempfile.NamedTemporaryFile("r", prefix="dbqueue-")  # noqa: SIM115
         arguments = (
-            role,
+            spec.role,
             alias,
-            changes,
+            spec.changes,
             supervisor,
             self.status.name,
             self._stacks.name,
             finished,
             logger.level,
         )
-        self._process = context.Process(target=child_main.main, args=arguments, name=role)
-        with _no_main_module():
+        self._process = context.Process(target=child_main.main, args=arguments, name=spec.role)
+        with no_main_module():
             self._process.start()
-        threading.Thread(target=self._await_end, name=f"{role}-end", daemon=True).start()
+        threading.Thread(target=self._await_end, name=f"{spec.role}-end", daemon=True).start()
 
     @property
     def pid(self) -> int | None:

@@ -7,9 +7,10 @@ from multiprocessing.connection import Connection
 from ...backend import DatabaseBackend
 from ...compat import remember_receivers, signals, task_backends
 from ...registry import discover
+from .. import lifecycle
 from ..announcer import announce_from
 from ..dispatcher import Dispatcher, DrainingDispatcher
-from ..logging_setup import mail_no_failures, skip_unheard_lines
+from ..logging_setup import mail_no_failures, silence_polling, skip_unheard_lines
 from ..shared_status import SharedStatus
 from ..shutdown import Shutdown
 from ..worker.worker import Worker
@@ -44,6 +45,9 @@ def run_role(
     mail_no_failures(signals.logger)
     backend: DatabaseBackend = task_backends[alias]  # type: ignore[assignment]
     options = backend.config.changed(**changes)
+    lifecycle.connect_receivers(options.receivers)
+    if options.silence_polling:
+        silence_polling()
     if not all(map(options.allows_import_error, discover(options.task_modules))):
         return CANNOT_IMPORT
     announce_from(finished, backend)

@@ -7,15 +7,17 @@ import logging
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 
 from django.db import DatabaseError, InterfaceError
 
+from ... import signals
 from ...backend import DatabaseBackend
-from ...core.queue_selector import QueueSelector
+from ...core.internal_errors import report, send_beside
+from ...core.options import Options
 from ...models import Job, Process, StackTrace
 from ...models.process import ProcessQuerySet
-from .. import process_identity, recovery
+from .. import lifecycle, process_identity, recovery
 from ..announcer import Announcements
 from ..connections import close_connections, discard, leave_old_connections, prepare
 from ..heartbeat import Heartbeat
@@ -24,17 +26,23 @@ from ..recovery import ExitReason
 from ..shared_status import SharedStatus
 from ..shutdown import Shutdown
 from ..socket_watchdog import deadline
+from .child_spec import ChildSpec, selectors, specs
 from .children import Child, ChildProcess, ChildThread
-from .drain import Drain
+from .drain import Drain, JointDrain
+from .recycling import reason_to_recycle
+from .restart_backoff import RestartBackoff
 from .roles import CANNOT_IMPORT, EXIT_JOBS_RUNNING
+from .rolling_replacement import RollingReplacement
+from .settings_reader import BackendSettings, settings_of
 
 logger = logging.getLogger("django_dbqueue")
 
 
 class Supervisor:
-    """Keep ``roles`` running for a backend.
+    """Keep ``roles`` running for a backend: its groups of workers, and one of each other role.
 
-    ``changes`` are the command line's changes to the backend's options.
+    ``changes`` are the command line's changes to the backend's options. ``drains`` are the drains
+    of all backends that this process serves.
     """
 
     # Seconds that a stopping child has in addition to those of its jobs.
@@ -55,24 +63,26 @@ class Supervisor:
         changes: dict[str, object],
         *,
         drain: bool = False,
+        drains: JointDrain | None = None,
     ) -> None:
-        self._backend, self._changes = backend, changes
+        self._backend, self.alias, self.changes = backend, backend.alias, changes
+        self.database = backend.database
         self._roles = [
             f"draining {role}" if drain and role == "dispatcher" else role for role in roles
         ]
-        self.options = backend.config.changed(**changes)
-        self._selector = QueueSelector(self.options.queues, frozenset(backend.queues))
+        self._use(settings_of(backend))
+        self._reloaded: deque[BackendSettings] = deque()
         self._status = SharedStatus.private()
+        details: dict[str, object] = {"roles": [spec.role for spec in self._specs]}
         self._heartbeat = Heartbeat(
-            Process.Kind.SUPERVISOR, backend.database, self.options, self._status, {"roles": roles}
+            Process.Kind.SUPERVISOR, backend.database, self.options, self._status, details
         )
-        self._drain = (
-            Drain(backend.database, self._selector, self.options, self._heartbeat.process)
-            if drain
-            else None
-        )
+        self._drains = drains or JointDrain([self.alias]) if drain else None
         self._announcements = Announcements()
         self._children: list[Child] = []
+        self._backoff = RestartBackoff()
+        self._replacement = RollingReplacement(self._start, self._retire, self._backoff.may_start)
+        self._recycle_at = 0.0
         self._first_children: list[Child] = []
         # Dead processes whose jobs could not be recovered yet.
         self._unrecovered: list[tuple[ProcessQuerySet, ExitReason]] = []
@@ -81,7 +91,6 @@ class Supervisor:
         )
         # Children that are already replaced, and when they are killed.
         self._leaving: dict[Child, float] = {}
-        self._crashes, self._start_at = 0, 0.0
         self._code = 0
         self._wake, self._was_woken = threading.Event(), False
 
@@ -97,6 +106,7 @@ class Supervisor:
         self._process.refresh_from_db(using=self._backend.database)
         stop.on_request(self._wake.set)
         self._say_who_runs()
+        lifecycle.send("started", self._process, "supervisor")
         self._recover(self._gone(), ExitReason(how="is gone from this host", silent=True))
         try:
             self._start_missing()
@@ -106,18 +116,37 @@ class Supervisor:
                 leave_old_connections()
                 self._recover_dead()
                 self._look_after_members()
+                self._use_reloaded()
+                self._recycle()
                 self._start_missing()
-                if self._drain and self._drain.is_over():
+                if self._drains and self._drains.is_over(
+                    self.alias, self._drain().is_over, self._claims
+                ):
                     break
                 self._give_up_at_last()
         finally:
             self._stop_members(stop)
-        if self._drain and not self._code and self._drain.any_failed():
+        if self._drains and not self._code and self._drain().any_failed():
             self._code = 1
         self._announcements.close()
         self._heartbeat.stop()
         close_connections()
+        lifecycle.send("stopped", self._process, "supervisor")
         return self._code
+
+    def take_over(self, settings: BackendSettings) -> None:
+        """Use new settings, and replace the children one by one. Called from another thread."""
+        self._reloaded.append(settings)
+        self._wake.set()
+
+    @property
+    def slowest_options(self) -> Options:
+        """The options with the largest shutdown_timeout of all that are in use.
+
+        Children that a reload has not replaced yet have older ones.
+        """
+        older = [child.spec.options for child in [*self._children, *self._leaving]]
+        return max([self.options, *older], key=lambda each: each.shutdown_timeout)
 
     def end_if_stuck(self) -> None:
         """Exit if the main loop has made no progress for very long.
@@ -125,7 +154,8 @@ class Supervisor:
         A service manager then restarts the process. Called from another thread. It does not log: a
         log handler that hangs may be the cause.
         """
-        if self._status.since_loop_tick() > self.options.patience + self.options.longest_shutdown:
+        limit = self.options.patience + self.slowest_options.longest_shutdown
+        if self._status.since_loop_tick() > limit:
             os.write(
                 2,
                 b"CRITICAL supervisor: no progress; this process ends. Its threads:\n",
@@ -133,26 +163,47 @@ class Supervisor:
             faulthandler.dump_traceback(file=2, all_threads=True)
             os._exit(EXIT_JOBS_RUNNING)
 
+    def _use(self, settings: BackendSettings) -> None:
+        self.settings, self.options = settings, settings.config.changed(**self.changes)
+        self._specs = specs(settings.config, self._roles, self.changes)
+        workers = [spec for spec in self._specs if spec.role == "worker"]
+        self._selectors = selectors(workers or self._specs, settings.queues)
+
+    def _use_reloaded(self) -> None:
+        while self._reloaded:
+            self._use(self._reloaded.popleft())
+            for child in self._children:
+                child.is_outdated = True
+            self._say_who_runs("was reloaded and runs")
+
+    def _drain(self) -> Drain:
+        process = self._heartbeat.process
+        return Drain(self._backend.database, self._selectors, self.options, process)
+
+    def _claims(self) -> dict[str, int]:
+        children = [*self._children, *self._leaving]
+        return {child.status.name: child.status.claimed for child in children}
+
     def _rest(self, stop: Shutdown) -> bool:
         """Wait until the next check of the children. Returns whether to stop."""
         # The exit code is available a moment after the end is reported.
-        soon = self._drain or self._was_woken or time.monotonic() < self._start_at
+        soon = self._drains or self._was_woken or self._backoff.is_waiting
         self._was_woken = self._wake.wait(self.SHORT if soon else self.REST)
         self._wake.clear()
         return stop.requested
 
-    def _say_who_runs(self) -> None:
-        what = ", ".join(
-            f"{number} {role}{'s' * (number > 1)}" for role, number in Counter(self._roles).items()
-        )
+    def _say_who_runs(self, verb: str = "runs") -> None:
+        roles = Counter(spec.role for spec in self._specs)
+        what = ", ".join(f"{number} {role}{'s' * (number > 1)}" for role, number in roles.items())
         how = "in this process" if self.options.embedded else "each in a process of its own"
         fields = self._process.log_fields
         logger.info(
-            "%s runs %s, %s, for the queues %s.",
+            "%s %s %s, %s, for the queues %s.",
             self._process,
+            verb,
             what,
             how,
-            self._selector,
+            "; ".join(map(str, self._selectors)),
             extra=fields,
         )
 
@@ -164,32 +215,54 @@ class Supervisor:
             self._code = 1
 
     def _start_missing(self) -> None:
-        finished = self._announcements.reader
+        self._replacement.proceed(self._specs, self._children)
+
+    def _start(self, spec: ChildSpec) -> Child | None:
         kind = ChildThread if self.options.embedded else ChildProcess
-        if time.monotonic() < self._start_at:
+        finished = self._announcements.reader
+        try:
+            child = kind(spec, self.alias, self._process.pk, finished, self._wake.set)
+        except OSError as error:
+            report(
+                error,
+                "supervisor: %s could not be started; retrying: %s",
+                spec.role,
+                error,
+                extra=self._process.log_fields,
+            )
+            return None
+        child.status.keep(not self._has_room_to_replace(spec))
+        self._children.append(child)
+        return child
+
+    def _retire(self, child: Child) -> None:
+        child.status.request_drain()
+        self._replace(child, float("inf"))
+
+    def _recycle(self) -> None:
+        """Mark worker processes that are too old or too large as outdated.
+
+        Of each specification, no more than it has: processes that are replaced may run jobs for
+        long, and each of them is one more than usual. That many keep the others past max_jobs.
+        """
+        for child in self._children:
+            child.status.keep(not self._has_room_to_replace(child.spec))
+        if time.monotonic() < self._recycle_at:
             return
-        for role in (
-            Counter(self._roles) - Counter(child.role for child in self._children)
-        ).elements():
-            try:
-                child = kind(
-                    role,
-                    self._backend.alias,
-                    self.options,
-                    self._changes,
-                    self._process.pk,
-                    finished,
-                    self._wake.set,
-                )
-            except OSError as error:
-                logger.error(
-                    "supervisor: %s could not be started; retrying: %s",
-                    role,
-                    error,
-                    extra=self._process.log_fields,
-                )
-                return
-            self._children.append(child)
+        self._recycle_at = time.monotonic() + self.REST
+        for child in self._children:
+            if (
+                not child.is_outdated
+                and self._has_room_to_replace(child.spec)
+                and (why := reason_to_recycle(child))
+            ):
+                child.is_outdated = True
+                logger.info("supervisor: %s (pid %s) %s; replacing it.", child.role, child.pid, why)
+
+    def _has_room_to_replace(self, spec: ChildSpec) -> bool:
+        outdated = [child for child in self._children if child.is_outdated]
+        replaced = [child.spec for child in [*outdated, *self._leaving]]
+        return replaced.count(spec) < self._specs.count(spec)
 
     def _look_after_members(self) -> None:
         for child in [*self._children, *self._leaving]:
@@ -198,9 +271,10 @@ class Supervisor:
                 self._deregister_dead(child)
             elif self._is_frozen(child):
                 self._end_frozen(child)
-            elif child.status.since_loop_tick() > self.options.patience:
+            elif child.status.since_loop_tick() > child.spec.options.patience:
                 child.stop()
-                self._replace(child, time.monotonic() + self.options.shutdown_timeout + self.GRACE)
+                timeout = child.spec.options.shutdown_timeout
+                self._replace(child, time.monotonic() + timeout + self.GRACE)
             elif child.status.is_draining:
                 self._replace(child, float("inf"))
             if self._leaving.get(child, float("inf")) < time.monotonic():
@@ -216,6 +290,7 @@ class Supervisor:
             )
             self._code = EXIT_JOBS_RUNNING
             return
+        self._say_exited(child, _death(child).how)
         self._forget(child)
         if child.exitcode == CANNOT_IMPORT and child in self._first_children:
             logger.critical(
@@ -233,17 +308,16 @@ class Supervisor:
             self._recover(self._of(child), _death(child))
         if child.exitcode not in (0, EXIT_JOBS_RUNNING):
             # Crash loop: back off before restarting a child that died within 10 s.
-            self._crashes = self._crashes + 1 if time.monotonic() - child.born < 10 else 1
-            if self._crashes % self.CRASH_LOOP == 0:
+            crashes = self._backoff.record(child.spec, born=child.born)
+            if crashes % self.CRASH_LOOP == 0:
                 logger.critical(
                     "supervisor: crash loop: the last %d processes died within 10 s of their "
                     "start; this one, a %s, %s. "
                     "See the errors above and the output of `manage.py check`.",
-                    self._crashes,
+                    crashes,
                     child.role,
                     _death(child).how,
                 )
-            self._start_at = time.monotonic() + min(30.0, 0.1 * 2 ** min(self._crashes - 1, 10))
 
     def _replace(self, child: Child, end: float) -> None:
         """Let a replacement start while the child comes to its end."""
@@ -265,7 +339,7 @@ class Supervisor:
         silent = child.status.since_gil_alive()
         if silent < self.FROZEN:
             return False
-        return silent > self.options.patience or bool(self._overdue(child))
+        return silent > child.spec.options.patience or bool(self._overdue(child))
 
     def _overdue(self, child: Child) -> list[Job]:
         try:
@@ -273,7 +347,12 @@ class Supervisor:
                 rows = Job.objects.using(self._backend.database).overdue(self.options.timeout_grace)
                 return list(rows.filter(process__in=self._of(child)))
         except (DatabaseError, InterfaceError) as error:
-            logger.warning("supervisor: could not check for overdue jobs: %s", error)
+            report(
+                error,
+                "supervisor: could not check for overdue jobs: %s",
+                error,
+                level=logging.WARNING,
+            )
             discard(self._backend.database)
             return []
 
@@ -283,10 +362,12 @@ class Supervisor:
             for job in overdue:
                 StackTrace.objects.using(self._backend.database).record(job, stacks)
         except (DatabaseError, InterfaceError) as error:
-            logger.warning(
+            report(
+                error,
                 "supervisor: could not store the stack traces of overdue jobs: %s\n%s",
                 error,
                 stacks,
+                level=logging.WARNING,
             )
             discard(self._backend.database)
         self._kill(child, "did not let go of its interpreter", innocent=bool(overdue))
@@ -295,6 +376,7 @@ class Supervisor:
         logger.error("supervisor: %s (pid %s) %s; it is killed.", child.role, child.pid, why)
         child.kill()
         child.join(1.0)
+        self._say_exited(child, f"{why} and was killed")
         self._forget(child)
         not_started = frozenset(child.status.not_started())
         self._recover(
@@ -302,11 +384,22 @@ class Supervisor:
             ExitReason(how=f"{why} and was killed", innocent=innocent, not_started=not_started),
         )
 
+    def _say_exited(self, child: Child, reason: str) -> None:
+        signal = signals.worker_exited if child.role == "worker" else signals.dispatcher_exited
+        send_beside(
+            signal,
+            Process,
+            process=self._process,
+            pid=child.pid,
+            exitcode=child.exitcode,
+            reason=reason,
+        )
+
     def _of(self, child: Child) -> ProcessQuerySet:
         rows = Process.objects.using(self._backend.database).filter(
             supervisor=self._process.pk, pid=child.pid or 0
         )
-        return rows.filter(kind=child.role)
+        return rows.filter(kind=child.role.removeprefix("draining "))
 
     def _gone(self) -> ProcessQuerySet:
         """Return the processes that were killed together with their supervisor, on this host."""
@@ -348,7 +441,8 @@ class Supervisor:
         children = [*self._children, *self._leaving]
         for child in children:
             child.stop()
-        end = time.monotonic() + self.options.shutdown_timeout + self.GRACE
+        lifecycle.send("stopping", self._process, "supervisor")
+        end = time.monotonic() + self.slowest_options.shutdown_timeout + self.GRACE
         hurried = False
         while any(m.exitcode is None for m in children) and time.monotonic() < end:
             self._status.tick()
@@ -361,8 +455,10 @@ class Supervisor:
         for child in children:
             if child.exitcode is None:
                 self._kill(child, "did not end", innocent=True)
-            elif child.exitcode:
-                self._recover(self._of(child), _death(child))
+            else:
+                self._say_exited(child, _death(child).how)
+                if child.exitcode:
+                    self._recover(self._of(child), _death(child))
             child.close()
 
 

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from asgiref.sync import sync_to_async
 
+from ...core.internal_errors import report
 from ...core.options import Options
 from ...models import ClaimedJob
 from ...registry import load
@@ -17,8 +18,6 @@ from ...tasks import is_coroutine
 from ..connections import close_connections, watch_coroutines
 from .services import DEFAULT, WorkerServices
 from .task_call import CoroutineCall
-
-logger = logging.getLogger("django_dbqueue")
 
 
 class AsyncPool:
@@ -97,7 +96,12 @@ class AsyncPool:
             except BaseException as error:
                 # A coroutine that a task started as a task of its own raised SystemExit. The
                 # code that awaits it receives the exception too.
-                logger.warning("async pool: event loop restarted after %r", error)
+                report(
+                    error,
+                    "async pool: event loop restarted after %r",
+                    error,
+                    level=logging.WARNING,
+                )
         if not asyncio.all_tasks(loop):
             loop.close()
 

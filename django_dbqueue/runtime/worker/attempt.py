@@ -15,7 +15,7 @@ from django.dispatch import Signal
 from ...backend import DatabaseBackend
 from ...compat import TaskResultStatus, is_heard, signals
 from ...context import JobContext
-from ...core import call_options, error_reports, serialization
+from ...core import call_options, error_reports, internal_errors, serialization
 from ...core.options import Options
 from ...core.transactions import is_conflict, writing
 from ...engine.attempt_result import AttemptResult, Settled
@@ -86,6 +86,8 @@ class Attempt:
             raise Discarded(job.not_to_run)
         if job.has_expired():
             raise Expired(f"It expired at {job.expires_at}, before it was started.")
+        if job.refused:
+            raise job.refused
         task = load(job.task)
         if job.options is not None:
             task = call_options.apply(task, job.options)
@@ -178,10 +180,16 @@ class Attempt:
                 error_type=report.type[:255], message=message, traceback=report.traceback
             )
         except (DatabaseError, InterfaceError) as another:
-            self.warn(
-                "succeeded; the error of an on_commit hook could not be stored: %s\n%s",
+            internal_errors.report(
+                another,
+                "executor: job %s of %s succeeded; the error of an on_commit hook could not be "
+                "stored: %s\n%s",
+                self.job.pk,
+                self.job.task,
                 another,
                 report.traceback,
+                level=logging.WARNING,
+                extra=self.job.log_fields,
             )
 
     def warn(self, what: str, *args: object) -> None:

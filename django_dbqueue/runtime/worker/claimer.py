@@ -20,6 +20,7 @@ from ...models import ClaimedJob, Process, Queue, TaskState
 from ...models.enums import Lane
 from ...models.job import JobQuerySet
 from ...models.pausing import PAUSED
+from ...registry import decide_limits, unlimited_tasks
 from .lane_cursors import LaneCursors
 
 DEFAULT = Options()
@@ -139,7 +140,12 @@ class Claimer:
 
     def _claim_at_once(self, lane: Lane) -> SingleStatementClaim:
         held_back = self._queues.filter(PAUSED | Q(limit__isnull=False), name=lane.queue)
-        wanted = self._jobs.filter(~Exists(held_back), queue=lane.queue, priority=lane.priority)
+        # A job that was enqueued by SQL may have limits that its first claim decides.
+        without_limits = unlimited_tasks(self._options.task_modules)
+        decided = Q(max_attempts__gt=0) | Q(options__isnull=True, task__in=without_limits)
+        wanted = self._jobs.filter(
+            decided, ~Exists(held_back), queue=lane.queue, priority=lane.priority
+        )
         return SingleStatementClaim(
             wanted.exclude(task__in=self._tasks.paused().values("name")), self._process
         )
@@ -173,6 +179,7 @@ class Claimer:
                 self._cursors.of(lane),
                 budget,
                 queue_has,
+                decide_limits,
             )
             is_full = len(jobs) == room or budget.is_spent
             self._cursors.move(lane, jobs, full=is_full)

@@ -11,7 +11,7 @@ from itertools import takewhile
 from django.db import DatabaseError, InterfaceError
 
 from ...compat import TaskError
-from ...core import error_reports
+from ...core import error_reports, internal_errors
 from ...engine.attempt_result import AttemptResult
 from ...exceptions import (
     Discarded,
@@ -130,7 +130,15 @@ def _decide_not_started(
         attempt.warn("discarded: %s", error)
         return attempt.end(Outcome.DISCARDED, State.DISCARDED, error=replace(report, traceback=""))
     if isinstance(error, (DatabaseError, InterfaceError)):
-        attempt.warn("released: its earlier attempts could not be read: %s", error)
+        internal_errors.report(
+            error,
+            "executor: job %s of %s released: its earlier attempts could not be read: %s",
+            attempt.job.pk,
+            attempt.job.task,
+            error,
+            level=logging.WARNING,
+            extra=attempt.job.log_fields,
+        )
         return attempt.end(Outcome.INTERRUPTED, State.SCHEDULED, wait=1.0)
     if isinstance(error, InvalidTaskPath):
         waited = _unknown_for(attempt, report.type)

@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db import connections
 
-from ...core.notify import CHANNEL
+from ...core.notify import CHANNEL_SQL
 from ..logging_setup import RepeatedProblem
 
 logger = logging.getLogger("django_dbqueue")
@@ -136,9 +136,9 @@ class NotifyListener:
         connection.set_autocommit(True)
         try:
             with connection.cursor() as cursor:
-                cursor.execute("SELECT pg_backend_pid()")
-                (server,) = cursor.fetchone()
-                cursor.execute(f"LISTEN {CHANNEL}")
+                cursor.execute(f"SELECT pg_backend_pid(), quote_ident({CHANNEL_SQL})")
+                server, channel = cursor.fetchone()
+                cursor.execute(f"LISTEN {channel}")
             line = connection.connection.pgconn
             # A pool in transaction mode accepts LISTEN, but forwards no notifications.
             patience = TOLD if server == connection.connection.info.backend_pid else 1

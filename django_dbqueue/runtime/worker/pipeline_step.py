@@ -46,6 +46,8 @@ def _at(job: Job, place: int, value: object, backend: DatabaseBackend) -> Job:
     value = serialization.to_json(value, of=f"The return value of {job.task}")
     there = backend.at_stage(job.pipeline, place, value)
     there.batch_id, there.metadata = job.batch_id, job.metadata
+    if there.source:
+        there.source["job"] = str(job.pk)
     return there
 
 

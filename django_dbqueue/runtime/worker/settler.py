@@ -17,6 +17,7 @@ from dataclasses import replace
 from django.db import transaction
 
 from ...core import error_reports
+from ...core.internal_errors import report
 from ...core.options import Options
 from ...core.transactions import is_conflict, writing
 from ...engine.attempt_result import AttemptResult
@@ -183,7 +184,7 @@ class Settler:
         except Exception as error:
             discard(self._database)
             return self._after_error(group, error)
-        self._hold(settled.held)
+        self._hold(settled.locked_elsewhere)
         for result in settled.lost:
             line = (
                 (TWICE, *result.fence[:2], "its claim")
@@ -200,7 +201,8 @@ class Settler:
         the group: the group is bisected, so that the other results are written.
         """
         if not self._services.owns():
-            logger.error(
+            report(
+                error,
                 "settler: process was declared dead, attempt results dropped (%d): %s",
                 len(group),
                 error,
@@ -214,10 +216,12 @@ class Settler:
             )
             return group
         if not self._would_take(_plain(group[0], error)):
-            logger.warning(
+            report(
+                error,
                 "settler: attempt results could not be written, retrying (%d): %s",
                 len(group),
                 error,
+                level=logging.WARNING,
             )
             return group
         if len(group) > 1:
@@ -247,13 +251,14 @@ class Settler:
             try:
                 settled = settle(self._database, [version])
                 self._services.settled(settled)
-                self._hold(settled.held)
+                self._hold(settled.locked_elsewhere)
                 return []
             except Exception as refusal:
                 discard(self._database)
                 error = refusal
         job = result.job
-        logger.error(
+        report(
+            error,
             "settler: database refused the attempt result of job %s: %s",
             job.pk,
             error,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -10,6 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from uuid import UUID
 
+from ...core.internal_errors import report
 from ...core.options import Options
 from ...models import ClaimedJob
 from ...models.enums import Fence
@@ -23,8 +23,6 @@ from ..shared_status import SharedStatus
 from .run_times import RunTimes
 from .services import DEFAULT, WorkerServices
 from .task_call import ThreadCall
-
-logger = logging.getLogger("django_dbqueue")
 
 
 class ThreadPool:
@@ -184,8 +182,9 @@ class ThreadPool:
                 if call.reason:
                     close_interrupted()
                 look_after_connections()
-            except BaseException:
-                logger.exception(
+            except BaseException as error:
+                report(
+                    error,
                     "thread pool: error after job %s; the thread continues",
                     call.job.pk,
                     extra=call.job.log_fields,

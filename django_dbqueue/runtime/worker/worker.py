@@ -21,6 +21,7 @@ from ...exceptions import Interrupted, JobLost, Stopped
 from ...models import ClaimedJob, Process, StackTrace
 from ...models.enums import Fence
 from ...models.job import JobQuerySet
+from .. import lifecycle
 from ..connections import close_connections, discard, leave_old_connections, note_outage, prepare
 from ..heartbeat import Heartbeat
 from ..logging_setup import RepeatedProblem
@@ -65,7 +66,7 @@ class Worker:
         self._listener = NotifyListener(
             backend.database, self._on_notify, self._poll_backoff.note_notify
         )
-        self._claimed, self._in_doubt, self._scanned_at = 0, False, 0.0
+        self._in_doubt, self._scanned_at = False, 0.0
         # _recent: attempts that have ended. _before: all attempts claimed before the last outage of
         # the database, whose claims or ends a failover may have lost. _going_on: those of them that
         # still run, under a second claim.
@@ -100,7 +101,8 @@ class Worker:
         recovers them.
         """
         self._start(stop, supervisor)
-        while not stop.requested and self._is_healthy() and not self._max_jobs_reached():
+        self._status.mark_ready()
+        while not stop.requested and self._is_healthy() and not self._is_to_drain():
             self._status.tick()
             began = time.monotonic()
             with deadline(self._options.answer_limit):
@@ -145,6 +147,7 @@ class Worker:
             self._options.threads,
             extra=process.log_fields,
         )
+        lifecycle.send("started", process, "worker")
 
     def _on_notify(self, payload: str) -> bool:
         if is_ours := self._claimer.on_notify(payload):
@@ -178,16 +181,16 @@ class Worker:
     def _claim(self) -> tuple[int, int]:
         fit = self._heartbeat.healthy and not self._async_pool.full() and not self._settler.full
         room = (self._async_pool.room() or self._pool.room()) if fit else 0
-        before = self._claimed
+        before = self._status.claimed
         for jobs in self._claimer.claim(room, self._pool.held_bytes()) if room > 0 else ():
+            self._status.count_claimed(len(jobs))
             others, too_many = self._async_pool.take(
                 self._not_held(jobs) if self._before else jobs, self._claimer.leave
             )
             self._pool.put(others)
             if too_many:
                 self._release(too_many)
-            self._claimed += len(jobs)
-        return self._claimed - before, room
+        return self._status.claimed - before, room
 
     def _release(self, jobs: Sequence[ClaimedJob]) -> None:
         """Release claimed jobs without spending an attempt.
@@ -302,8 +305,10 @@ class Worker:
             not self._heartbeat.declared_dead and self._settler.alive and not self._watchdog.stuck
         )
 
-    def _max_jobs_reached(self) -> bool:
-        return self._options.max_jobs is not None and self._claimed >= self._options.max_jobs
+    def _is_to_drain(self) -> bool:
+        most, status = self._options.max_jobs, self._status
+        has_done_all = most is not None and status.claimed >= most and not status.is_kept
+        return status.is_drain_requested or has_done_all
 
     def _running(self) -> list[Call]:
         return [*self._pool.running(), *self._async_pool.running()]
@@ -320,6 +325,7 @@ class Worker:
             extra=process.log_fields,
         )
         self._try_to(lambda: self._release(self._pool.take_back()))
+        lifecycle.send("stopping", process, "worker")
         self._wait_for_running(stop)
         interrupt_each(self._running(), JobLost if self._heartbeat.declared_dead else Interrupted)
         self._wait(time.monotonic() + self.LAST)
@@ -340,6 +346,7 @@ class Worker:
         self._heartbeat.stop(deregister=leaves_none)
         self._ended.request()
         close_connections()
+        lifecycle.send("stopped", process, "worker")
         logger.info("%s has ended", process, extra=process.log_fields)
         return leaves_none
 
@@ -356,8 +363,8 @@ class Worker:
     def _wait_for_running(self, stop: Shutdown) -> None:
         """Wait for the running jobs.
 
-        After ``max_jobs``, the wait has no limit. Otherwise it is ``shutdown_timeout`` from the
-        moment at which the worker must end.
+        If the worker is to be replaced, the wait has no limit. Otherwise it is ``shutdown_timeout``
+        from the moment at which the worker must end.
         """
         while not stop.requested and self._is_healthy() and self._running():
             self._status.tick()

@@ -9,6 +9,7 @@ import pytest
 from django.db import connection, connections
 
 from django_dbqueue import batch
+from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.engine.attempt_result import AttemptResult
 from django_dbqueue.models import Execution, Job, Process
@@ -79,7 +80,7 @@ def test_drain_sees_job_released_during_its_check(backend, claim, monkeypatch):
     if connection.vendor == "sqlite":
         pytest.skip("SQLite locks the whole database.")
     supervisor = a_process("supervisor", kind="supervisor")
-    drain = Drain("default", QueueSelector(("*",)), backend.config, supervisor)
+    drain = Drain("default", [QueueSelector(("*",))], backend.config, supervisor)
     tasks.add.enqueue(1)
     (job,) = claim(a_process("worker", supervisor=supervisor))
     lanes = JobQuerySet.lanes
@@ -97,7 +98,10 @@ def test_drain_sees_job_released_during_its_check(backend, claim, monkeypatch):
 
 def test_drain_waits_for_batch_to_finish(backend, claim):
     drain = Drain(
-        "default", QueueSelector(("*",)), backend.config, a_process("supervisor", kind="supervisor")
+        "default",
+        [QueueSelector(("*",))],
+        backend.config,
+        a_process("supervisor", kind="supervisor"),
     )
     with batch(on_finish=tasks.sum_up):
         tasks.add.enqueue(1)
@@ -174,3 +178,32 @@ def test_child_that_never_starts_is_replaced(backend, monkeypatch):
     runner.join(LONG)
 
     assert not runner.is_alive()
+
+
+def test_group_in_a_crash_loop_delays_neither_other_groups_nor_the_dispatcher(backend, monkeypatch):
+    monkeypatch.setattr(module.RestartBackoff, "FIRST", 30.0)
+    starts = []
+
+    def run(role, alias, changes, status, *args):
+        name = next((each for each in ("mail", "reports") if each in str(changes)), role)
+        starts.append(name)
+        status.mark_ready()
+        if name == "mail":
+            return 1
+        until(lambda: "mail" in starts)
+        time.sleep(0.2)
+        return 0
+
+    monkeypatch.setattr(children, "run_role", run)
+    groups = [{"queues": "mail"}, {"queues": "reports"}]
+    config = Options.from_settings({"embedded": True, "workers": groups})
+    monkeypatch.setattr(backend, "config", config)
+    supervisor, stop = Supervisor(backend, ["worker", "dispatcher"], {}), Shutdown()
+    runner = threading.Thread(target=lambda: (supervisor.run(stop), connections.close_all()))
+    runner.start()
+    try:
+        until(lambda: min(map(starts.count, ("reports", "dispatcher"))) > 1)
+        assert starts.count("mail") == 1
+    finally:
+        stop.request()
+        runner.join(LONG)

@@ -1,0 +1,101 @@
+"""Charts as inline SVG, without script and inline style, with their numbers as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from django.utils.formats import number_format
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+
+WIDTH, HEIGHT = 720, 120
+
+
+class Series(NamedTuple):
+    """One value for each time; ``tone`` is that of a badge."""
+
+    name: str
+    tone: str
+    values: Sequence[float]
+
+
+def bars(title: str, times: Sequence[str], series: Sequence[Series], unit: str = "") -> SafeString:
+    """Draw the series side by side for each time, to one scale. The titles have the numbers."""
+    highest = max((value for each in series for value in each.values), default=0) or 1
+    step = WIDTH / max(1, len(times))
+    width = step * 0.8 / len(series)
+    shapes = format_html_join(
+        "",
+        '<rect class="dbq-{}" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>',
+        (
+            (
+                each.tone,
+                f"{step * (place + 0.1) + width * row:.2f}",
+                f"{HEIGHT - height:.2f}",
+                f"{width:.2f}",
+                f"{height:.2f}",
+                f"{time}: {each.name} {_number(each.values[place])}{unit}",
+            )
+            for row, each in enumerate(series)
+            for place, time in enumerate(times)
+            if (height := HEIGHT * each.values[place] / highest)
+        ),
+    )
+    legend = format_html_join(
+        " ",
+        '<span class="dbq-{}"><span aria-hidden="true">■</span> {}: {}{}</span>',
+        ((each.tone, each.name, _number(_total(each, unit)), unit) for each in series),
+    )
+    return format_html(
+        '<figure class="dbq-chart"><figcaption><strong>{}</strong> {}</figcaption>'
+        '<svg viewBox="0 0 {} {}" role="img" aria-label="{}" preserveAspectRatio="none">{}</svg>'
+        '<div class="dbq-axis"><span>{}</span><span>{}</span><span>{}</span></div>{}</figure>',
+        title,
+        legend,
+        WIDTH,
+        HEIGHT,
+        title,
+        shapes,
+        times[0] if times else "",
+        times[len(times) // 2] if times else "",
+        times[-1] if times else "",
+        _table(times, series, unit),
+    )
+
+
+def _table(times: Sequence[str], series: Sequence[Series], unit: str) -> SafeString:
+    """Return the numbers as a table, which is closed at first."""
+    names = format_html_join("", '<th scope="col">{}</th>', ((each.name,) for each in series))
+    rows = format_html_join(
+        "",
+        '<tr><th scope="row">{}</th>{}</tr>',
+        (
+            (
+                time,
+                format_html_join(
+                    "", "<td>{}{}</td>", ((_number(each.values[place]), unit) for each in series)
+                ),
+            )
+            for place, time in enumerate(times)
+        ),
+    )
+    return format_html(
+        "<details><summary>{}</summary><table><thead><tr><td></td>{}</tr></thead>"
+        "<tbody>{}</tbody></table></details>",
+        _("As a table"),
+        names,
+        rows,
+    )
+
+
+def _total(series: Series, unit: str) -> float:
+    """Return the sum of counts, and the highest of measured values."""
+    return max(series.values, default=0) if unit else sum(series.values)
+
+
+def _number(value: float) -> str:
+    if value != int(value):
+        return number_format(value, 1 if value >= 10 else 3)
+    return number_format(int(value), force_grouping=True)

@@ -1,0 +1,142 @@
+"""Search of jobs: by id, task, queue, key, or by a value in their arguments and metadata."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.db.models import Q
+from django.db.models.fields.json import KeyTransform
+from django.utils.formats import number_format
+from django.utils.translation import gettext as _
+
+from ..models import Job, TaskState
+from ..models.job import JobQuerySet
+from .redaction import call_without_secrets, is_hidden, places_of, without_secrets
+
+# No index holds arguments or ends of ids: such a search reads at most this many jobs, the newest,
+# and finds at most this many.
+SCANNED, FOUND = 100_000, 500
+# Maximum number of tasks to try with a key that is given without a task.
+MOST_TASKS = 1000
+# Part of an id, as lists show it: its beginning, its end, or both.
+PART_OF_ID = re.compile("([0-9a-f-]{8,35})?(?:…|\\.\\.\\.)?([0-9a-f-]{8,35})?")
+PREFIXES = ("queue", "task", "key")
+
+
+class Search(NamedTuple):
+    """Matching jobs, and a sentence that says what was searched."""
+
+    jobs: JobQuerySet
+    said: str
+
+
+def search(jobs: JobQuerySet, text: str) -> Search:
+    """Search jobs for a text. Each form is one index lookup, or reads a limited number of jobs."""
+    if not text:
+        return Search(jobs, "")
+    try:
+        return Search(jobs.filter(pk=UUID(text)), _("Searched: the id."))
+    except ValueError:
+        prefix, colon, rest = text.partition(":")
+    rest = rest.strip()
+    if (part := PART_OF_ID.fullmatch(text.lower())) and any(part.groups()):
+        return _by_part_of_id(jobs, *(each or "" for each in part.groups()))
+    match prefix, colon:
+        case "queue", ":":
+            return Search(jobs.filter(queue=rest), _("Searched: jobs of the queue %s.") % rest)
+        case "task", ":":
+            said = _("Searched: tasks whose path begins with %s.") % rest
+            return Search(jobs.filter(task__startswith=rest), said)
+        case "key", ":":
+            said = _("Searched: the key %s, of the known tasks.") % rest
+            return Search(jobs.filter(_with_key(rest)), said)
+    if colon and prefix.isidentifier() and rest:
+        return _by_value(jobs, prefix, rest)
+    said = _("Searched: tasks with the name %s, or whose path begins with it.") % text
+    return Search(jobs.filter(Q(task__startswith=text) | Q(task__endswith=f".{text}")), said)
+
+
+def _by_part_of_id(jobs: JobQuerySet, begin: str, end: str) -> Search:
+    begin, end = begin.replace("-", ""), end.replace("-", "")
+    first, last = (UUID(begin.ljust(32, digit)[:32]) for digit in "0f")
+    beginning = jobs.filter(pk__range=(first, last)) if begin else jobs
+    ids = []
+    if begin and not end:
+        ids = list(beginning.values_list("pk", flat=True)[:FOUND])
+    # One part alone may be the beginning or the end.
+    found = beginning if begin and end else jobs
+    ending = found.among_newest(SCANNED).filter(pk__endswith=end or begin)
+    ids += ending.values_list("pk", flat=True)[:FOUND]
+    said = _("Searched: ids with this beginning, and those with this end among the newest %s jobs.")
+    return Search(jobs.filter(pk__in=ids), said % number_format(SCANNED, force_grouping=True))
+
+
+def _by_value(jobs: JobQuerySet, name: str, text: str) -> Search:
+    """Search for jobs with an argument or metadata of this name and value.
+
+    Only values that the job's page shows are found: hidden ones must not be guessed.
+    """
+    if is_hidden(name):
+        said = _("Values of %s are hidden, and are not searched.") % name
+        return Search(jobs.none(), said)
+    values = _values(text)
+    places = {
+        (task, place) for task in Job.objects.recent_tasks() for place in places_of(task, name)
+    }
+    # By aliases: a name such as "contains" would be a lookup in a keyword argument.
+    named = {
+        "in_kwargs": KeyTransform(name, "kwargs"),
+        "in_metadata": KeyTransform(name, "metadata"),
+    }
+    by_place = {f"at_{place}": KeyTransform(str(place), "args") for _task, place in places}
+    wanted = Q()
+    for value in values:
+        wanted |= Q(in_kwargs=value) | Q(in_metadata=value)
+        for task, place in places:
+            wanted |= Q(**{f"at_{place}": value}, task=task)
+    rows = jobs.among_newest(SCANNED).alias(**named, **by_place).filter(wanted).order_by("-pk")
+    rows = rows.select_related(None).only("task", "args", "kwargs", "metadata")
+    ids = [job.pk for job in rows[:FOUND] if _shows(job, name, values)]
+    said = _(
+        "Searched: %(name)s = %(value)s in arguments and metadata of the newest %(number)s jobs."
+    )
+    number = number_format(SCANNED, force_grouping=True)
+    return Search(jobs.filter(pk__in=ids), said % {"name": name, "value": text, "number": number})
+
+
+def _values(text: str) -> list[Any]:
+    """Return the values that a text may mean: "17" is a text and a number."""
+    try:
+        value = json.loads(text, parse_constant=str)
+    except ValueError:
+        return [text]
+    is_one = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    return [text, value] if is_one else [text]
+
+
+def _shows(job: Job, name: str, values: Iterable[Any]) -> bool:
+    args, kwargs = call_without_secrets(job)
+    documents = (kwargs, without_secrets(job.metadata))
+    found = [each.get(name) for each in documents if isinstance(each, dict)]
+    if isinstance(args, list):
+        found += [args[place] for place in places_of(job.task, name) if place < len(args)]
+    return any(value in values for value in found)
+
+
+def _with_key(text: str) -> Q:
+    """Match jobs by key.
+
+    The unique index holds each key after its task, so the lookup tries the key after each known
+    task.
+    """
+    tasks = {*TaskState.objects.order_by("name").values_list("name", flat=True)[:MOST_TASKS]}
+    tasks |= Job.objects.recent_keyed_tasks()
+    name, _space, rest = text.partition(" ")
+    of_any = [f"{task} {text}" for task in tasks]
+    of_one = [f"{task} {rest}" for task in tasks if rest and task.endswith(f".{name}")]
+    return Q(key__in=[text, *of_any, *of_one])

@@ -1,0 +1,138 @@
+"""Search of jobs by a value in their arguments, and by parts of their ids."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from django_dbqueue.models import Job
+
+from .conftest import a_job
+
+JOBS = reverse("admin:dbqueue_job_changelist")
+SECRET = "tests.tasks.login"
+
+
+def found(client: Client, text: str, **filters: str) -> set[Any]:
+    page = client.get(JOBS, {"q": text, **filters})
+    assert page.status_code == 200
+    return {row.pk for row in page.context["cl"].result_list}
+
+
+def said(client: Client, text: str) -> str:
+    match = re.search('role="status">([^<]*)<', client.get(JOBS, {"q": text}).text)
+    return match[1] if match else ""
+
+
+def test_value_is_found_in_keywords_metadata_and_named_positional_arguments(
+    viewer: Client, db: Any
+) -> None:
+    keyword = a_job(kwargs={"customer": 17})
+    text = a_job(kwargs={"customer": "17"})
+    metadata = a_job(metadata={"customer": 17})
+    # def add(a, b)
+    positional = a_job(task="tests.tasks.add", args=[1, 17])
+    a_job(task="tests.tasks.add", args=[17, 1])
+    a_job(kwargs={"customer": 171}, metadata={"other": 17}, args=[17])
+
+    assert found(viewer, "customer:17") == {keyword.pk, text.pk, metadata.pk}
+    assert found(viewer, "b: 17") == {positional.pk}
+    assert found(viewer, "customer:17", queue="elsewhere") == set()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("Ann Lee", "Ann Lee"), (True, "true"), (1.5, "1.5"), ("é\"'%_", "é\"'%_"), ("a:b", "a:b")],
+)
+def test_texts_numbers_and_booleans_are_found(
+    viewer: Client, db: Any, value: Any, text: str
+) -> None:
+    job = a_job(kwargs={"name": value})
+    a_job(kwargs={"name": "other"})
+
+    assert found(viewer, f"name:{text}") == {job.pk}
+
+
+@pytest.mark.parametrize("name", ["contains", "exact", "in", "has_key", "isnull", "gt"])
+def test_names_that_are_lookups_are_names(viewer: Client, db: Any, name: str) -> None:
+    job = a_job(kwargs={name: "x"})
+    a_job(kwargs={"other": "x"})
+
+    assert found(viewer, f"{name}:x") == {job.pk}
+
+
+def test_hidden_values_are_not_found(viewer: Client, db: Any) -> None:
+    a_job(kwargs={"password": "tiger"}, metadata={"api_token": "tiger"})
+
+    for name in ("password", "api_token", "PASSWORD"):
+        assert found(viewer, f"{name}:tiger") == set()
+    assert said(viewer, "password:tiger") == "Values of password are hidden, and are not searched."
+
+
+def test_value_behind_a_hidden_parameter_is_not_found(viewer: Client, db: Any) -> None:
+    shown = a_job(kwargs={"pin": "1234"}, args=["ann"])
+    # def sign_in_many(context, name, /, *passwords, region="", **credentials)
+    a_job(task="tests.tasks.sign_in_many", kwargs={"pin": "1234"}, args=["ann"])
+
+    assert found(viewer, "pin:1234") == {shown.pk}
+
+
+def test_part_of_an_id_is_found_as_lists_show_it(viewer: Client, db: Any) -> None:
+    job, other = a_job(), a_job()
+    Job.objects.filter(pk=other.pk).delete()
+    a_job(pk="00000000-0000-7000-8000-000000000001")
+    text = str(job.pk)
+
+    for part in (text[-8:], text[-12:], f"{text[:8]}…{text[-8:]}", text[:23], text[:-1].upper()):
+        assert found(viewer, part) == {job.pk}, part
+    assert found(viewer, f"{text[:8]}…00000001") == set()
+
+
+def test_search_that_finds_nothing_says_what_was_searched(viewer: Client, db: Any) -> None:
+    assert "customer = 17 in arguments and metadata of the newest" in said(viewer, "customer:17")
+    assert "100,000 jobs" in said(viewer, "customer:17")
+    assert "begins with" in said(viewer, "ship") and "queue mail" in said(viewer, "queue:mail")
+    assert said(viewer, "") == ""
+    assert "&lt;b&gt;" in said(viewer, "<b>")
+
+
+def test_only_the_newest_jobs_are_read(
+    viewer: Client, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_dbqueue.admin.search.SCANNED", 2)
+    jobs = [a_job(kwargs={"customer": 1}) for _ in range(4)]
+
+    assert found(viewer, "customer:1") == {job.pk for job in jobs[-2:]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a:",
+        ":",
+        ":x",
+        "a:{",
+        "a:NaN",
+        "a:1e999",
+        "a:[1]",
+        "a:null",
+        "a:" + "9" * 5000,
+        "…",
+        "a b:c",
+        "args:[",
+        "x" * 9000,
+        "\x00",
+        "a:\x00",
+        "ffffffff…",
+        "…ffffffff",
+        "--------",
+    ],
+)
+def test_nonsense_finds_nothing(viewer: Client, db: Any, text: str) -> None:
+    a_job(kwargs={"a": None, "b": [1]})
+
+    assert viewer.get(JOBS, {"q": text}).status_code in (200, 302)
