@@ -46,7 +46,7 @@ def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
     jobs, attempts = ClaimedJob.objects.using(queue.database), 0
     selector = QueueSelector(("*",), frozenset(queue.queues))
     call: list[ThreadCall] = []
-    with _process(queue.database) as process, _watched(queue, call):
+    with _process(queue) as process, _watched(queue, call):
         while True:
             dispatch(queue.database)
             lanes = [lane for lane in jobs.lanes() if selector.position(lane.queue) is not None]
@@ -86,17 +86,19 @@ def _watched(queue: DatabaseBackend, call: list[ThreadCall]) -> Iterator[None]:
 
 
 @contextmanager
-def _process(database: str) -> Iterator[Process]:
+def _process(queue: DatabaseBackend) -> Iterator[Process]:
     process = Process(
         name=f"drain:{os.getpid()}:{os.urandom(3).hex()}",
         kind=Process.Kind.WORKER,
         hostname="",
         pid=os.getpid(),
+        release=queue.config.current_release,
         # No heartbeat follows: no other process may take its jobs while a test inspects them.
         expires_at=now_plus(86_400),
     )
-    Process.objects.using(database).register(process)
+    processes = Process.objects.using(queue.database)
+    processes.register(process)
     try:
         yield process
     finally:
-        Process.objects.using(database).filter(pk=process.pk).erase()
+        processes.filter(pk=process.pk).erase()

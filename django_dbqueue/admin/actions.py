@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from django import forms
 from django.utils import timezone
@@ -56,6 +57,16 @@ class TimeField(forms.DateTimeField):
                 _("%(time)s is in the past. Give a later time."), params={"time": value}
             )
         return time
+
+
+def _length(*choices: tuple[int, Any]) -> forms.TypedChoiceField:
+    """Return a field for a duration, with these choices in seconds."""
+    return forms.TypedChoiceField(
+        label=_("Duration"),
+        choices=choices,
+        coerce=lambda seconds: Length(seconds=int(seconds)),
+        initial=3600,
+    )
 
 
 # Jobs.
@@ -208,6 +219,18 @@ MUTE = Action(
     eligible=lambda failures: failures.open(),
     run=lambda failures: failures.mute(),
 )
+MUTE_FOR = replace(
+    MUTE,
+    name="mute_for",
+    label=_("Mute for a while"),
+    short_description=_("Mute selected %(verbose_name_plural)s for a while"),
+    effect=_(
+        "A muted failure stays muted when it occurs again, and is open again after this time."
+    ),
+    done=_("Muted for %(value)s"),
+    run=lambda failures, length: failures.mute(timezone.now() + length),
+    field=_length((3600, _("1 hour")), (24 * 3600, _("1 day")), (7 * 24 * 3600, _("1 week"))),
+)
 RESOLVE = Action(
     name="resolve",
     permission="triage_failure",
@@ -299,16 +322,11 @@ PAUSE_FOR = Action(
     done=_("Paused for %(value)s"),
     eligible=all_of,
     run=lambda rows, length: rows.pause(until=length),
-    field=forms.TypedChoiceField(
-        label=_("Duration"),
-        choices=[
-            (900, _("15 minutes")),
-            (3600, _("1 hour")),
-            (4 * 3600, _("4 hours")),
-            (24 * 3600, _("1 day")),
-        ],
-        coerce=lambda seconds: Length(seconds=int(seconds)),
-        initial=3600,
+    field=_length(
+        (900, _("15 minutes")),
+        (3600, _("1 hour")),
+        (4 * 3600, _("4 hours")),
+        (24 * 3600, _("1 day")),
     ),
 )
 CLEAR = Action(

@@ -69,7 +69,7 @@ class ReadOnlyChangeList(ChangeList):
         if not self.query and not self.get_filters_params():
             # The list is unfiltered: a link to all rows is not needed.
             self.full_result_count = self.result_count
-        self.result_list = self.model_admin.with_details(list(self.result_list))
+        self.result_list = self.model_admin.with_details(request, list(self.result_list))
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -109,7 +109,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Return the rows with the columns that the list needs."""
         return rows
 
-    def with_details(self, rows: list[Row]) -> list[Row]:
+    def with_details(self, request: HttpRequest, rows: list[Row]) -> list[Row]:
         """Return the rows with data that is queried for all of them together."""
         return rows
 
@@ -147,7 +147,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         self, request: HttpRequest, object_id: str, from_field: str | None = None
     ) -> Row:
         found = super().get_object(request, object_id, from_field)
-        return self.with_details([found])[0] if found else None
+        return self.with_details(request, [found])[0] if found else None
 
     def page_context(self, request: HttpRequest, row: Row) -> dict[str, object]:
         """Return the template context of a row's page, in addition to its fields."""
@@ -165,8 +165,11 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         context = {**(self.page_context(request, row) if row else {}), **(extra_context or {})}
         return super().change_view(request, object_id, form_url, context)
 
+    def get_fieldsets(self, request: HttpRequest, obj: Row = None) -> Fields:
+        return self.fieldsets or ()
+
     def get_readonly_fields(self, request: HttpRequest, obj: Row = None) -> Fields:
-        return flatten_fieldsets(self.fieldsets or ())
+        return flatten_fieldsets(self.get_fieldsets(request, obj))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

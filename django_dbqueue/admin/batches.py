@@ -127,7 +127,7 @@ class BatchAdmin(ActionAdmin):
     )
     fieldsets: ClassVar[Fields] = ((None, {"fields": ((state, bar, full_id), times)}),)
 
-    def with_details(self, rows: list[CountedBatch]) -> list[CountedBatch]:
+    def with_details(self, request: HttpRequest, rows: list[CountedBatch]) -> list[CountedBatch]:
         for batch in rows:
             batch.jobs_by_state = batch.tally()
         return rows

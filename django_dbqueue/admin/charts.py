@@ -21,8 +21,20 @@ class Series(NamedTuple):
     values: Sequence[float]
 
 
-def bars(title: str, times: Sequence[str], series: Sequence[Series], unit: str = "") -> SafeString:
-    """Draw the series side by side for each time, to one scale. The titles have the numbers."""
+Mark = tuple[int, str]
+
+
+def bars(
+    title: str,
+    times: Sequence[str],
+    series: Sequence[Series],
+    unit: str = "",
+    marks: Sequence[Mark] = (),
+) -> SafeString:
+    """Draw the series side by side for each time, to one scale. The titles have the numbers.
+
+    ``marks`` are vertical lines: the number of the time before which each is, and its text.
+    """
     highest = max((value for each in series for value in each.values), default=0) or 1
     step = WIDTH / max(1, len(times))
     width = step * 0.8 / len(series)
@@ -50,18 +62,56 @@ def bars(title: str, times: Sequence[str], series: Sequence[Series], unit: str =
     )
     return format_html(
         '<figure class="dbq-chart"><figcaption><strong>{}</strong> {}</figcaption>'
-        '<svg viewBox="0 0 {} {}" role="img" aria-label="{}" preserveAspectRatio="none">{}</svg>'
-        '<div class="dbq-axis"><span>{}</span><span>{}</span><span>{}</span></div>{}</figure>',
+        '<svg viewBox="0 0 {} {}" role="img" aria-label="{}" preserveAspectRatio="none">{}{}</svg>'
+        '<div class="dbq-axis"><span>{}</span><span>{}</span><span>{}</span></div>{}{}</figure>',
         title,
         legend,
         WIDTH,
         HEIGHT,
         title,
         shapes,
+        format_html_join(
+            "",
+            '<line class="dbq-mark" x1="{0}" x2="{0}" y1="0" y2="{1}"><title>{2}</title></line>',
+            ((f"{step * place:.2f}", HEIGHT, text) for place, text in marks),
+        ),
         times[0] if times else "",
         times[len(times) // 2] if times else "",
         times[-1] if times else "",
+        _legend_of(marks),
         _table(times, series, unit),
+    )
+
+
+def sparkline(title: str, values: Sequence[float]) -> SafeString:
+    """Draw the values as small bars in one line of text. ``title`` says what they are."""
+    highest = max(values, default=0) or 1
+    shapes = format_html_join(
+        "",
+        '<rect x="{}" y="{}" width="3" height="{}"/>',
+        (
+            (place * 4, f"{24 - height:.2f}", f"{height:.2f}")
+            for place, value in enumerate(values)
+            if (height := max(1.0, 24 * value / highest) if value else 0)
+        ),
+    )
+    return format_html(
+        '<svg class="dbq-sparkline" viewBox="0 0 {} 24" role="img" aria-label="{}">'
+        "<title>{}</title>{}</svg>",
+        4 * len(values),
+        title,
+        title,
+        shapes,
+    )
+
+
+def _legend_of(marks: Sequence[Mark]) -> SafeString:
+    if not marks:
+        return SafeString()
+    return format_html(
+        '<p class="dbq-marks"><span aria-hidden="true">┊</span> {}: {}</p>',
+        _("Deploys"),
+        format_html_join(", ", "{}", ((text,) for _place, text in marks)),
     )
 
 

@@ -19,6 +19,7 @@ from ..models.job import JobQuerySet
 from .base import Rows
 from .config import options
 from .sources import jobs_from, recent_sources
+from .spans import SPANS, USUAL
 
 Choices = Iterable[tuple[str, Any]]
 
@@ -123,12 +124,49 @@ class OperationStateFilter(SimpleListFilter):
         return queryset
 
 
+class OpenFilter(SimpleListFilter):
+    """Show only open failures by default: the others have been dealt with."""
+
+    title, parameter_name = _("state"), "state"
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Model]) -> Choices:
+        others = [each for each in Failure.State.choices if each[0] != Failure.State.OPEN]
+        return [*others, ("all", _("All"))]
+
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        default, *rest = super().choices(changelist)
+        yield {**default, "display": Failure.State.OPEN.label}
+        yield from rest
+
+    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
+        state = self.value() or Failure.State.OPEN
+        return queryset if state == "all" else queryset.filter(state=state)
+
+
+class WindowFilter(SimpleListFilter):
+    """Offer the times in which failures are counted. ``FailureAdmin`` counts."""
+
+    title, parameter_name = _("period"), "hours"
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Model]) -> Choices:
+        return [(str(span.hours), span.label) for span in SPANS if span is not USUAL]
+
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        default, *rest = super().choices(changelist)
+        yield {**default, "display": USUAL.label}
+        yield from rest
+
+    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
+        return queryset
+
+
 class FailureOrder(SimpleListFilter):
     """Offer the orders of a list of failures. ``FailureAdmin`` applies them."""
 
     title, parameter_name = _("order"), "order"
     orders: ClassVar = {
-        "count": (_("Most often first"), ("-count", "-pk")),
+        "seen": (_("Last seen first"), ("-last_seen", "-pk")),
+        "count": (_("Most often ever first"), ("-count", "-pk")),
         "new": (_("Newest first"), ("-first_seen", "-pk")),
         "old": (_("Oldest first"), ("first_seen", "pk")),
     }
@@ -138,7 +176,7 @@ class FailureOrder(SimpleListFilter):
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         default, *rest = super().choices(changelist)
-        yield {**default, "display": _("Last seen first")}
+        yield {**default, "display": _("Most often in this time first")}
         yield from rest
 
     def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
@@ -235,19 +273,3 @@ class FinishedFilter(SimpleListFilter):
         if self.value() is None:
             return queryset
         return queryset.filter(finished_at__isnull=self.value() == "no")
-
-
-class LastSeenFilter(SimpleListFilter):
-    title, parameter_name = _("last seen"), "seen"
-    seconds = {"1h": 3600, "24h": 86400, "7d": 7 * 86400}
-
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Model]) -> Choices:
-        return [
-            ("1h", _("In the last hour")),
-            ("24h", _("In the last 24 hours")),
-            ("7d", _("In the last 7 days")),
-        ]
-
-    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
-        seconds = self.seconds.get(self.value() or "")
-        return queryset.seen_within(seconds) if seconds else queryset  # type: ignore[attr-defined]

@@ -4,7 +4,6 @@ from datetime import timedelta
 from typing import cast
 
 from django.contrib import admin
-from django.contrib.admin.utils import flatten_fieldsets
 from django.db.models import QuerySet, Subquery
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
@@ -109,9 +108,6 @@ class JobAdmin(ActionAdmin):
             return ()
         fields = _fields(obj, with_batch=request.user.has_perm("dbqueue.view_batch"))
         return ((None, {"fields": fields}),)
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Job | None = None) -> Fields:
-        return flatten_fieldsets(self.get_fieldsets(request, obj))
 
     def get_search_results(self, request: HttpRequest, rows: Rows, text: str) -> tuple[Rows, bool]:
         found = search(cast(JobQuerySet, rows), text.strip())

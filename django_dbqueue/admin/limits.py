@@ -78,7 +78,7 @@ class SemaphoreAdmin(ReadOnlyAdmin):
         first = Job.objects.waiting_for(OuterRef("pk")).values("enqueued_at")[:1]
         return rows.annotate(seen_at=Now(), next_enqueued_at=Subquery(first))
 
-    def with_details(self, rows: list[UsedLimit]) -> list[UsedLimit]:
+    def with_details(self, request: HttpRequest, rows: list[UsedLimit]) -> list[UsedLimit]:
         taken = Slot.objects.count_by_key(row.pk for row in rows)
         for row in rows:
             blocked = Job.objects.waiting_for(row.pk)

@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin.utils import flatten_fieldsets
 from django.db import IntegrityError
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -164,9 +163,6 @@ class OperationAdmin(ActionAdmin):
             ("problem",) * bool(obj.problem),
         ]
         return ((None, {"fields": tuple(row for row in rows if row)}),)
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Fields:
-        return flatten_fieldsets(self.get_fieldsets(request, obj))
 
     def run_action(
         self, request: HttpRequest, rows: Rows, action: Action, one: Model | None = None

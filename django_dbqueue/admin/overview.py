@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from django.utils import timezone
-from django.utils.formats import date_format
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import ngettext
 
 from ..core.counts import Counts, Times
 from ..doctor.database import QueueDatabase
 from ..doctor.finding import Finding, Severity
 from ..doctor.runner import of_the_queue
-from ..models import Job, Overview, Statistic
+from ..models import Job, Overview, Queue, Statistic
 from ..models.bounded_count import count
 from ..models.enums import State
-from ..models.statistic import hour_of
+from ..models.statistic import Period, StatisticQuerySet
 from .addresses import page_address
 from .backend_choice import offered_backends, with_backend
 from .base import ReadOnlyAdmin
 from .charts import Series, bars
 from .config import backend, backends_in
 from .formatting import job_count
+from .spans import Axis, Span, deploys_of, span_links, span_of
 
 # The order of the index that holds the jobs of each state: see count().
 INDEXES = {
@@ -38,6 +36,8 @@ INDEXES = {
     State.BLOCKED: ("blocked_by", "-priority"),
     State.FAILED: ("finished_at",),
 }
+# The largest number of queues that can be chosen for the charts.
+MOST_QUEUES = 200
 # The page that shows more of a finding.
 PAGES = {
     "processes": "process",
@@ -50,21 +50,6 @@ PAGES = {
     "orphaned-jobs": "hangedjob",
     "retention": "job",
 }
-
-
-class Span(NamedTuple):
-    """A time that charts can show: its hours, and the hours of each bar."""
-
-    hours: int
-    each: int
-    label: Any
-
-
-SPANS = (
-    Span(24, 1, gettext_lazy("24 hours")),
-    Span(7 * 24, 6, gettext_lazy("7 days")),
-    Span(30 * 24, 24, gettext_lazy("30 days")),
-)
 
 
 @admin.register(Overview)
@@ -82,7 +67,8 @@ class OverviewAdmin(ReadOnlyAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         request.current_app = self.admin_site.name
-        chosen = next((s for s in SPANS if str(s.hours) == request.GET.get("hours")), SPANS[0])
+        chosen = span_of(request.GET.get("hours"))
+        queue = request.GET.get("queue", "")
         found = list(_found())
         context = {
             **self.admin_site.each_context(request),
@@ -94,10 +80,11 @@ class OverviewAdmin(ReadOnlyAdmin):
             "is_well": not found,
             "problems": found,
             "states": [(state.label, _number_in(state)) for state in INDEXES],
-            "charts": _charts(chosen),
-            "spans": [
-                (span, with_backend(f"?hours={span.hours}"), span is chosen) for span in SPANS
-            ],
+            "charts": _charts(chosen, queue),
+            "hours": chosen.hours,
+            "queue": queue,
+            "queues": _queues(queue),
+            "spans": span_links(chosen, **({"queue": queue} if queue else {})),
             **(extra_context or {}),
         }
         return TemplateResponse(request, "admin/dbqueue/overview.html", context)
@@ -137,19 +124,25 @@ def _number_in(state: State) -> str:
     return job_count(count(rows, *INDEXES[state]), state=state.value)
 
 
-def _charts(span: Span) -> list[str]:
-    bars_of = _bars(span)
-    times = [_time(start, span) for start in bars_of]
-    of = list(bars_of.values())
+def _queues(chosen: str) -> list[str]:
+    names = Queue.objects.order_by("name").values_list("name", flat=True)[:MOST_QUEUES]
+    return sorted({*names, *([chosen] if chosen else [])})
+
+
+def _charts(span: Span, queue: str) -> list[str]:
+    axis, statistics = Axis.until_now(span), Statistic.objects.all()
+    of, times = _bars(axis, statistics, queue), axis.labels()
+    deploys = deploys_of(axis)
     numbers = (
         Series(_("enqueued jobs"), "waits", [each.enqueued for each in of]),
         Series(_("attempts without failure"), "good", [each.runs - each.failures for each in of]),
         Series(_("failed attempts"), "bad", [each.failures for each in of]),
     )
+    waits, runs = ([getattr(each, name) for each in of] for name in ("wait_time", "run_time"))
     return [
-        bars(_("Jobs and attempts"), times, numbers),
-        bars(_("Waiting time"), times, _percentiles([each.wait_time for each in of]), _(" s")),
-        bars(_("Run time"), times, _percentiles([each.run_time for each in of]), _(" s")),
+        bars(_("Jobs and attempts"), times, numbers, marks=deploys),
+        bars(_("Waiting time"), times, _percentiles(waits), _(" s"), marks=deploys),
+        bars(_("Run time"), times, _percentiles(runs), _(" s"), marks=deploys),
     ]
 
 
@@ -163,18 +156,12 @@ def _percentiles(times: list[Times]) -> list[Series]:
     ]
 
 
-def _bars(span: Span) -> dict[datetime, Counts]:
-    """Return the counts of each bar, by its start; also of those without a job."""
-    step = timedelta(hours=span.each)
-    last = hour_of(timezone.now())
-    start = last - timedelta(hours=span.hours) + timedelta(hours=1)
-    found = {start + step * place: Counts() for place in range(span.hours // span.each)}
-    for hour, counts in Statistic.objects.per_hour(start).items():
-        if hour <= last:
-            found[start + step * ((hour - start) // step)].merge(counts)
+def _bars(axis: Axis, statistics: StatisticQuerySet, queue: str) -> list[Counts]:
+    """Return the counts of each bar; also of those without a job."""
+    found = [Counts() for _bar in range(axis.span.bars)]
+    is_fine = axis.span.period == Period.MINUTE
+    read = statistics.per_minute if is_fine else statistics.per_hour
+    for start, counts in read(axis.start, queue=queue or None).items():
+        if (place := axis.place(start)) < axis.span.bars:
+            found[place].merge(counts)
     return found
-
-
-def _time(start: datetime, span: Span) -> str:
-    local = timezone.localtime(start) if timezone.is_aware(start) else start
-    return date_format(local, "H:i" if span.each == 1 else "m-d H:i" if span.each < 24 else "m-d")

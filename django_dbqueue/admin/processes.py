@@ -51,6 +51,7 @@ class ProcessAdmin(ReadOnlyAdmin):
         columns.alive,
         columns.heartbeat,
         running,
+        "release",
         columns.age("started_at", _("started")),
     )
     list_filter = (("kind", admin.ChoicesFieldListFilter),)
@@ -62,7 +63,7 @@ class ProcessAdmin(ReadOnlyAdmin):
                 "fields": (
                     (columns.alive, columns.heartbeat, columns.time("started_at", _("started"))),
                     ("name", "kind", supervisor),
-                    ("hostname", "pid", running),
+                    ("hostname", "pid", "release", running),
                     details,
                 )
             },
@@ -73,7 +74,9 @@ class ProcessAdmin(ReadOnlyAdmin):
         rows: Any = super().get_queryset(request)
         return rows.select_related("supervisor").seen()  # type: ignore[no-any-return]
 
-    def with_details(self, rows: list[CountedProcess]) -> list[CountedProcess]:
+    def with_details(
+        self, request: HttpRequest, rows: list[CountedProcess]
+    ) -> list[CountedProcess]:
         numbers = Job.objects.count_running()
         for process in rows:
             process.running = numbers.get(process.pk, 0)

@@ -95,7 +95,7 @@ class QueueAdmin(PausableAdmin):
     def names(self) -> Iterable[str]:
         return {lane.queue for lane in Job.objects.lanes()}
 
-    def with_details(self, rows: list[LoadedQueue]) -> list[LoadedQueue]:
+    def with_details(self, request: HttpRequest, rows: list[LoadedQueue]) -> list[LoadedQueue]:
         loads = Queue.objects.loads(Job.objects.lanes(queue.name for queue in rows))
         for queue in rows:
             queue.load = loads.get(queue.name, Load())

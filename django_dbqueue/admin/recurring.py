@@ -141,7 +141,7 @@ class RecurringTaskAdmin(ActionAdmin):
             return status
         return [*status, arguments, *RecurringTaskForm.Meta.fields]
 
-    def with_details(self, rows: list[WithLastJob]) -> list[WithLastJob]:
+    def with_details(self, request: HttpRequest, rows: list[WithLastJob]) -> list[WithLastJob]:
         newest = RecurringExecution.objects.filter(task=OuterRef("pk")).order_by("-run_at")
         found = RecurringTask.objects.filter(pk__in=[row.pk for row in rows])
         ids = dict(found.values_list("pk", Subquery(newest.values("job")[:1])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from inspect import Parameter
@@ -58,6 +59,24 @@ def call_without_secrets(row: Job | RecurringTask) -> tuple[object, object]:
     if isinstance(kwargs, dict) and is_hidden(extra):
         kwargs = {name: each if name in by_name else HIDDEN for name, each in kwargs.items()}
     return without_secrets(args), without_secrets(kwargs)
+
+
+def named_arguments(row: Job) -> dict[str, object]:
+    """Return the redacted arguments by name; positional ones without a parameter by number."""
+    args, kwargs = call_without_secrets(row)
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    names = [each.name for each in _parameters(row.task) if each.kind in kinds]
+    found = {}
+    if isinstance(args, list):
+        for place, value in enumerate(args):
+            found[names[place] if place < len(names) else f"#{place + 1}"] = value
+    return {**found, **kwargs} if isinstance(kwargs, dict) else found
+
+
+def arguments_text(row: Job) -> str:
+    """Return the redacted arguments in one line, as in a call with names."""
+    named = named_arguments(row).items()
+    return ", ".join(f"{name}={json.dumps(each, ensure_ascii=False)}" for name, each in named)
 
 
 def places_of(task: str, name: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
@@ -17,6 +18,8 @@ BOUNDS = (
 _place = partial(bisect_left, BOUNDS)
 # The largest number in a stored document that is added to others.
 _MOST = 1e12
+# An id of a failure, in a stored document.
+_ID = re.compile(r"[1-9]\d{0,17}", re.ASCII)
 _PLACES = {str(place): place for place in range(len(BOUNDS) + 1)}
 
 
@@ -140,6 +143,15 @@ class Counts:
         self.retries += other.retries
         self.run_time.merge(other.run_time)
         self.wait_time.merge(other.wait_time)
+
+
+def by_failure(stored: object) -> dict[int, int]:
+    """Return a document's numbers of failed attempts by the id of their failure."""
+    found = stored.get("by_failure") if isinstance(stored, dict) else None
+    if not isinstance(found, dict):
+        return {}
+    numbers = {int(key): int(_addable(n)) for key, n in found.items() if _ID.fullmatch(key)}
+    return {failure: number for failure, number in numbers.items() if number}
 
 
 def _addable(value: object) -> float:

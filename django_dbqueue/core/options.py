@@ -15,6 +15,7 @@ from ..backoff import Backoff, Exponential
 from ..exceptions import InvalidOption, InvalidSchedule
 from ..recurrence.rule import Recurrence
 from ..signals import __all__ as SIGNALS
+from . import release
 
 # The largest value that the job's column holds on every database.
 MOST_ATTEMPTS = 32767
@@ -98,6 +99,8 @@ class Options:
         were discarded; None for ever.
     keep_statistics, keep_operations: the retention of the statistics per hour, and of the admin's
         operations, which can be undone as long; None for ever.
+    release: the name of the project's release, which is kept with processes, attempts, failures and
+        statistics; None takes it from the environment, as RELEASE or SENTRY_RELEASE.
     delete_on_success: keep nothing of jobs that succeed.
     keep_log: the number of last lines logged by a task that are kept with its attempt.
     note_source: record with each job the process, request, user or job that enqueues it.
@@ -146,6 +149,7 @@ class Options:
     keep_failed: float | None = 90 * DAY
     keep_statistics: float | None = 90 * DAY
     keep_operations: float | None = 90 * DAY
+    release: str | None = None
     delete_on_success: bool = False
     keep_log: int = 0
     note_source: bool = False
@@ -169,6 +173,11 @@ class Options:
     def __post_init__(self) -> None:
         for problem in _problems(self):
             raise InvalidOption(problem)
+
+    @property
+    def current_release(self) -> str:
+        """The name of the release that this process runs; "" if it is not known."""
+        return release.from_environment() if self.release is None else self.release
 
     @property
     def patience(self) -> float:
@@ -340,6 +349,15 @@ def _problems(options: Any) -> Iterator[str]:
         yield (
             f"name={options.name!r} is not a name. Give up to 50 letters, digits, dots, hyphens "
             "and underscores."
+        )
+    if options.release is not None and not (
+        isinstance(options.release, str)
+        and options.release.isprintable()
+        and len(options.release) <= release.LONGEST
+    ):
+        yield (
+            f"release={options.release!r} is not one line of up to {release.LONGEST} characters. "
+            "Give such as '2026.11.3', or None to take it from the environment."
         )
     _must_know(options.receivers, SIGNALS, "receivers: ", "a signal of django_dbqueue.signals")
     for signal, paths in options.receivers.items():

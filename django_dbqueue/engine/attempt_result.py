@@ -22,7 +22,7 @@ class AttemptResult:
     """How an attempt ended, and the next state of its job.
 
     wait: the delay before the next state in seconds, or the time when it begins.
-    process: the name of the process that made the attempt.
+    process, release: the name of the process that made the attempt, and its release.
     erase: keep nothing of the job.
     recorded: whether the attempt is written to the history. Repeated attempts that ended before
         they began are not.
@@ -48,6 +48,7 @@ class AttemptResult:
     children: Sequence[Job] = ()
     progress: ProgressValue | None = None
     log: str = ""
+    release: str = ""
 
     @classmethod
     def of(
@@ -67,6 +68,7 @@ class AttemptResult:
             outcome=outcome,
             state=state,
             process=job.process.name if job.process else "",
+            release=job.process.release if job.process else "",
             started_at=started_at or job.claimed_at,
             finished_at=finished_at or job.now(),
             **rest,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 from django.db.models import Exists, OuterRef, Q
@@ -12,6 +13,7 @@ from ..models import (
     Batch,
     Execution,
     Failure,
+    FailureStatistic,
     Job,
     Operation,
     OperationJob,
@@ -24,9 +26,13 @@ from ..models.enums import UNSUCCESSFUL, State
 from ..models.expressions import Now, now_plus
 from ..models.job import JobQuerySet
 from ..models.locking import delete, lock, lock_first
+from ..models.primary import PrimaryQuerySet
 from ..models.semaphore import SemaphoreQuerySet
+from ..models.statistic import Period
 from .batches import EndedRun, close_shares
 
+# How long statistics by minute are kept, in seconds.
+MINUTES_KEPT = 2 * 86_400.0
 # The largest number of failures that are deleted in one transaction.
 MOST_FAILURES = 10_000
 
@@ -88,12 +94,25 @@ def prune_recurring_executions(database: str, older_than: float, limit: int) -> 
         return rows.filter(pk__in=ids)._raw_delete(database) if ids else 0
 
 
-def prune_statistics(database: str, older_than: float, limit: int) -> int:
-    """Delete statistics of hours over ``older_than`` seconds ago. Return their number."""
-    with writing(database):
-        old = Statistic.objects.using(database).filter(hour__lt=now_plus(-older_than))
-        ids = lock_first(old.order_by("hour").values_list("pk", flat=True), limit)
-        return delete(Statistic.objects.using(database).filter(pk__in=ids))
+def prune_statistics(database: str, older_than: float | None, limit: int) -> int:
+    """Delete statistics of hours over ``older_than`` seconds ago, and of minutes over two days.
+
+    Return the largest number of rows that one statement has deleted.
+    """
+    minutes = MINUTES_KEPT if older_than is None else min(older_than, MINUTES_KEPT)
+    return max(
+        _prune_period(model.objects.using(database), period, kept, limit)
+        for model in (Statistic, FailureStatistic)
+        for period, kept in ((Period.MINUTE, minutes), (Period.HOUR, older_than))
+        if kept is not None
+    )
+
+
+def _prune_period(rows: PrimaryQuerySet[Any], period: Period, older_than: float, limit: int) -> int:
+    with writing(rows.db):
+        old = rows.filter(period=period, start__lt=now_plus(-older_than)).order_by("start")
+        ids = lock_first(old.values_list("pk", flat=True), limit)
+        return delete(rows.filter(pk__in=ids)) if ids else 0
 
 
 def prune_operations(database: str, older_than: float, limit: int) -> int:

@@ -28,7 +28,8 @@ from .unique import restart_run
 KEPT = 100
 # The columns that are written for an attempt.
 COLUMNS = [
-    *["job", "attempt", "stage", "outcome", "process", "claimed_at", "started_at", "finished_at"],
+    *["job", "attempt", "stage", "outcome", "process", "release"],
+    *["claimed_at", "started_at", "finished_at"],
     *["error_type", "message", "traceback", "log", "failure"],
 ]
 # Columns of a pipeline's stage, equal for all jobs that enter it; each job has its own arguments.
@@ -74,8 +75,9 @@ def settle(database: str, results: Sequence[AttemptResult]) -> Settled:
         }
         kept = [result for result in settled.written if result.fence[0] not in erased]
         _move_jobs(jobs, kept, set(again))
-        _record(database, [result for result in kept if result.recorded])
-        count_attempts(database, [result for result in settled.written if result.recorded])
+        failures = _record(database, [result for result in kept if result.recorded])
+        recorded = [result for result in settled.written if result.recorded]
+        count_attempts(database, recorded, failures)
         if reports := [(r.job, r.progress) for r in kept if r.progress]:
             Progress.objects.using(database).write(reports)
         if erased:
@@ -160,18 +162,17 @@ def _enter_stages(jobs: JobQuerySet, moves: Iterable[tuple[UUID, Job]]) -> None:
         )
 
 
-def _record(database: str, results: Sequence[AttemptResult]) -> None:
+def _record(database: str, results: Sequence[AttemptResult]) -> dict[str, int]:
+    """Write the executions, and return the ids of their failures by fingerprint."""
     failures = Failure.objects.using(database)
-    failed = [result.error for result in results if result.error and result.is_failure]
+    failed = [(r.error, r.release) for r in results if r.error and r.is_failure]
     # The first error of each fingerprint represents its group.
-    groups = (
-        failures.identify({error.fingerprint: error for error in reversed(failed)})
-        if failed
-        else {}
-    )
+    firsts = {error.fingerprint: (error, release) for error, release in reversed(failed)}
+    groups = failures.identify(firsts) if failed else {}
     insert(Execution.objects.using(database), COLUMNS, [_row(result, groups) for result in results])
     if failed:
-        failures.record([groups[error.fingerprint] for error in failed])
+        failures.record([(groups[error.fingerprint], release) for error, release in failed])
+    return groups
 
 
 def _forget_runs(database: str, results: Iterable[AttemptResult]) -> None:
@@ -239,6 +240,7 @@ def _row(result: AttemptResult, groups: Mapping[str, int]) -> tuple[Any, ...]:
         job.stage,
         result.outcome.value,
         result.process,
+        result.release,
         *times,
         *said,
         result.log,

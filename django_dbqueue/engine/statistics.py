@@ -1,31 +1,36 @@
 """Count jobs and attempts, in the transactions that enqueue and settle them.
 
 Each such transaction inserts rows of counts, and waits for no other. A dispatcher folds them into
-one row for each hour, queue and task.
+one row for each hour or minute, queue, task and release.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from itertools import chain
+from operator import attrgetter
+from typing import Any
 
 from django.db import connections
 
-from ..core.counts import Counts, Times
+from ..core.counts import Counts, Times, by_failure
 from ..core.transactions import writing
-from ..models import Statistic, StatisticDelta
+from ..models import FailureStatistic, Statistic, StatisticDelta
 from ..models.expressions import Sql
 from ..models.locking import delete, lock_first, lock_waiting
-from ..models.statistic import COLUMNS, hour_of
+from ..models.statistic import COLUMNS, Period, start_of
 from .attempt_result import AttemptResult
 from .fast_sql import insert
 
-# The columns of a delta that say what is counted; and an hour, queue and task.
-KIND = ("at", "queue", "task")
-Kind = tuple[datetime, str, str]
+# The columns of a delta that say what is counted; and a minute, queue, task and release.
+KIND = ("at", "queue", "task", "release")
+Kind = tuple[datetime, str, str, str]
+# The columns that identify a statistic.
+COUNTED = ("period", "start", "queue", "task", "release")
+_kind_of = attrgetter(*COUNTED)
 
 
 def count_enqueued(database: str, numbers: Mapping[tuple[str, str], int]) -> None:
@@ -49,21 +54,36 @@ def _insert(database: str) -> str:
     return f"INSERT INTO {quote(StatisticDelta._meta.db_table)} ({columns}) VALUES"
 
 
-def count_attempts(database: str, results: Iterable[AttemptResult]) -> None:
-    """Count attempts that have ended, by their task and the queue in which they were claimed."""
-    # By numbers of hours: with datetimes as keys, this takes three times as long.
-    kinds: dict[tuple[float, str, str], list[AttemptResult]] = defaultdict(list)
+def count_attempts(
+    database: str, results: Iterable[AttemptResult], failures: Mapping[str, int]
+) -> None:
+    """Count attempts that have ended, by their task and the queue in which they were claimed.
+
+    ``failures`` are the ids of failures by fingerprint.
+    """
+    # By numbers of minutes: with datetimes as keys, this takes three times as long.
+    kinds: dict[tuple[float, str, str, str], list[AttemptResult]] = defaultdict(list)
     for result in results:
-        hour = result.finished_at.timestamp() // 3600
-        kinds[hour, result.job.queue, result.job.task].append(result)
+        minute = result.finished_at.timestamp() // 60
+        kinds[minute, result.job.queue, result.job.task, result.release].append(result)
     insert(
         StatisticDelta.objects.using(database),
         [*KIND, "counts"],
         [
-            (group[0].finished_at, *kind[1:], _counts_of(group).as_json())
+            (group[0].finished_at, *kind[1:], _document(group, failures))
             for kind, group in kinds.items()
         ],
     )
+
+
+def _document(results: Sequence[AttemptResult], failures: Mapping[str, int]) -> dict[str, object]:
+    numbers = Counter(
+        failures[result.error.fingerprint]
+        for result in results
+        if result.error and result.is_failure
+    )
+    document = _counts_of(results).as_json()
+    return {**document, "by_failure": numbers} if numbers else document
 
 
 def _counts_of(results: Sequence[AttemptResult]) -> Counts:
@@ -81,33 +101,59 @@ def fold(database: str, limit: int) -> bool:
 
     They are deleted in the same transaction: each counts once.
     """
-    deltas, statistics = StatisticDelta.objects, Statistic.objects.using(database)
+    deltas = StatisticDelta.objects.using(database)
     kinds: dict[Kind, Counts] = defaultdict(Counts)
+    failed: dict[tuple[Any, ...], int] = defaultdict(int)
     with writing(database):
         # As lists of values: very many of them are read.
-        rows = deltas.using(database).order_by("pk").values_list("pk", *KIND, "counts")
-        found = lock_first(rows, limit)
-        for _pk, at, queue, task, counts in found:
-            kinds[hour_of(at), queue, task].merge(Counts.from_json(counts))
-        held = _insert_or_lock(database, sorted(kinds))
-        for row in held:
-            kinds[row.hour, row.queue, row.task].merge(row.counts)
-            row.counts = kinds[row.hour, row.queue, row.task]
-        statistics.upsert(held, key=["id"], fields=COLUMNS)
-        delete(deltas.using(database).filter(pk__in=[pk for pk, *_rest in found]))
+        found = lock_first(deltas.order_by("pk").values_list("pk", *KIND, "counts"), limit)
+        for _pk, at, *rest, counts in found:
+            kind = start_of(Period.MINUTE, at), *rest
+            kinds[kind].merge(Counts.from_json(counts))
+            for failure, number in by_failure(counts).items():
+                failed[(failure, *kind)] += number
+        _add_counts(database, kinds)
+        _add_failed(database, failed)
+        delete(deltas.filter(pk__in=[pk for pk, *_rest in found]))
     return len(found) == limit
 
 
-def _insert_or_lock(database: str, kinds: Sequence[Kind]) -> list[Statistic]:
-    """Lock and return the statistics of these kinds. Missing ones are inserted."""
-    statistics = Statistic.objects.using(database)
-    hours, queues, tasks = ({kind[place] for kind in kinds} for place in range(3))
-    rows = statistics.filter(hour__in=hours, queue__in=queues, task__in=tasks).order_by("pk")
-    known = set(rows.values_list("hour", "queue", "task"))
-    missing = [kind for kind in kinds if kind not in known]
-    statistics.bulk_create(
-        [Statistic(hour=hour, queue=queue, task=task) for hour, queue, task in missing],
-        ignore_conflicts=True,
-    )
-    wanted = set(kinds)
-    return [row for row in lock_waiting(rows) if (row.hour, row.queue, row.task) in wanted]
+def _add_counts(database: str, minutes: Mapping[Kind, Counts]) -> None:
+    new: dict[tuple[Any, ...], Counts] = defaultdict(Counts)
+    for (minute, *rest), counts in minutes.items():
+        for period in Period.values:
+            new[(period, start_of(period, minute), *rest)].merge(counts)
+    rows = Statistic.objects.using(database)
+    held = _insert_or_lock(rows, COUNTED, new)
+    for row in held:
+        counts = new[_kind_of(row)]
+        counts.merge(row.counts)
+        row.counts = counts
+    rows.upsert(held, key=["id"], fields=COLUMNS)
+
+
+def _add_failed(database: str, minutes: Mapping[tuple[Any, ...], int]) -> None:
+    new: dict[tuple[Any, ...], int] = defaultdict(int)
+    for (failure, minute, *rest), number in minutes.items():
+        for period in Period.values:
+            new[(failure, period, start_of(period, minute), *rest)] += number
+    rows = FailureStatistic.objects.using(database)
+    held = _insert_or_lock(rows, ("failure_id", *COUNTED), new)
+    for row in held:
+        row.number += new[(row.failure_id, *_kind_of(row))]
+    rows.upsert(held, key=["id"], fields=["number"])
+
+
+def _insert_or_lock(rows: Any, names: Sequence[str], kinds: Collection[tuple[Any, ...]]) -> Any:
+    """Lock and return the rows with these values of the named columns. Insert missing ones."""
+    values = {f"{name}__in": {kind[place] for kind in kinds} for place, name in enumerate(names)}
+    alike = rows.filter(**values).order_by("pk")
+    known = set(alike.values_list(*names))
+    missing = [
+        rows.model(**dict(zip(names, kind, strict=True)))
+        for kind in sorted(kinds)
+        if kind not in known
+    ]
+    rows.bulk_create(missing, ignore_conflicts=True)
+    kind_of = attrgetter(*names)
+    return [row for row in lock_waiting(alike) if kind_of(row) in kinds]

@@ -15,7 +15,7 @@ from .recurring_task import RecurringTask
 from .semaphore import Semaphore
 from .slot import Slot
 from .stack_trace import HangedJob, StackTrace
-from .statistic import Overview, Statistic, StatisticDelta
+from .statistic import FailureStatistic, Overview, Statistic, StatisticDelta
 from .task_state import TaskState
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "ClaimedJob",
     "Execution",
     "Failure",
+    "FailureStatistic",
     "HangedJob",
     "Job",
     "Operation",

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
+from operator import itemgetter
 
 from django.db import models
 from django.db.models import Case, Count, F, Value, When
@@ -39,34 +41,45 @@ class FailureQuerySet(PrimaryQuerySet["Failure"]):
         """Filter failures that were seen in the last ``seconds``."""
         return self.filter(last_seen__gte=now_plus(-seconds))
 
-    def mute(self) -> int:
+    def mute(self, until: datetime | None = None) -> int:
         """Mute open failures: they are known, and stay muted however often they are seen again.
 
-        Returns how many were open.
+        With ``until``, they are open again from then on. Returns how many were open.
         """
-        return self.open().update(state=Failure.State.MUTED)
+        return self.open().update(state=Failure.State.MUTED, muted_until=until)
+
+    def unmute(self) -> int:
+        """Reopen failures that were muted until now. Returns how many."""
+        return self.filter(state=Failure.State.MUTED, muted_until__lt=Now()).update(
+            state=Failure.State.OPEN, muted_until=None
+        )
 
     def resolve(self) -> int:
         """Resolve failures: they were fixed. A failure that is seen again is open again.
 
         Returns how many were not resolved before.
         """
-        return self.unresolved().update(state=Failure.State.RESOLVED)
+        return self.unresolved().update(
+            state=Failure.State.RESOLVED, reopened_at=None, muted_until=None
+        )
 
     def reopen(self) -> int:
         """Reopen failures. Returns how many were muted or resolved."""
-        return self.closed().update(state=Failure.State.OPEN)
+        return self.closed().update(state=Failure.State.OPEN, muted_until=None)
 
-    def identify(self, reports: Mapping[str, ErrorReport]) -> dict[str, int]:
-        """Return the group's id for each fingerprint. A new fingerprint gets a new group."""
-        known = self._ids(reports)
-        if missing := {key: report for key, report in reports.items() if key not in known}:
+    def identify(self, seen: Mapping[str, tuple[ErrorReport, str]]) -> dict[str, int]:
+        """Return the group's id for each fingerprint. A new fingerprint gets a new group.
+
+        ``seen`` are reports with the release in which they were seen, by fingerprint.
+        """
+        known = self._ids(seen)
+        if missing := {key: report for key, (report, _release) in seen.items() if key not in known}:
             groups = self._grouped(missing)
             prints = {key: report.fingerprint for key, report in groups.items()}
             found = self._ids(prints.values())
             new = {
-                report.fingerprint: report
-                for report in groups.values()
+                report.fingerprint: (report, seen[key][1])
+                for key, report in groups.items()
                 if report.fingerprint not in found
             }
             if new:
@@ -76,8 +89,9 @@ class FailureQuerySet(PrimaryQuerySet["Failure"]):
                         error_type=r.type[:255],
                         message=r.message,
                         location=r.location,
+                        release=release,
                     )
-                    for key, r in sorted(new.items())
+                    for key, (r, release) in sorted(new.items(), key=itemgetter(0))
                 ]
                 self.bulk_create(rows, ignore_conflicts=True)
                 found = self._ids(prints.values())
@@ -105,14 +119,23 @@ class FailureQuerySet(PrimaryQuerySet["Failure"]):
             )
         return groups
 
-    def record(self, ids: list[int]) -> None:
-        """Count one more execution for each id. A resolved group that fails again is open again."""
-        reopened = Case(
-            When(state=Failure.State.RESOLVED, then=Value(Failure.State.OPEN)), default=F("state")
-        )
+    def record(self, seen: Sequence[tuple[int, str]]) -> None:
+        """Count one more execution for each id, in its release.
+
+        A resolved group that fails again is open again.
+        """
+        resolved = models.Q(state=Failure.State.RESOLVED)
+        releases = dict(seen)
         # In the order of ids, so that two workers that count the same groups do not deadlock.
-        for pk, times in sorted(Counter(ids).items()):
-            self.filter(pk=pk).update(count=F("count") + times, last_seen=Now(), state=reopened)
+        for pk, times in sorted(Counter(pk for pk, _release in seen).items()):
+            self.filter(pk=pk).update(
+                count=F("count") + times,
+                last_seen=Now(),
+                last_release=releases[pk],
+                # Before the state, which MySQL would read as it is already set.
+                reopened_at=Case(When(resolved, then=Now()), default=F("reopened_at")),
+                state=Case(When(resolved, then=Value(Failure.State.OPEN)), default=F("state")),
+            )
 
     def _ids(self, fingerprints: Iterable[str]) -> dict[str, int]:
         return dict(
@@ -138,6 +161,15 @@ class Failure(models.Model):
     location = models.CharField(_("location"), max_length=255)
     state = models.CharField(_("state"), max_length=10, choices=State.choices, default=State.OPEN)
     count = models.PositiveBigIntegerField(_("occurrences"), default=0)
+    release = IdentifierField(_("first release"), max_length=100, blank=True, db_default="")
+    last_release = IdentifierField(_("last release"), max_length=100, blank=True, db_default="")
+    muted_until = models.DateTimeField(_("muted until"), null=True, blank=True)
+    reopened_at = models.DateTimeField(
+        _("seen again"),
+        null=True,
+        blank=True,
+        help_text=_("The failure was resolved, and was seen again at this time."),
+    )
     first_seen = models.DateTimeField(_("first seen"), db_default=Now())
     last_seen = models.DateTimeField(_("last seen"), db_default=Now())
 

@@ -59,6 +59,11 @@ class ProcessQuerySet(PrimaryQuerySet["Process"]):
         """Annotate with the database's time as ``seen_at``, for the age of heartbeats."""
         return self.annotate(seen_at=Now())
 
+    def releases(self) -> set[str]:
+        """Return the releases that live workers run."""
+        workers = self.alive().filter(kind=Process.Kind.WORKER).exclude(release="")
+        return set(workers.values_list("release", flat=True))
+
     def alive(self) -> ProcessQuerySet:
         """Filter processes with a valid heartbeat."""
         return self.filter(expires_at__gte=Now())
@@ -91,6 +96,7 @@ class Process(models.Model):
         db_constraint=False,
         related_name="children",
     )
+    release = IdentifierField(_("release"), max_length=100, blank=True, db_default="")
     details = DocumentField(_("details"), default=dict)
     started_at = models.DateTimeField(_("started at"), db_default=Now())
     expires_at = models.DateTimeField(_("expires at"))

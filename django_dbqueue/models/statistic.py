@@ -1,7 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from itertools import chain
 from typing import Any
 
 from django.conf import settings
@@ -13,6 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from ..core.counts import NUMBERS, TIMES, Counts, Times
 from .document import DocumentField
 from .expressions import Now, StrictOnSQLite
+from .failure import Failure
 from .identifier import IdentifierField
 from .job import SPAN
 from .primary import PrimaryQuerySet
@@ -24,11 +28,19 @@ COLUMNS = (
 )
 
 
-def hour_of(time: datetime) -> datetime:
-    """Return the start of the time's hour, in UTC; in local time under ``USE_TZ = False``."""
+class Period(models.TextChoices):
+    """How long the time is that a row counts."""
+
+    HOUR = "hour", _("Hour")
+    MINUTE = "minute", _("Minute")
+
+
+def start_of(period: str, time: datetime) -> datetime:
+    """Return the start of the time's hour or minute, in UTC; in local time without ``USE_TZ``."""
     # Most times are in UTC already.
     utc = time if time.tzinfo in (timezone.utc, None) else time.astimezone(timezone.utc)
-    return utc.replace(minute=0, second=0, microsecond=0)
+    minute = utc.minute if period == Period.MINUTE else 0
+    return utc.replace(minute=minute, second=0, microsecond=0)
 
 
 def values_of(counts: Counts) -> list[object]:
@@ -53,6 +65,10 @@ def counts_of(values: Iterable[Any]) -> Counts:
     )
 
 
+# The columns of a number of failed attempts.
+_OCCURRENCE = ("start", "task", "queue", "release", "number")
+
+
 class StatisticDeltaQuerySet(PrimaryQuerySet["StatisticDelta"]):
     """Deltas."""
 
@@ -68,6 +84,7 @@ class StatisticDelta(models.Model):
     at = models.DateTimeField(_("time"), db_default=Now())
     queue = IdentifierField(_("queue"), max_length=100)
     task = IdentifierField(_("task"), max_length=255)
+    release = IdentifierField(_("release"), max_length=100, db_default="")
     counts = DocumentField(_("counts"))
 
     objects = StatisticDeltaQuerySet.as_manager()
@@ -85,35 +102,92 @@ class StatisticDelta(models.Model):
         return f"{self.task} in {self.queue}, {self.at:%Y-%m-%d %H:%M:%S}"
 
 
+class CountedTime(models.Model):
+    """What all counts have: an hour or a minute, a queue, a task, and a release."""
+
+    period = models.CharField(_("period"), max_length=6, choices=Period.choices)
+    start = models.DateTimeField(_("start"))
+    queue = IdentifierField(_("queue"), max_length=100)
+    task = IdentifierField(_("task"), max_length=255)
+    release = IdentifierField(_("release"), max_length=100, blank=True, db_default="")
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return f"{self.task} in {self.queue}, {self.start:%Y-%m-%d %H:%M}"
+
+
 class StatisticQuerySet(PrimaryQuerySet["Statistic"]):
-    """Statistics, by hour."""
+    """Statistics, by hour and by minute."""
 
     def per_hour(
-        self, since: datetime, *, task: str | None = None, queue: str | None = None
+        self,
+        since: datetime,
+        *,
+        task: str | None = None,
+        queue: str | None = None,
+        release: str | None = None,
     ) -> dict[datetime, Counts]:
         """Return the counts of each hour that has some, in order, from the hour of ``since`` on.
 
-        They are of all tasks and queues, or of this task and this queue. Those of the last seconds
-        may be missing. Raises ValueError for a time that does not fit ``USE_TZ``.
+        They are of all tasks, queues and releases, or of these. Those of the last seconds may be
+        missing. Raises ValueError for a time that does not fit ``USE_TZ``.
         """
+        return self._per(Period.HOUR, since, task=task, queue=queue, release=release)
+
+    def per_minute(
+        self,
+        since: datetime,
+        *,
+        task: str | None = None,
+        queue: str | None = None,
+        release: str | None = None,
+    ) -> dict[datetime, Counts]:
+        """Return the counts of each minute, as ``per_hour()``. They are kept for two days."""
+        return self._per(Period.MINUTE, since, task=task, queue=queue, release=release)
+
+    def _per(self, period: Period, since: datetime, **wanted: str | None) -> dict[datetime, Counts]:
+        rows = self._since(period, since).filter(
+            **{k: v for k, v in wanted.items() if v is not None}
+        )
+        found: dict[datetime, Counts] = {}
+        for start, *values in rows.order_by("start").values_list("start", *COLUMNS).iterator():
+            found.setdefault(start, Counts()).merge(counts_of(values))
+        return found
+
+    def deploys(self, since: datetime, period: Period = Period.HOUR) -> dict[datetime, list[str]]:
+        """Return the releases that began to run jobs, by the hour or minute in which they did.
+
+        A release begins if it ran nothing in the last hour or minute before that had any attempt.
+        The first one after ``since`` is not a deploy.
+        """
+        rows = self._since(period, since).filter(runs__gt=0).order_by("start", "release")
+        running: dict[datetime, list[str]] = {}
+        for start, release in rows.values_list("start", "release").distinct():
+            running.setdefault(start, []).append(release)
+        before = chain([[]], running.values())
+        found = {
+            start: [each for each in releases if each and each not in known]
+            for (start, releases), known in zip(running.items(), before, strict=False)
+            if known
+        }
+        return {start: releases for start, releases in found.items() if releases}
+
+    def _since(self, period: Period, since: datetime) -> StatisticQuerySet:
         if is_aware(since) != settings.USE_TZ:
             raise ValueError(f"since must fit USE_TZ, as timezone.now() does, not {since!r}.")
-        wanted = {"task": task, "queue": queue}
-        rows = self.filter(
-            hour__gte=hour_of(since), **{k: v for k, v in wanted.items() if v is not None}
-        )
-        hours: dict[datetime, Counts] = {}
-        for hour, *values in rows.order_by("hour").values_list("hour", *COLUMNS).iterator():
-            hours.setdefault(hour, Counts()).merge(counts_of(values))
-        return hours
+        return self.filter(period=period, start__gte=start_of(period, since))
 
 
-class Statistic(models.Model):
-    """Counts of one hour, queue and task: see ``Counts``. Times are in seconds."""
+class Statistic(CountedTime):
+    """Counts of one hour or minute, queue, task and release: see ``Counts``. Times are in seconds.
 
-    hour = models.DateTimeField(_("hour"))
-    queue = IdentifierField(_("queue"), max_length=100)
-    task = IdentifierField(_("task"), max_length=255)
+    The release is that of the workers, and empty for jobs that were enqueued.
+    """
+
+    Period = Period
+
     enqueued = models.PositiveBigIntegerField(_("enqueued"), db_default=0)
     runs = models.PositiveBigIntegerField(_("runs"), db_default=0)
     failures = models.PositiveBigIntegerField(_("failures"), db_default=0)
@@ -132,11 +206,11 @@ class Statistic(models.Model):
         verbose_name_plural = _("statistics")
         default_permissions = ()
         constraints = [
-            models.UniqueConstraint(name="dbqueue_statistic_once", fields=["hour", "queue", "task"])
+            models.UniqueConstraint(
+                name="dbqueue_statistic_once",
+                fields=["period", "start", "queue", "task", "release"],
+            )
         ]
-
-    def __str__(self) -> str:
-        return f"{self.task} in {self.queue}, {self.hour:%Y-%m-%d %H:00}"
 
     @property
     def counts(self) -> Counts:
@@ -146,6 +220,62 @@ class Statistic(models.Model):
     @counts.setter
     def counts(self, counts: Counts) -> None:
         self.__dict__.update(zip(COLUMNS, values_of(counts), strict=True))
+
+
+@dataclass(slots=True)
+class Occurrences:
+    """Failed attempts of one failure: by start of the hour or minute, and by what they were of."""
+
+    at: Counter[datetime] = field(default_factory=Counter)
+    tasks: Counter[str] = field(default_factory=Counter)
+    queues: Counter[str] = field(default_factory=Counter)
+    releases: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def number(self) -> int:
+        """The number of attempts."""
+        return self.at.total()
+
+
+class FailureStatisticQuerySet(PrimaryQuerySet["FailureStatistic"]):
+    """Numbers of failed attempts, by hour and by minute."""
+
+    def since(self, period: Period, time: datetime) -> FailureStatisticQuerySet:
+        """Filter the hours or minutes from that of a time on."""
+        return self.filter(period=period, start__gte=start_of(period, time))
+
+    def by_failure(self, failures: Collection[int]) -> dict[int, Occurrences]:
+        """Return what these rows have counted of each of these failures."""
+        found = {failure: Occurrences() for failure in failures}
+        rows = self.filter(failure__in=found).values_list("failure_id", *_OCCURRENCE)
+        for failure, start, task, queue, release, number in rows.iterator():
+            of = found[failure]
+            of.at[start] += number
+            of.tasks[task] += number
+            of.queues[queue] += number
+            of.releases[release] += number
+        return found
+
+
+class FailureStatistic(CountedTime):
+    """The number of attempts that one failure has failed: of one hour or minute, queue and task."""
+
+    failure = models.ForeignKey(
+        Failure, on_delete=models.DO_NOTHING, db_constraint=False, db_index=False, related_name="+"
+    )
+    number = models.PositiveBigIntegerField(_("number"), db_default=0)
+
+    objects = FailureStatisticQuerySet.as_manager()
+
+    class Meta:
+        default_permissions = ()
+        constraints = [
+            models.UniqueConstraint(
+                name="dbqueue_failurestatistic_once",
+                fields=["failure", "period", "start", "queue", "task", "release"],
+            )
+        ]
+        indexes = [models.Index(name="dbqueue_failurestatistic_old", fields=["period", "start"])]
 
 
 class Overview(Statistic):

@@ -28,7 +28,7 @@ from ..engine.retention import (
     prune_statistics,
 )
 from ..engine.statistics import fold
-from ..models import Job, Process
+from ..models import Failure, Job, Process
 from ..models.enums import State
 from . import lifecycle, recovery
 from .announcer import announce_beside
@@ -220,13 +220,16 @@ class Dispatcher:
         """Delete some rows past their retention. Returns whether more may remain."""
         if time.monotonic() < self._prune_at:
             return False
-        others = [self._scheduler.prune(self.BATCH), prune_semaphores(self._database, self.BATCH)]
-        if (kept := self._options.keep_statistics) is not None:
-            others.append(prune_statistics(self._database, kept, self.BATCH))
+        others = [
+            self._scheduler.prune(self.BATCH),
+            prune_semaphores(self._database, self.BATCH),
+            prune_statistics(self._database, self._options.keep_statistics, self.BATCH),
+        ]
         if (kept := self._options.keep_operations) is not None:
             others.append(prune_operations(self._database, kept, self.BATCH))
         if self._prune_some() or self.BATCH in others:
             return True
+        Failure.objects.using(self._database).unmute()
         if self._options.keep_failed is not None:
             prune_failures(self._database, self._options.keep_failed)
             prune_batches(self._database, self._options.keep_failed)

@@ -68,6 +68,7 @@ class Heartbeat:
             kind=kind,
             hostname=hostname,
             pid=os.getpid(),
+            release=options.current_release,
             details={
                 **details,
                 "shared_status": status.name,

@@ -136,7 +136,7 @@ def a_failure(message: str = "No such customer", **values: Any) -> Failure:
         location="shop/tasks.py:send_invoice",
         pattern=message,
     )
-    pk = Failure.objects.identify({report.fingerprint: report})[report.fingerprint]
+    pk = Failure.objects.identify({report.fingerprint: (report, "")})[report.fingerprint]
     Failure.objects.filter(pk=pk).update(**{"count": 1, **values})
     return Failure.objects.get(pk=pk)
 

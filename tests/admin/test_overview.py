@@ -18,7 +18,7 @@ from django_dbqueue.admin.charts import Series, bars
 from django_dbqueue.core.counts import Counts, Times
 from django_dbqueue.models import Job, Process, Statistic
 from django_dbqueue.models.enums import State
-from django_dbqueue.models.statistic import hour_of
+from django_dbqueue.models.statistic import Period, start_of
 
 from .conftest import a_client, a_failure, a_job, a_process, a_recurring_task
 
@@ -32,7 +32,8 @@ def all_alive(db: Any) -> None:
 
 
 def a_statistic(hours_ago: int, **counts: Any) -> None:
-    row = Statistic(hour=hour_of(timezone.now()) - timedelta(hours=hours_ago), queue="q", task="t")
+    start = start_of(Period.HOUR, timezone.now()) - timedelta(hours=hours_ago)
+    row = Statistic(period=Period.HOUR, start=start, queue="q", task="t")
     row.counts = Counts(**counts)
     row.save()
 

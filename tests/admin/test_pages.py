@@ -51,21 +51,6 @@ class TestFailures:
         assert f'?failure={new.pk}&amp;state=failed">1</a>' in text
         assert '<td class="field-count">12</td>' in text
 
-    def test_list_is_filtered_by_state_and_last_seen(self, viewer: Client, db: Any) -> None:
-        (
-            a_failure("Out of stock", last_seen=timezone.now() - timedelta(hours=2)),
-            a_failure("Too late", state="muted"),
-        )
-
-        def listed(query: str) -> list[bool]:
-            text = viewer.get(changelist("failure") + query).text
-            return ["Out of stock" in text, "Too late" in text]
-
-        assert listed("?state=muted") == [False, True]
-        assert listed("?seen=1h") == [False, True]
-        assert listed("?seen=24h") == [True, True]
-        assert listed("?seen=nonsense") == [True, True]
-
     def test_query_count_of_list_does_not_grow_with_rows(
         self, viewer: Client, failed: Callable[..., Job]
     ) -> None:

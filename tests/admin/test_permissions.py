@@ -37,6 +37,7 @@ REQUIRED_PERMISSIONS = {
     ("failure", "retry_in_steps"): "retry_job",
     ("failure", "discard"): "discard_job",
     ("failure", "mute"): "triage_failure",
+    ("failure", "mute_for"): "triage_failure",
     ("failure", "resolve"): "triage_failure",
     ("failure", "reopen"): "triage_failure",
     ("queue", "pause"): "pause_queue",
@@ -62,8 +63,11 @@ REQUIRED_PERMISSIONS |= {
     ("operation", "stop"): "stop_operation",
     ("operation", "continue"): "stop_operation",
 }
+# What has the list of a page show all rows.
+WITH_ALL = {"failure": "?state=all"}
 VALUES = {
     "pause_for": "3600",
+    "mute_for": "3600",
     "move": "slow",
     "restrict": "3",
     "reprioritise": "50",
@@ -103,7 +107,7 @@ def act(client: Client, page: str, action: str, pk: Any, across: str = "0") -> A
         "_selected_action": [str(pk)],
         "select_across": across,
     }
-    return client.post(url(page), {**fields, **fields_of(action)})
+    return client.post(url(page) + WITH_ALL.get(page, ""), {**fields, **fields_of(action)})
 
 
 def prepare(rows: dict[str, Any], action: str, page: str = "") -> None:
@@ -203,7 +207,7 @@ def test_lookup_not_offered_by_the_page_is_refused(
             "job",
             "state=failed&queue=default&task=x&failure=1&process=1&batch=0190a6c0-0000-7000-8000-000000000000&waits_for=a",
         ),
-        ("failure", "state=open&seen=1h"),
+        ("failure", "state=all&hours=1&order=seen"),
         ("process", "kind__exact=worker"),
         ("recurringtask", "is_enabled__exact=1&is_from_code__exact=0"),
         ("batch", "finished=no"),

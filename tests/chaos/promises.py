@@ -63,7 +63,7 @@ def _counts(executions: Iterable[Execution]) -> Iterator[str]:
     settled = [each for each in executions if not each.message.endswith("outcome was dropped.")]
     failed = sum(each.outcome in FAILURES for each in settled)
     counts = Counts()
-    for statistic in Statistic.objects.all():
+    for statistic in Statistic.objects.filter(period=Statistic.Period.HOUR):
         counts.merge(statistic.counts)
     for delta in StatisticDelta.objects.all():
         counts.merge(Counts.from_json(delta.counts))

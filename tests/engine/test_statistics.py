@@ -16,7 +16,15 @@ from django_dbqueue.core.counts import BOUNDS, Counts, Times
 from django_dbqueue.core.transactions import is_conflict
 from django_dbqueue.engine.attempt_result import AttemptResult
 from django_dbqueue.engine.statistics import count_enqueued, fold
-from django_dbqueue.models import Execution, Job, Process, Statistic, StatisticDelta
+from django_dbqueue.models import (
+    Execution,
+    Failure,
+    FailureStatistic,
+    Job,
+    Process,
+    Statistic,
+    StatisticDelta,
+)
 from django_dbqueue.models.enums import FAILURES
 from django_dbqueue.runtime import dispatcher as dispatching
 from django_dbqueue.runtime.dispatcher import Dispatcher
@@ -51,8 +59,9 @@ def numbers(**of) -> tuple[int, int, int, int]:
     return total.enqueued, total.runs, total.failures, total.retries
 
 
-def a_delta(at=HOUR, queue="q", task="t", **counts) -> StatisticDelta:
-    return StatisticDelta.objects.create(at=at, queue=queue, task=task, counts=counts)
+def a_delta(at=HOUR, queue="q", task="t", release="", **counts) -> StatisticDelta:
+    of = {"at": at, "queue": queue, "task": task, "release": release}
+    return StatisticDelta.objects.create(**of, counts=counts)
 
 
 def test_jobs_and_attempts_are_counted_by_task_and_queue():
@@ -283,7 +292,7 @@ def test_statistics_that_cannot_be_written_stop_nothing_else(backend, monkeypatc
     a_process("dispatcher", kind=Process.Kind.DISPATCHER)
     a_delta(enqueued=1)
     now = django_timezone.now()
-    Statistic.objects.create(hour=now - timedelta(days=100), queue="q", task="t")
+    Statistic.objects.create(period="hour", start=now - timedelta(days=100), queue="q", task="t")
 
     dispatcher._work()
 
@@ -306,9 +315,110 @@ def test_hours_are_apart_and_in_order():
     ]
 
 
+def test_minutes_are_counted_beside_hours():
+    for minutes in (0, 1, 1, 59, 60):
+        a_delta(at=HOUR + timedelta(minutes=minutes, seconds=59), enqueued=1)
+    fold_all()
+
+    found = Statistic.objects.per_minute(HOUR + timedelta(seconds=30))
+    assert [((at - HOUR).seconds // 60, each.enqueued) for at, each in found.items()] == [
+        *((0, 1), (1, 2), (59, 1), (60, 1))
+    ]
+    assert [each.enqueued for each in Statistic.objects.per_hour(HOUR).values()] == [4, 1]
+
+
+def test_releases_are_counted_apart():
+    for release, runs in (("v1", 3), ("v2", 2), ("V2", 1), ("", 1)):
+        a_delta(release=release, runs=runs)
+    fold_all()
+
+    assert counts(release="v2").runs == 2
+    assert counts(release="").runs == 1
+    assert counts().runs == 7
+
+
+def test_deploy_is_a_release_that_did_not_run_in_the_hour_before():
+    ran = {0: ["v1"], 1: ["v1"], 2: ["v1", "v2"], 5: ["v2"], 6: ["v1"], 7: ["v1", "v3"], 8: [""]}
+    for hours, releases in ran.items():
+        for release in releases:
+            for task in ("one", "other"):
+                a_delta(at=HOUR + timedelta(hours=hours), release=release, task=task, runs=1)
+    a_delta(at=HOUR + timedelta(hours=3), release="web", enqueued=1)
+    fold_all()
+
+    found = Statistic.objects.deploys(HOUR)
+
+    assert {(at - HOUR).seconds // 3600: names for at, names in found.items()} == {
+        2: ["v2"],
+        6: ["v1"],
+        7: ["v3"],
+    }
+    assert Statistic.objects.deploys(HOUR + timedelta(hours=9)) == {}
+
+
+def test_failures_are_counted_by_group_queue_task_and_release(monkeypatch):
+    monkeypatch.setenv("RELEASE", "v7")
+    tasks.fail.enqueue()
+    tasks.fail.using(queue_name="mail").enqueue()
+    tasks.add.enqueue(1)
+    drain()
+    fold_all()
+
+    (failure,) = Failure.objects.all()
+    since = django_timezone.now() - timedelta(minutes=5)
+    for period in Statistic.Period:
+        rows = FailureStatistic.objects.since(period, since)
+        found = rows.by_failure([failure.pk, 404])
+        assert found[404].number == 0
+        assert found[failure.pk].number == 2
+        assert found[failure.pk].queues == {"default": 1, "mail": 1}
+        assert found[failure.pk].tasks == {"tests.tasks.fail": 2}
+        assert found[failure.pk].releases == {"v7": 2}
+    assert (failure.release, failure.last_release) == ("v7", "v7")
+    assert set(Execution.objects.values_list("release", flat=True)) == {"v7"}
+
+
+def test_resolved_failure_that_is_seen_again_is_a_regression(monkeypatch):
+    monkeypatch.setenv("RELEASE", "v1")
+    tasks.fail.enqueue()
+    drain()
+    assert Failure.objects.get().reopened_at is None
+    Failure.objects.resolve()
+
+    monkeypatch.setenv("RELEASE", "v2")
+    tasks.fail.enqueue()
+    drain()
+
+    failure = Failure.objects.get()
+    assert (failure.state, failure.release, failure.last_release) == ("open", "v1", "v2")
+    assert failure.reopened_at == failure.last_seen
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        *(7, [], {"x": 1}, {"-1": 1}, {"0": 1}, {"1": "many"}, {"1": -3}, {"9" * 40: 1}),
+        *({"1": True, "٣": 4}, {"1": [1]}, {"1": 10**400}),
+    ],
+)
+def test_numbers_by_failure_of_another_shape_are_left_out(stored):
+    a_delta(runs=1, by_failure=stored)
+    a_delta(runs=1, by_failure={"3": 2})
+    fold_all()
+
+    found = dict(FailureStatistic.objects.filter(period="hour").values_list("failure", "number"))
+    found.pop(1, None)  # True is the number 1.
+    assert found == {3: 2}
+
+
 def test_time_without_zone_is_refused():
-    with pytest.raises(ValueError, match=r"timezone\.now"):
-        Statistic.objects.per_hour(datetime(2026, 1, 1))
+    for read in (
+        Statistic.objects.per_hour,
+        Statistic.objects.per_minute,
+        Statistic.objects.deploys,
+    ):
+        with pytest.raises(ValueError, match=r"timezone\.now"):
+            read(datetime(2026, 1, 1))
 
 
 def test_names_that_differ_by_case_are_apart():
@@ -317,7 +427,8 @@ def test_names_that_differ_by_case_are_apart():
         a_delta(task=task, queue=task, enqueued=1)
     fold_all()
 
-    assert list(Statistic.objects.values_list("enqueued", flat=True)) == [2] * 4
+    hours = Statistic.objects.filter(period="hour")
+    assert list(hours.values_list("enqueued", flat=True)) == [2] * 4
 
 
 def test_interrupted_fold_counts_once(monkeypatch):
@@ -349,6 +460,7 @@ def test_concurrent_folds_and_calls_lose_no_count():
             for _ in range(calls):
                 with transaction.atomic():
                     count_enqueued("default", {("q", f"t{thread % 2}"): 1, ("q", "t"): 2})
+                    a_delta(runs=1, by_failure={"1": 1, f"{2 + thread % 2}": 2})
         finally:
             connections.close_all()
 
@@ -359,7 +471,7 @@ def test_concurrent_folds_and_calls_lose_no_count():
             connections.close_all()
 
     def total() -> int:
-        return sum(each.enqueued for each in Statistic.objects.all())
+        return sum(each.enqueued for each in Statistic.objects.filter(period="hour"))
 
     with ThreadPoolExecutor(threads + 2) as pool:
         ended = [pool.submit(enqueue, number) for number in range(threads)]
@@ -368,7 +480,13 @@ def test_concurrent_folds_and_calls_lose_no_count():
             each.result()
 
     assert total() == threads * calls * 3
-    assert Statistic.objects.count() == Statistic.objects.values("task").distinct().count() == 3
+    assert Statistic.objects.filter(period="hour").values("task").distinct().count() == 3
+    for period in Statistic.Period:
+        rows = FailureStatistic.objects.filter(period=period)
+        assert rows.count() == 3
+        assert sum(each.number for each in rows) == threads * calls * 3
+    minutes = Statistic.objects.filter(period="minute", enqueued__gt=0)
+    assert sum(each.enqueued for each in minutes) == threads * calls * 3
 
 
 def _retrying(action) -> None:
@@ -390,7 +508,7 @@ def test_real_dispatcher_counts_every_attempt_of_killed_workers(runqueue):
     until(lambda: not Job.objects.exclude(state=Job.State.SUCCESSFUL).exists())
 
     def is_exact() -> bool:
-        rows = Statistic.objects.filter(task="tests.tasks.add")
+        rows = Statistic.objects.filter(task="tests.tasks.add", period="hour")
         return (
             sum(row.runs for row in rows) == Execution.objects.count()
             and sum(row.enqueued for row in rows) == 300
@@ -398,15 +516,20 @@ def test_real_dispatcher_counts_every_attempt_of_killed_workers(runqueue):
 
     until(is_exact)
     failed = Execution.objects.filter(outcome__in=FAILURES).count()
-    assert sum(row.failures for row in Statistic.objects.all()) == failed
+    assert sum(row.failures for row in Statistic.objects.filter(period="hour")) == failed
     assert child.poll() is None
 
 
 def test_old_statistics_are_pruned(backend):
     now = django_timezone.now()
     for days in (1, 89, 91, 200):
-        Statistic.objects.create(hour=now - timedelta(days=days), queue="q", task="t", runs=days)
+        of = {"start": now - timedelta(days=days), "queue": "q", "task": "t"}
+        Statistic.objects.create(period="hour", **of, runs=days)
+        Statistic.objects.create(period="minute", **of, runs=1000 + days)
+        FailureStatistic.objects.create(period="hour", **of, failure_id=1, number=days)
+        FailureStatistic.objects.create(period="minute", **of, failure_id=1, number=1000 + days)
 
     Dispatcher(backend, backend.config, SharedStatus.private())._prune()
 
-    assert sorted(row.runs for row in Statistic.objects.all()) == [1, 89]
+    assert sorted(row.runs for row in Statistic.objects.all()) == [1, 89, 1001]
+    assert sorted(row.number for row in FailureStatistic.objects.all()) == [1, 89, 1001]

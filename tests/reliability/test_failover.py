@@ -134,6 +134,7 @@ def test_synchronous_failover_loses_no_job_and_repeats_none(pair, runqueue, tmp_
     client = Client(path)
     client.start()
     until(lambda: len(ids(state="successful")) > 50)
+    until(lambda: Process.objects.filter(kind="worker").count() == 2)
 
     servers_.fail_over()
     failed_over, before = time.monotonic(), len(client.confirmed)

@@ -133,7 +133,10 @@ class Worker:
             self._backend.database, process, self._selector, self._options, self._pool.group_size
         )
         if can_listen(self._backend.database):
-            self._claimer.warm_up()
+            try:
+                self._claimer.warm_up()
+            except (DatabaseError, InterfaceError):  # The first claim tries again, and reports it.
+                discard(self._backend.database)
         self._ended = Shutdown()
         stop.on_request(self._listener.wake)
         self._listener.start()

@@ -52,6 +52,17 @@ def finished():
     return Job.objects.filter(state__in=["successful", "failed"]).count()
 
 
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="Only there it is warmed up.")
+def test_worker_starts_while_the_database_fails_over(worker, monkeypatch):
+    calls = break_once(monkeypatch, Claimer, "warm_up", OperationalError("postmaster exit"))
+    tasks.record.enqueue()
+
+    worker()
+    until(lambda: finished() == 1)
+
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize("call", [1, 2])
 @pytest.mark.parametrize("done", [True, False])
 def test_failed_claim_loses_no_job(worker, monkeypatch, call, done):
