@@ -8,6 +8,7 @@ from typing import Any
 
 from django import forms
 from django.utils import timezone
+from django.utils.functional import lazy
 from django.utils.translation import gettext_lazy as _
 
 from ..core.queue_selector import check_name
@@ -47,12 +48,22 @@ class QueueField(forms.CharField):
         return name
 
 
-class TimeField(forms.DateTimeField):
-    """Form field for a time in the future."""
+def _zone() -> str:
+    return _("Time zone: %s.") % timezone.get_current_timezone_name()
 
-    def clean(self, value: object) -> datetime:
-        time: datetime = super().clean(value)
-        if time <= timezone.now():
+
+class TimeField(forms.DateTimeField):
+    """Form field for a time in the future, in the current time zone."""
+
+    widget = forms.DateTimeInput({"type": "datetime-local"})
+    zone = lazy(_zone, str)()
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{"help_text": self.zone, **kwargs})
+
+    def clean(self, value: object) -> datetime | None:
+        time: datetime | None = super().clean(value)
+        if time is not None and time <= timezone.now():
             raise forms.ValidationError(
                 _("%(time)s is in the past. Give a later time."), params={"time": value}
             )
@@ -173,7 +184,7 @@ RESCHEDULE = Action(
     done=_("Scheduled for %(value)s"),
     eligible=lambda jobs: jobs.waiting(),
     verb=Operation.Verb.RESCHEDULE,
-    field=TimeField(label=_("Time"), widget=forms.DateTimeInput({"type": "datetime-local"})),
+    field=TimeField(label=_("Time")),
 )
 
 # Failures, and their jobs.

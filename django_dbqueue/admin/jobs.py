@@ -42,6 +42,7 @@ from .limits import limits_of
 from .redaction import call_without_secrets, without_secrets
 from .search import search
 from .stages import children_of, stages_of
+from .tasks import enqueue_address
 from .why_waiting import why_waiting
 
 TIMES = (
@@ -136,6 +137,7 @@ class JobAdmin(ActionAdmin):
             "children": children_of(row),
             "limits": limits_of(row, linked=request.user.has_perm("dbqueue.view_semaphore")),
             "data": _data(row),
+            "run_again_address": enqueue_address(request, row.task, row),
             "may_view_failures": request.user.has_perm("dbqueue.view_failure"),
         }
 

@@ -1,32 +1,73 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import Any, ClassVar, Protocol
 
 from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html
+from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..models import Job, Queue
+from ..core.counts import Counts
+from ..models import Job, Process, Queue
 from ..models.enums import State
 from ..models.queue import Load
-from . import columns, formatting
+from . import columns, formatting, rates
 from .actions import CLEAR, PAUSE, PAUSE_FOR, RESTRICT, RESUME
 from .base import Fields, Rows
 from .base_actions import ActionAdmin
-from .config import limit_of
+from .config import limit_of, options
 
 
 class LoadedQueue(Protocol):
-    """A queue with its load."""
+    """A queue with its load, its counts of the last hour, and the number of its workers."""
 
     name: str
     load: Load
+    counts: Counts
+    workers: int
 
 
 @admin.display(description=gettext_lazy("oldest ready job"))
 def oldest(queue: LoadedQueue) -> str:
-    return formatting.ago(queue.load.oldest)
+    """Return its age; red if it has been ready for longer than the queue's ``ready_within``."""
+    text = formatting.ago(queue.load.oldest)
+    within = options().of(queue.name).ready_within
+    if within is None or queue.load.age.total_seconds() <= within:
+        return text
+    badge = formatting.badge(_("Late"), "✕", "bad")
+    most = formatting.duration(timedelta(seconds=within))
+    return rates.lines(text, format_html(_("{} objective: {}"), badge, most))
+
+
+@admin.display(description=gettext_lazy("ready jobs end in"))
+def drained_in(queue: LoadedQueue) -> str:
+    return rates.drained_in(queue.load.ready, queue.counts)
+
+
+@admin.display(description=gettext_lazy("workers"))
+def workers(queue: LoadedQueue) -> str:
+    """Return the number of live workers that serve the queue; red if jobs wait and none does."""
+    if queue.workers or not queue.load.ready:
+        return str(queue.workers)
+    return formatting.badge(_("None"), "✕", "bad")
+
+
+@admin.display(description=gettext_lazy("last hour"))
+def throughput(queue: LoadedQueue) -> str:
+    return rates.throughput(queue.counts)
+
+
+@admin.display(description=gettext_lazy("failed attempts"))
+def failed(queue: LoadedQueue) -> str:
+    return rates.failed(queue.counts)
+
+
+@admin.display(description=gettext_lazy("waiting time"))
+def waiting_time(queue: LoadedQueue) -> str:
+    return rates.percentiles(queue.counts.wait_time)
 
 
 def jobs(state: State) -> Callable[[LoadedQueue], str]:
@@ -51,16 +92,28 @@ def limit(queue: Queue) -> str:
     return str(limit_of(queue) or "–")
 
 
-COLUMNS = (
-    columns.paused,
-    jobs(State.READY),
-    oldest,
-    jobs(State.SCHEDULED),
-    jobs(State.BLOCKED),
-    retries,
-    jobs(State.RUNNING),
-    limit,
+@admin.display(description=gettext_lazy("not ready"))
+def not_ready(queue: LoadedQueue) -> str:
+    """Return the numbers of scheduled and blocked jobs, and of retries among all that wait."""
+    shown = (
+        (State.SCHEDULED.label, SCHEDULED),
+        (State.BLOCKED.label, BLOCKED),
+        (_("Retries"), retries),
+    )
+    return rates.lines(*(format_html("{}: {}", name, each(queue)) for name, each in shown))
+
+
+@admin.display(description=gettext_lazy("running"))
+def running(queue: Any) -> str:
+    return rates.lines(RUNNING(queue), format_html(_("limit: {}"), limit(queue)))
+
+
+READY, SCHEDULED, BLOCKED, RUNNING = map(
+    jobs, (State.READY, State.SCHEDULED, State.BLOCKED, State.RUNNING)
 )
+LIST = (columns.paused, READY, oldest, drained_in, not_ready, running, workers)
+LAST_HOUR = (throughput, failed, waiting_time)
+PAGE = (READY, oldest, drained_in, SCHEDULED, BLOCKED, retries, RUNNING, limit, workers)
 
 
 class PausableAdmin(ActionAdmin):
@@ -89,14 +142,21 @@ class PausableAdmin(ActionAdmin):
 class QueueAdmin(PausableAdmin):
     hint = gettext_lazy("Workers claim no jobs from a paused queue. Running jobs continue.")
     actions = (PAUSE, PAUSE_FOR, RESUME, RESTRICT, CLEAR)
-    list_display = ("name", *COLUMNS)
-    fieldsets: ClassVar[Fields] = ((None, {"fields": (("name", columns.paused), COLUMNS[1:])}),)
+    list_display = ("name", *LIST, *LAST_HOUR)
+    fieldsets: ClassVar[Fields] = (
+        (None, {"fields": (("name", columns.paused), PAGE)}),
+        (gettext_lazy("In the last hour"), {"fields": (LAST_HOUR,)}),
+    )
 
     def names(self) -> Iterable[str]:
         return {lane.queue for lane in Job.objects.lanes()}
 
     def with_details(self, request: HttpRequest, rows: list[LoadedQueue]) -> list[LoadedQueue]:
         loads = Queue.objects.loads(Job.objects.lanes(queue.name for queue in rows))
+        counts = rates.of_queues()
+        alive = list(Process.objects.alive().filter(kind=Process.Kind.WORKER))
         for queue in rows:
             queue.load = loads.get(queue.name, Load())
+            queue.counts = counts.get(queue.name, Counts())
+            queue.workers = sum(worker.serves(queue.name) for worker in alive)
         return rows

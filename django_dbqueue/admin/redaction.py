@@ -90,11 +90,17 @@ def is_hidden(name: str) -> bool:
     return any(word.lower() in name.lower() for word in options().hidden)
 
 
+def known_task(path: str) -> Task[..., object] | None:
+    """Return the task at a path; None if this process does not know it."""
+    try:
+        return _load(path)
+    except InvalidTaskPath:
+        return None
+
+
 def _parameters(path: str) -> list[Parameter]:
     """Return the parameters without the context; none for a task that is unknown here."""
-    try:
-        task = _load(path)
-    except InvalidTaskPath:
+    if (task := known_task(path)) is None:
         return []
     return list(signature_of(task.func).parameters.values())[task.takes_context :]
 

@@ -28,11 +28,9 @@ from ..models.job import JobQuerySet
 from ..models.locking import delete, lock, lock_first
 from ..models.primary import PrimaryQuerySet
 from ..models.semaphore import SemaphoreQuerySet
-from ..models.statistic import Period
+from ..models.statistic import MINUTES_KEPT, Period
 from .batches import EndedRun, close_shares
 
-# How long statistics by minute are kept, in seconds.
-MINUTES_KEPT = 2 * 86_400.0
 # The largest number of failures that are deleted in one transaction.
 MOST_FAILURES = 10_000
 

@@ -98,7 +98,7 @@ class Execution(models.Model):
     stage = models.PositiveSmallIntegerField(_("stage"), null=True, blank=True)
     outcome = models.CharField(_("outcome"), max_length=20, choices=Outcome.choices)
     process = IdentifierField(_("process"), max_length=200)
-    release = IdentifierField(_("release"), max_length=100, blank=True, db_default="")
+    release = IdentifierField(_("release"), max_length=100, blank=True, default="", db_default="")
     claimed_at = models.DateTimeField(_("claimed at"))
     started_at = models.DateTimeField(_("started at"))
     finished_at = models.DateTimeField(_("finished at"))

@@ -161,8 +161,12 @@ class Failure(models.Model):
     location = models.CharField(_("location"), max_length=255)
     state = models.CharField(_("state"), max_length=10, choices=State.choices, default=State.OPEN)
     count = models.PositiveBigIntegerField(_("occurrences"), default=0)
-    release = IdentifierField(_("first release"), max_length=100, blank=True, db_default="")
-    last_release = IdentifierField(_("last release"), max_length=100, blank=True, db_default="")
+    release = IdentifierField(
+        _("first release"), max_length=100, blank=True, default="", db_default=""
+    )
+    last_release = IdentifierField(
+        _("last release"), max_length=100, blank=True, default="", db_default=""
+    )
     muted_until = models.DateTimeField(_("muted until"), null=True, blank=True)
     reopened_at = models.DateTimeField(
         _("seen again"),

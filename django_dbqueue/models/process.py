@@ -96,7 +96,7 @@ class Process(models.Model):
         db_constraint=False,
         related_name="children",
     )
-    release = IdentifierField(_("release"), max_length=100, blank=True, db_default="")
+    release = IdentifierField(_("release"), max_length=100, blank=True, default="", db_default="")
     details = DocumentField(_("details"), default=dict)
     started_at = models.DateTimeField(_("started at"), db_default=Now())
     expires_at = models.DateTimeField(_("expires at"))

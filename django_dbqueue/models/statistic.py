@@ -3,14 +3,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from itertools import chain
 from typing import Any
 
 from django.conf import settings
 from django.db import models
 from django.utils.text import format_lazy
-from django.utils.timezone import is_aware
+from django.utils.timezone import is_aware, now
 from django.utils.translation import gettext_lazy as _
 
 from ..core.counts import NUMBERS, TIMES, Counts, Times
@@ -26,6 +26,10 @@ COLUMNS = (
     *NUMBERS,
     *(f"{name}_{part}" for name in TIMES for part in ("sum", "longest", "buckets")),
 )
+
+
+# How long statistics by minute are kept, in seconds.
+MINUTES_KEPT = 2 * 86_400.0
 
 
 class Period(models.TextChoices):
@@ -109,7 +113,7 @@ class CountedTime(models.Model):
     start = models.DateTimeField(_("start"))
     queue = IdentifierField(_("queue"), max_length=100)
     task = IdentifierField(_("task"), max_length=255)
-    release = IdentifierField(_("release"), max_length=100, blank=True, db_default="")
+    release = IdentifierField(_("release"), max_length=100, blank=True, default="", db_default="")
 
     class Meta:
         abstract = True
@@ -146,6 +150,26 @@ class StatisticQuerySet(PrimaryQuerySet["Statistic"]):
     ) -> dict[datetime, Counts]:
         """Return the counts of each minute, as ``per_hour()``. They are kept for two days."""
         return self._per(Period.MINUTE, since, task=task, queue=queue, release=release)
+
+    def per_queue(self, since: datetime) -> dict[str, Counts]:
+        """Return the counts of each queue from the minute of ``since`` on.
+
+        From its hour on, if that is more than two days ago. Raises ValueError as ``per_hour()``.
+        """
+        return self._by("queue", since)
+
+    def per_task(self, since: datetime) -> dict[str, Counts]:
+        """Return the counts of each task, as ``per_queue()``."""
+        return self._by("task", since)
+
+    def _by(self, column: str, since: datetime) -> dict[str, Counts]:
+        rows = self._since(Period.MINUTE, since)  # It checks the time, too.
+        if now() - since > timedelta(seconds=MINUTES_KEPT):
+            rows = self._since(Period.HOUR, since)
+        found: dict[str, Counts] = {}
+        for name, *values in rows.order_by().values_list(column, *COLUMNS).iterator():
+            found.setdefault(name, Counts()).merge(counts_of(values))
+        return found
 
     def _per(self, period: Period, since: datetime, **wanted: str | None) -> dict[datetime, Counts]:
         rows = self._since(period, since).filter(

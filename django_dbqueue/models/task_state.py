@@ -6,18 +6,23 @@ from .identifier import IdentifierField
 from .pausing import Pausable, PausableQuerySet
 
 
+class TaskStateQuerySet(PausableQuerySet["TaskState"]):
+    """Tasks: pause and resume."""
+
+
 class TaskState(Pausable):
     """A task by its path, and whether its jobs may be claimed."""
 
     name = IdentifierField(_("task"), max_length=255, primary_key=True)
 
-    objects = PausableQuerySet.as_manager()
+    objects = TaskStateQuerySet.as_manager()
 
     class Meta:
         verbose_name = _("task")
         verbose_name_plural = _("tasks")
         # The permission to view jobs covers it.
         default_permissions = ()
+        permissions = [("enqueue_taskstate", "Can enqueue jobs of any task by hand")]
 
     def __str__(self) -> str:
         return str(self.name)

@@ -192,7 +192,7 @@ def _has_not_started(job: ClaimedJob, death: ExitReason) -> bool:
 def _result(job: Any, process: Process | None, death: ExitReason, stack: str) -> AttemptResult:
     seen_at, job.claimed_at = job.seen_at, job.started_at
     job.clock = time.monotonic() - (seen_at - job.claimed_at).total_seconds()
-    job.process = process or Process(pk=job.process_id, name=f"#{job.process_id}", release="")
+    job.process = process or Process(pk=job.process_id, name=f"#{job.process_id}")
     outcome, state, error = _verdict(job, death)
     message = str(error)
     # The same pattern for all processes of a kind: jobs lost in the same way form one group.

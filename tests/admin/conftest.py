@@ -45,6 +45,7 @@ OPERATE = [
         "triage_failure",
         "enable_recurringtask",
         "run_recurringtask",
+        "enqueue_taskstate",
     ),
 ]
 # Recurring tasks are the only rows that can be added, changed and deleted.

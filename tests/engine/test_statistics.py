@@ -327,6 +327,26 @@ def test_minutes_are_counted_beside_hours():
     assert [each.enqueued for each in Statistic.objects.per_hour(HOUR).values()] == [4, 1]
 
 
+def test_counts_of_each_queue_and_task():
+    now = django_timezone.now()
+    a_delta(at=now, queue="mail", task="one", runs=1)
+    a_delta(at=now, queue="mail", task="two", runs=2)
+    a_delta(at=now - timedelta(hours=3), queue="slow", task="one", runs=4)
+    a_delta(at=now - timedelta(days=5), queue="slow", task="one", runs=8)
+    fold_all()
+
+    def runs(counts):
+        return {name: each.runs for name, each in counts.items()}
+
+    rows = Statistic.objects
+    assert runs(rows.per_queue(now - timedelta(hours=1))) == {"mail": 3}
+    assert runs(rows.per_queue(now - timedelta(hours=4))) == {"mail": 3, "slow": 4}
+    assert runs(rows.per_task(now - timedelta(hours=4))) == {"one": 5, "two": 2}
+    # Of five days, in hours.
+    Statistic.objects.filter(period="minute").delete()
+    assert runs(rows.per_task(now - timedelta(days=6))) == {"one": 13, "two": 2}
+
+
 def test_releases_are_counted_apart():
     for release, runs in (("v1", 3), ("v2", 2), ("V2", 1), ("", 1)):
         a_delta(release=release, runs=runs)
@@ -414,6 +434,7 @@ def test_numbers_by_failure_of_another_shape_are_left_out(stored):
 def test_time_without_zone_is_refused():
     for read in (
         Statistic.objects.per_hour,
+        Statistic.objects.per_queue,
         Statistic.objects.per_minute,
         Statistic.objects.deploys,
     ):

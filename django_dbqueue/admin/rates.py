@@ -1,0 +1,76 @@
+"""What a queue or a task has done lately, in words."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.utils import timezone
+from django.utils.formats import number_format
+from django.utils.html import format_html, format_html_join
+from django.utils.translation import gettext as _
+
+from ..core.counts import Counts, Times
+from ..models import Statistic
+from . import formatting
+
+# Rates are those of the last hour.
+SPAN = timedelta(hours=1)
+
+
+def of_queues() -> dict[str, Counts]:
+    return Statistic.objects.per_queue(timezone.now() - SPAN)
+
+
+def of_tasks() -> dict[str, Counts]:
+    return Statistic.objects.per_task(timezone.now() - SPAN)
+
+
+def lines(*texts: str) -> str:
+    """Return texts below each other."""
+    rows = ((each,) for each in texts if each)
+    return format_html_join("", '<span class="dbq-line">{}</span>', rows)
+
+
+def per_minute(number: float) -> str:
+    """Format a number within the last hour as a rate."""
+    rate = number / 60
+    return _("%s/min") % number_format(rate, 0 if rate >= 10 else 1, force_grouping=True)
+
+
+def throughput(counts: Counts) -> str:
+    """Return how many jobs came, and how many attempts ended, in the last hour."""
+    if not (counts.enqueued or counts.runs):
+        return "–"
+    return lines(_("in: %s") % per_minute(counts.enqueued), _("out: %s") % per_minute(counts.runs))
+
+
+def failed(counts: Counts) -> str:
+    """Return the share of attempts that failed; red from a tenth on."""
+    if not counts.runs:
+        return "–"
+    share = counts.failures / counts.runs
+    text = f"{number_format(100 * share, 0 if share in (0, 1) or share >= 0.1 else 1)} %"
+    return format_html('<span class="dbq-bad">{}</span>', text) if share >= 0.1 else text
+
+
+def percentiles(times: Times) -> str:
+    """Return the median and the 95th percentile of measured times."""
+    if not times.number:
+        return "–"
+    shown = ((percent, times.percentile(percent) or 0.0) for percent in (50, 95))
+    return lines(
+        *(
+            f"p{percent}: {formatting.duration(timedelta(seconds=seconds))}"
+            for percent, seconds in shown
+        )
+    )
+
+
+def drained_in(waiting: int, counts: Counts) -> str:
+    """Return when the waiting jobs will have run, at the rates of the last hour."""
+    if not waiting:
+        return "–"
+    gain = (counts.runs - counts.retries - counts.enqueued) / SPAN.total_seconds()
+    if gain <= 0:
+        return _("never: more jobs come than end") if counts.runs else _("unknown")
+    return formatting.duration(timedelta(seconds=waiting / gain))

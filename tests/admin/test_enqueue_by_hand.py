@@ -1,0 +1,279 @@
+"""Jobs enqueued by hand: a form made of the task's signature, and jobs that are run again."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, Optional
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.admin.utils import quote
+from django.test import Client
+from django.urls import reverse
+
+from django_dbqueue import task
+from django_dbqueue.models import Job
+
+from .conftest import VIEW, a_client, a_job
+
+PATH = f"{__name__}.charge"
+PLACE = {"queue_name": "default", "priority": "0", "run_after": ""}
+
+
+@task(queue_name="mail", priority=7, max_attempts=3)
+def charge(
+    customer: int,
+    text: str,
+    rate: float = 0.5,
+    kind: Literal["a", 2] = "a",
+    is_paid: bool = False,
+    note: Optional[str] = None,  # noqa: UP045
+    items=None,
+    *rest,
+    token: str = "",
+    **more: Any,
+):
+    """Charge a customer."""
+
+
+@task(takes_context=True)
+def only_positional(context, a: int, /, b: Missing = None):  # type: ignore[name-defined]  # noqa: F821
+    pass
+
+
+@task(key=lambda order: 1 // order)
+def keyed(order: int):
+    pass
+
+
+def form_of(task: str = PATH) -> str:
+    return reverse("admin:dbqueue_taskstate_enqueue", args=[quote(task)])
+
+
+def submit(client: Client, address: str = "", **values: str) -> Any:
+    given = {f"arg_{name}": value for name, value in values.items() if name not in PLACE}
+    place = {name: value for name, value in values.items() if name in PLACE}
+    return client.post(address or form_of(), {**PLACE, **given, **place})
+
+
+def errors(response: Any) -> dict[str, list[str]]:
+    return dict(response.context["form"].errors)
+
+
+def test_job_is_enqueued_with_typed_arguments(operator: Client) -> None:
+    response = submit(
+        operator,
+        customer="17",
+        text=" as it is ",
+        kind="2",
+        is_paid="true",
+        items='[1, {"a": null}]',
+        more='{"colour": "red"}',
+        priority="9",
+        queue_name="slow",
+    )
+
+    job = Job.objects.get()
+    assert response.url == reverse("admin:dbqueue_job_change", args=[job.pk])
+    assert (job.args, job.queue, job.priority, job.max_attempts) == ([], "slow", 9, 3)
+    assert job.kwargs == {
+        "customer": 17,
+        "text": " as it is ",
+        "kind": 2,
+        "is_paid": True,
+        "items": [1, {"a": None}],
+        "colour": "red",
+    }
+    (entry,) = LogEntry.objects.filter(object_id=job.pk)
+    assert entry.user.username == "operator" and entry.change_message == "Enqueued by hand."
+
+
+def test_further_arguments_follow_all_others(operator: Client) -> None:
+    submit(operator, customer="17", text="x", kind="2", rest='["y", 3]', token="t", more='{"a": 1}')
+
+    job = Job.objects.get()
+    assert job.args == [17, "x", 0.5, 2, False, None, None, "y", 3]
+    assert job.kwargs == {"token": "t", "a": 1}
+
+
+def test_empty_fields_leave_the_defaults_to_the_function(operator: Client) -> None:
+    submit(operator, customer="1", text="x", rate="", kind="", note="")
+
+    job = Job.objects.get()
+    assert (job.args, job.kwargs) == ([], {"customer": 1, "text": "x"})
+    assert (job.queue, job.priority) == ("default", 0)
+
+
+def test_form_begins_with_defaults_and_has_no_value_of_hidden_names(operator: Client) -> None:
+    text = re.sub(r"\s+", " ", operator.get(form_of()).text)
+
+    assert re.search(r'name="arg_customer"[^>]* required', text)
+    assert re.search(r'name="arg_rate" value="0.5"', text)
+    assert '<option value="&quot;a&quot;" selected>' in text
+    assert re.search(r'type="password" name="arg_token"', text)
+    assert re.search(r'name="queue_name" value="mail"', text)
+    assert re.search(r'name="priority" value="7"', text)
+    assert "Charge a customer." in text
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "message"),
+    [
+        ({"customer": "x", "text": "a"}, "arg_customer", "Enter a whole number."),
+        ({"text": "a"}, "arg_customer", "This field is required."),
+        ({"customer": "1", "text": "a", "kind": '"c"'}, "arg_kind", "not one of the available"),
+        ({"customer": "1", "text": "a", "items": "[1,"}, "arg_items", "Enter a valid JSON."),
+        ({"customer": "1", "text": "a", "rest": '{"a": 1}'}, "arg_rest", "as a JSON list"),
+        ({"customer": "1", "text": "a", "queue_name": "a*"}, "queue_name", "is not a queue name"),
+        (
+            {"customer": "1", "text": "a", "priority": "900"},
+            "priority",
+            "less than or equal to 100",
+        ),
+        (
+            {"customer": "1", "text": "a", "run_after": "2001-01-01T10:00"},
+            "run_after",
+            "is in the past",
+        ),
+        ({"customer": "1", "text": "a", "more": '{"text": "b"}'}, "__all__", ""),
+        ({"customer": "1", "text": "a\x00"}, "arg_text", "Null characters"),
+    ],
+)
+def test_bad_input_is_named_and_enqueues_nothing(
+    operator: Client, values: dict[str, str], field: str, message: str
+) -> None:
+    response = submit(operator, **values)
+
+    if field == "__all__":
+        # An argument given twice: the last one counts.
+        assert Job.objects.get().kwargs["text"] == "b"
+        return
+    assert message in errors(response)[field][0]
+    assert not Job.objects.exists()
+
+
+def test_error_of_the_tasks_own_function_is_shown(operator: Client) -> None:
+    address = form_of(f"{__name__}.keyed")
+
+    response = submit(operator, address, order="0")
+
+    assert "ZeroDivisionError" in errors(response)["__all__"][0]
+    assert not Job.objects.exists()
+    submit(operator, address, order="1")
+    assert Job.objects.count() == 1
+
+
+def test_positional_parameters_and_unknown_hints_work(operator: Client) -> None:
+    submit(operator, form_of(f"{__name__}.only_positional"), a="3", b='"x"')
+
+    job = Job.objects.get()
+    assert (job.args, job.kwargs) == ([3], {"b": "x"})
+
+
+def test_null_is_a_value_and_an_empty_field_is_not(operator: Client) -> None:
+    address = form_of("tests.tasks.add")
+    assert 'name="arg_a" cols="40" rows="2" dir="ltr" required' in operator.get(address).text
+    assert "null" not in operator.get(address).text.partition("<form")[2].partition("</form>")[0]
+
+    assert "required" in errors(submit(operator, address))["arg_a"][0]
+    submit(operator, address, a="null", b="")
+    submit(operator, address, a="[]", b="null")
+
+    jobs = Job.objects.order_by("pk")
+    assert [job.kwargs for job in jobs] == [{"a": None}, {"a": [], "b": None}]
+
+
+def test_task_that_this_process_does_not_know_has_no_form(operator: Client) -> None:
+    assert operator.get(form_of("shop.tasks.gone")).status_code == 404
+    job = a_job(task="shop.tasks.gone")
+    assert "Edit and run again" not in operator.get(page_of(job)).text
+
+
+def test_form_needs_its_permission(db: Any) -> None:
+    viewer = a_client("viewer only", VIEW)
+    job = a_job(task=PATH, kwargs={"customer": 1, "text": "x"})
+
+    assert viewer.get(form_of()).status_code == 403
+    assert submit(viewer, customer="1", text="x").status_code == 403
+    assert Client().get(form_of()).status_code == 302
+    assert a_client("without view", ["enqueue_taskstate"]).get(form_of()).status_code == 403
+    assert "Edit and run again" not in viewer.get(page_of(job)).text
+    assert Job.objects.count() == 1
+
+
+def page_of(job: Job) -> str:
+    return reverse("admin:dbqueue_job_change", args=[job.pk])
+
+
+class TestRunAgain:
+    @pytest.fixture
+    def job(self, db: Any) -> Job:
+        kwargs = {
+            "customer": 17,
+            "text": "x",
+            "token": "secret-1",
+            "items": {"password": "secret-2"},
+        }
+        return a_job(task=PATH, args=[], kwargs=kwargs, queue="slow", priority=3)
+
+    @pytest.fixture
+    def address(self, job: Job) -> str:
+        return f"{form_of()}?job={job.pk}"
+
+    def test_form_begins_with_the_arguments_of_the_job(
+        self, operator: Client, job: Job, address: str
+    ) -> None:
+        assert address in operator.get(page_of(job)).text.replace("&amp;", "&")
+
+        text = operator.get(address).text
+
+        assert re.search(r'name="arg_customer" value="17"', text)
+        assert re.search(r'name="queue_name" value="slow"', text)
+        assert "secret" not in text
+
+    def test_changes_are_shown_before_anything_is_enqueued(
+        self, operator: Client, job: Job, address: str
+    ) -> None:
+        values = {"customer": "18", "text": "x", "token": "secret-3", "queue_name": "slow"}
+        response = submit(operator, address, **values)
+
+        assert Job.objects.count() == 1
+        changes = response.context["form"].changes
+        assert [tuple(each) for each in changes] == [
+            ("customer", 17, 18),
+            ("token", "••••••", "changed"),
+        ]
+        token = response.context["form"].token
+        other = operator.post(
+            address, {**PLACE, "arg_customer": "19", "arg_text": "x", "confirmed": token}
+        )
+        assert Job.objects.count() == 1 and other.status_code == 200
+
+        given = {f"arg_{name}": value for name, value in values.items() if name not in PLACE}
+        operator.post(address, {**PLACE, **given, "queue_name": "slow", "confirmed": token})
+
+        new = Job.objects.exclude(pk=job.pk).get()
+        assert new.kwargs == {**job.kwargs, "customer": 18, "token": "secret-3"}
+        assert new.queue == "slow"
+
+    def test_hidden_values_that_are_left_empty_are_those_of_the_job(
+        self, operator: Client, job: Job, address: str
+    ) -> None:
+        response = submit(operator, address, customer="17", text="y")
+        token = response.context["form"].token
+        operator.post(address, {**PLACE, "arg_customer": "17", "arg_text": "y", "confirmed": token})
+
+        new = Job.objects.exclude(pk=job.pk).get()
+        assert new.kwargs == {**job.kwargs, "text": "y"}
+
+    def test_job_of_another_task_or_none_is_refused(self, operator: Client, job: Job) -> None:
+        assert operator.get(f"{form_of()}?job=nonsense").status_code == 404
+        other = a_job(task="shop.tasks.other")
+        assert operator.get(f"{form_of()}?job={other.pk}").status_code == 404
+
+    def test_arguments_that_no_longer_fit_are_left_out(self, operator: Client, db: Any) -> None:
+        job = a_job(task=PATH, kwargs={"customer": 1, "text": "x"}, args=[1, 2, 3])
+
+        assert operator.get(f"{form_of()}?job={job.pk}").status_code == 200
+        Job.objects.filter(pk=job.pk).update(args={"not": "a list"})
+        assert operator.get(f"{form_of()}?job={job.pk}").status_code == 200
