@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.utils.translation import gettext as _
 
 from ..models import Execution, Job, StackTrace
-from . import formatting
+from ..models.enums import WAITING
+from . import columns, formatting
+from .charts import Span, timeline
 
 MOST_ATTEMPTS = 50
 
@@ -87,3 +90,23 @@ def _stage(job: Job, execution: Execution) -> str:
         "stages": len(stages),
         "name": name,
     }
+
+
+def timeline_of(job: Job, attempts: Sequence[Attempt]) -> str:
+    """Return a picture of the waits and attempts, from the first that is shown until now."""
+    spans: list[Span] = []
+    for each in reversed(attempts):
+        execution = each.execution
+        tone = formatting.tone(execution.outcome)
+        spans.append(Span(each.since, execution.started_at, "waits", _("waited %s") % each.waited))
+        spans.append(
+            Span(execution.started_at, execution.finished_at, tone, _("ran %s") % each.ran)
+        )
+    since = spans[-1].end if spans else job.enqueued_at
+    now = columns.seen_at(job)
+    if job.state == Job.State.RUNNING and job.started_at:
+        spans.append(Span(since, job.started_at, "waits", _("waited")))
+        spans.append(Span(job.started_at, now, "runs", _("runs")))
+    elif job.state in WAITING:
+        spans.append(Span(since, now, "waits", _("waits")))
+    return timeline(spans)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from django.utils.formats import number_format
@@ -101,6 +102,44 @@ def sparkline(title: str, values: Sequence[float]) -> SafeString:
         4 * len(values),
         title,
         title,
+        shapes,
+    )
+
+
+class Span(NamedTuple):
+    """A part of a timeline; ``tone`` is that of a badge."""
+
+    start: datetime
+    end: datetime
+    tone: str
+    text: str
+
+
+def timeline(spans: Sequence[Span]) -> SafeString:
+    """Draw the spans one after the other, to scale; short ones are at least visible."""
+    if not spans:
+        return SafeString()
+    start, end = spans[0].start, max(span.end for span in spans)
+    scale = WIDTH / max((end - start).total_seconds(), 1e-6)
+    shapes = format_html_join(
+        "",
+        '<rect class="dbq-{}" x="{}" y="{}" height="{}" width="{}"><title>{}</title></rect>',
+        (
+            (
+                span.tone,
+                f"{min((span.start - start).total_seconds() * scale, WIDTH - 2):.2f}",
+                *((10, 6) if span.tone == "waits" else (2, 22)),
+                f"{max((span.end - span.start).total_seconds() * scale, 2):.2f}",
+                span.text,
+            )
+            for span in spans
+        ),
+    )
+    return format_html(
+        '<svg class="dbq-timeline" viewBox="0 0 {} 26" role="img" aria-label="{}" '
+        'preserveAspectRatio="none">{}</svg>',
+        WIDTH,
+        ", ".join(span.text for span in spans[:50]),
         shapes,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from typing import Any, ClassVar, cast
 from uuid import UUID
 
@@ -11,15 +12,17 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.db.models import F, Model, Q, QuerySet
 from django.http import HttpRequest
+from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from ..core.uuid7 import uuid7_at
 from ..models import Batch, Execution, Failure, Job, Process, Queue
 from ..models.enums import WAITING
 from ..models.job import JobQuerySet
-from .base import Rows
+from .base import Rows, Text
 from .config import options
 from .sources import jobs_from, recent_sources
-from .spans import SPANS, USUAL
+from .spans import SPANS, USUAL, span_of
 
 Choices = Iterable[tuple[str, Any]]
 
@@ -64,6 +67,21 @@ class TaskFilter(Filter):
     def options(self, model: object) -> Choices:
         named = [(task, task.rpartition(".")[2]) for task in Job.objects.recent_tasks()]
         return sorted(named, key=lambda choice: choice[1])
+
+
+class TimeFilter(SimpleListFilter):
+    """Filter by the time of the enqueue, by the primary key: ids are in this order."""
+
+    title, parameter_name = _("enqueued"), "enqueued"
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Model]) -> Choices:
+        return [(str(span.hours), _("In the last %s") % span.label) for span in SPANS]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        if self.value() is None:
+            return queryset
+        first = uuid7_at(timezone.now() - timedelta(hours=span_of(self.value()).hours))
+        return queryset.filter(pk__gte=first)
 
 
 class AttemptsFilter(SimpleListFilter):
@@ -124,46 +142,51 @@ class OperationStateFilter(SimpleListFilter):
         return queryset
 
 
-class OpenFilter(SimpleListFilter):
+class UsualFilter(SimpleListFilter):
+    """Filter whose choice without a value is not *All*, but has a text of its own."""
+
+    usual: Text
+
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        without_value, *rest = super().choices(changelist)
+        yield {**without_value, "display": self.usual}
+        yield from rest
+
+    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
+        """Return all rows. Some filters only say what a page shows of them."""
+        return queryset
+
+
+class OpenFilter(UsualFilter):
     """Show only open failures by default: the others have been dealt with."""
 
     title, parameter_name = _("state"), "state"
+    usual = Failure.State.OPEN.label
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Model]) -> Choices:
         others = [each for each in Failure.State.choices if each[0] != Failure.State.OPEN]
         return [*others, ("all", _("All"))]
-
-    def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        default, *rest = super().choices(changelist)
-        yield {**default, "display": Failure.State.OPEN.label}
-        yield from rest
 
     def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
         state = self.value() or Failure.State.OPEN
         return queryset if state == "all" else queryset.filter(state=state)
 
 
-class WindowFilter(SimpleListFilter):
+class WindowFilter(UsualFilter):
     """Offer the times in which failures are counted. ``FailureAdmin`` counts."""
 
     title, parameter_name = _("period"), "hours"
+    usual = USUAL.label
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Model]) -> Choices:
         return [(str(span.hours), span.label) for span in SPANS if span is not USUAL]
 
-    def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        default, *rest = super().choices(changelist)
-        yield {**default, "display": USUAL.label}
-        yield from rest
 
-    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
-        return queryset
-
-
-class FailureOrder(SimpleListFilter):
+class FailureOrder(UsualFilter):
     """Offer the orders of a list of failures. ``FailureAdmin`` applies them."""
 
     title, parameter_name = _("order"), "order"
+    usual = _("Most often in this time first")
     orders: ClassVar = {
         "seen": (_("Last seen first"), ("-last_seen", "-pk")),
         "count": (_("Most often ever first"), ("-count", "-pk")),
@@ -174,13 +197,15 @@ class FailureOrder(SimpleListFilter):
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Model]) -> Choices:
         return [(name, text) for name, (text, _fields) in self.orders.items()]
 
-    def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        default, *rest = super().choices(changelist)
-        yield {**default, "display": _("Most often in this time first")}
-        yield from rest
 
-    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
-        return queryset
+class CalendarFilter(UsualFilter):
+    """Offer the times that the calendar of recurring tasks can show."""
+
+    title, parameter_name = _("calendar"), "calendar"
+    usual = _("24 hours")
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Model]) -> Choices:
+        return [("7", _("7 days"))]
 
 
 class IdFilter(SimpleListFilter):
@@ -246,18 +271,14 @@ class LimitFilter(Filter):
         return super().queryset(request, blocked)
 
 
-class WaitingJobsFilter(SimpleListFilter):
+class WaitingJobsFilter(UsualFilter):
     """Show only limits with waiting jobs by default: there may be a limit for each customer."""
 
     title, parameter_name = _("limits"), "which"
+    usual = _("With waiting jobs")
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Model]) -> Choices:
         return [("all", _("All in use"))]
-
-    def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        default, *rest = super().choices(changelist)
-        yield {**default, "display": _("With waiting jobs")}
-        yield from rest
 
     def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
         return queryset if self.value() else queryset.waiting()  # type: ignore[attr-defined]

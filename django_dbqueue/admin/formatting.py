@@ -62,6 +62,23 @@ def state(text: Text, value: str) -> str:
     return badge(text, *BADGES.get(value, ("●", "quiet")))
 
 
+def icon(text: Text, value: str) -> str:
+    """Return the icon of a state, with its text as title."""
+    sign, shade = BADGES.get(value, ("●", "quiet"))
+    return format_html(
+        '<span class="dbq-{}" title="{}" role="img" aria-label="{}">{}</span>',
+        shade,
+        text,
+        text,
+        sign,
+    )
+
+
+def tone(value: str) -> str:
+    """Return the tone of a state or an outcome."""
+    return BADGES.get(value, ("", "quiet"))[1]
+
+
 def alive(is_alive: bool) -> str:
     if is_alive:
         return badge(_("Alive"), "✓", "good")

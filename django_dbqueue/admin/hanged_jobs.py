@@ -1,19 +1,22 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol, cast
+from uuid import UUID
 
 from django.contrib import admin
 from django.contrib.admin.utils import unquote
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..models import HangedJob
+from ..core.frames import innermost_frame
+from ..models import HangedJob, Job, StackTrace
 from ..models.enums import OnLost
 from ..models.expressions import Now
-from . import columns
+from . import columns, progress
 from .actions import STOP, STOP_AND_RETRY
 from .addresses import page_address
 from .backend_choice import with_backend
@@ -21,6 +24,22 @@ from .base_actions import ActionAdmin
 from .config import options
 from .filters import QueueFilter
 from .formatting import duration
+
+
+class SeenJob(Protocol):
+    """A hanged job with the stack of its task, as its worker last read it; "" without one."""
+
+    pk: UUID
+    stack_text: str
+
+
+@admin.display(description=gettext_lazy("doing"))
+def doing(job: SeenJob) -> str:
+    """Return the progress of the job, and the innermost frame of the project."""
+    shown = progress.summary(cast(Job, job))
+    frame = innermost_frame(job.stack_text)
+    code = format_html('<code class="dbq-said" dir="ltr">{}</code>', frame) if frame else ""
+    return format_html_join("", "<div>{}</div>", ((each,) for each in (shown, code) if each)) or "–"
 
 
 @admin.display(description=gettext_lazy("what happens next"))
@@ -44,6 +63,7 @@ class HangedJobAdmin(ActionAdmin):
         "queue",
         columns.running_for,
         columns.owner_and_heartbeat,
+        doing,
         outlook,
     )
     list_display_links = None
@@ -55,10 +75,16 @@ class HangedJobAdmin(ActionAdmin):
         config = options()
         by_queue = {queue: config.of(queue).hanged_after for queue in config.per_queue}
         hanged = rows.hanged(after_seconds=config.hanged_after, by_queue=by_queue)
-        return hanged.select_related("process").annotate(seen_at=Now())  # type: ignore[no-any-return]
+        return hanged.select_related("process", "progress").annotate(seen_at=Now())  # type: ignore[no-any-return]
 
     def list_queryset(self, rows: QuerySet[HangedJob]) -> QuerySet[HangedJob]:
         return rows.defer(*columns.NOT_LISTED)
+
+    def with_details(self, request: HttpRequest, rows: list[SeenJob]) -> list[SeenJob]:
+        stacks = StackTrace.objects.of(cast(list[Job], rows))
+        for job in rows:
+            job.stack_text = stacks.get(job.pk, "")
+        return rows
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, object] | None = None

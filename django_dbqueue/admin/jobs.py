@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import json
 from datetime import timedelta
-from typing import cast
+from typing import Protocol, cast
 
 from django.contrib import admin
-from django.db.models import QuerySet, Subquery
+from django.db.models import Case, F, QuerySet, Subquery, TextField, When
+from django.db.models.functions import Cast, Length
+from django.db.models.lookups import LessThanOrEqual
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
+from django.utils.html import format_html, format_html_join
+from django.utils.text import Truncator
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Execution, Job, TaskState
@@ -23,7 +29,7 @@ from .actions import (
     STOP,
     STOP_AND_RETRY,
 )
-from .attempts import attempts_of, stack_of
+from .attempts import attempts_of, stack_of, timeline_of
 from .base import Fields, Rows, Text
 from .base_actions import ActionAdmin
 from .config import options
@@ -37,9 +43,16 @@ from .filters import (
     SourceFilter,
     StateFilter,
     TaskFilter,
+    TimeFilter,
 )
 from .limits import limits_of
-from .redaction import call_without_secrets, without_secrets
+from .redaction import (
+    HIDDEN,
+    arguments_text,
+    call_without_secrets,
+    named_arguments,
+    without_secrets,
+)
 from .search import search
 from .stages import children_of, stages_of
 from .tasks import enqueue_address
@@ -52,6 +65,38 @@ TIMES = (
     columns.time("started_at", _("last started")),
     columns.time("finished_at", _("finished")),
 )
+
+
+# Longer arguments are not read for the list; shown are the first characters.
+LONGEST_READ, LONGEST_SHOWN = 2000, 80
+
+
+class ListedJob(Protocol):
+    """A job with its arguments, if these are short."""
+
+    pk: object
+    task: str
+    short_args: object
+    short_kwargs: object
+
+
+@admin.display(description=_("job"))
+def job_and_arguments(job: ListedJob) -> str:
+    """Return task, id, key, and the redacted arguments."""
+    named = columns.task_and_id(cast(Job, job))
+    if job.short_args is None or job.short_kwargs is None:
+        return format_html("{}<br>{}", named, formatting.quiet(gettext("long arguments")))
+    text = arguments_text(Job(task=job.task, args=job.short_args, kwargs=job.short_kwargs))
+    if not text:
+        return named
+    shown = Truncator(text).chars(LONGEST_SHOWN)
+    return format_html('{}<br><span class="dbq-quiet dbq-args" dir="ltr">{}</span>', named, shown)
+
+
+def _if_short(name: str) -> Case:
+    """Return the value of a document; None if it is long."""
+    length = Length(Cast(name, TextField()))
+    return Case(When(LessThanOrEqual(length, LONGEST_READ), then=F(name)), default=None)
 
 
 @admin.register(Job)
@@ -67,7 +112,7 @@ class JobAdmin(ActionAdmin):
         DISCARD,
     )
     list_display = (
-        columns.task_and_id,
+        job_and_arguments,
         progress.state_and_progress,
         columns.last_error,
         columns.queue_and_priority,
@@ -78,6 +123,7 @@ class JobAdmin(ActionAdmin):
         StateFilter,
         QueueFilter,
         TaskFilter,
+        TimeFilter,
         AttemptsFilter,
         SourceFilter,
         FailureFilter,
@@ -102,6 +148,8 @@ class JobAdmin(ActionAdmin):
         return rows.annotate(
             error=Subquery(last.values("error_type")),
             error_message=Subquery(last.values("message")),
+            short_args=_if_short("args"),
+            short_kwargs=_if_short("kwargs"),
         )
 
     def get_fieldsets(self, request: HttpRequest, obj: Job | None = None) -> Fields:
@@ -133,6 +181,8 @@ class JobAdmin(ActionAdmin):
             "stack": stack,
             "stack_taken": stack and formatting.ago(stack.taken_at),
             "attempts": attempts,
+            "timeline": timeline_of(row, attempts),
+            "alike": _alike(row),
             "stages": stages_of(row, attempts),
             "children": children_of(row),
             "limits": limits_of(row, linked=request.user.has_perm("dbqueue.view_semaphore")),
@@ -185,3 +235,21 @@ def _data(job: Job) -> list[tuple[Text, str]]:
     return [
         (name, formatting.json_text(value)) for name, value in named if value not in (None, [], {})
     ]
+
+
+def _alike(job: Job) -> str:
+    """Return links to the jobs with the same value of an argument."""
+    named = [
+        (name, value)
+        for name, value in named_arguments(job).items()
+        if isinstance(value, (str, int)) and value != HIDDEN and name.isidentifier()
+    ]
+    texts = [
+        (name, value if isinstance(value, str) else json.dumps(value)) for name, value in named
+    ]
+    links = (
+        (formatting.jobs_link(f"{name}:{text}", q=f"{name}:{text}"),)
+        for name, text in texts
+        if 0 < len(text) <= LONGEST_SHOWN and text == text.strip()
+    )
+    return format_html_join(" ", "{}", links)

@@ -3,18 +3,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Any, Protocol
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import LogEntry
 from django.db.models import Model, OuterRef, Subquery
 from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..core.chosen_backend import chosen_backend
+from ..doctor.queue import LATE
 from ..engine.recurring import SCHEDULE
 from ..exceptions import InvalidSchedule, InvalidTaskPath
 from ..models import Job, RecurringExecution, RecurringTask
@@ -24,20 +28,27 @@ from .actions import DISABLE, ENABLE, RUN_NOW
 from .backend_choice import with_alias
 from .base import Fields, Rows
 from .base_actions import Action, ActionAdmin
+from .calendar import Calendar
 from .config import options
+from .filters import CalendarFilter
 from .recurring_form import RecurringTaskForm
 from .redaction import call_without_secrets
 
 MOST_RUNS = 20
 NEXT_TIMES = 5
+# The number of last runs in the list.
+MOST_ICONS = 8
 
 
 class WithLastJob(Protocol):
     """A recurring task with the job of its last run."""
 
     pk: int
+    is_enabled: bool
+    next_run_at: datetime | None
     last_run_at: datetime | None
     last_job: Job | None
+    last_jobs: list[Job | None]
 
 
 @admin.display(description=gettext_lazy("task or command"))
@@ -80,7 +91,11 @@ def origin(row: RecurringTask) -> str:
 def next_run(row: RecurringTask) -> str:
     if row.next_run_at is None and row.waits_for:
         return _("after the last run has ended")
-    return formatting.ago(row.next_run_at)
+    text = formatting.ago(row.next_run_at)
+    late = timezone.now() - timedelta(seconds=LATE["recurring"])
+    if not row.is_enabled or row.next_run_at is None or row.next_run_at > late:
+        return text
+    return format_html("{} {}", text, formatting.badge(_("Overdue"), "✕", "bad"))
 
 
 @admin.display(description=gettext_lazy("last run"))
@@ -88,6 +103,18 @@ def last_run(row: WithLastJob) -> str:
     if row.last_run_at is None:
         return "–"
     return format_html("{} {}", formatting.ago(row.last_run_at), _job(row.last_job))
+
+
+@admin.display(description=gettext_lazy("last runs"))
+def last_runs(row: WithLastJob) -> str:
+    """Return the states of the last jobs as icons, the newest first."""
+    icons = (
+        (formatting.link("job", job.pk, formatting.icon(job.get_state_display(), job.state)),)
+        if job
+        else (formatting.quiet(format_html('<span title="{}">·</span>', _("job deleted"))),)
+        for job in row.last_jobs
+    )
+    return format_html_join(" ", "{}", icons) or "–"
 
 
 def _job(job: Job | None) -> str:
@@ -111,8 +138,11 @@ class RecurringTaskAdmin(ActionAdmin):
     )
     actions = (RUN_NOW, ENABLE, DISABLE)
     form = RecurringTaskForm
-    list_display = ("name", target, schedule, state_and_problem, next_run, last_run, origin)
-    list_filter = ("is_enabled", "is_from_code")
+    list_display = (
+        *("name", target, schedule, state_and_problem),
+        *(next_run, last_run, last_runs, origin),
+    )
+    list_filter = ("is_enabled", "is_from_code", CalendarFilter)
     ordering = ("name",)
     search_fields = ("name", "task", "command")
     status_fields = ((state, origin), (schedule, next_run, last_run))
@@ -144,11 +174,33 @@ class RecurringTaskAdmin(ActionAdmin):
     def with_details(self, request: HttpRequest, rows: list[WithLastJob]) -> list[WithLastJob]:
         newest = RecurringExecution.objects.filter(task=OuterRef("pk")).order_by("-run_at")
         found = RecurringTask.objects.filter(pk__in=[row.pk for row in rows])
-        ids = dict(found.values_list("pk", Subquery(newest.values("job")[:1])))
-        jobs = Job.objects.defer(*columns.NOT_LISTED).in_bulk(list(ids.values()))
+        places = (
+            (
+                Subquery(newest.values("pk")[place : place + 1]),
+                Subquery(newest.values("job")[place : place + 1]),
+            )
+            for place in range(MOST_ICONS)
+        )
+        ids = {pk: of for pk, *of in found.values_list("pk", *chain.from_iterable(places))}
+        wanted = {pk for of in ids.values() for pk in of[1::2] if pk}
+        jobs = Job.objects.defer(*columns.NOT_LISTED).in_bulk(list(wanted))
         for row in rows:
-            row.last_job = jobs.get(ids.get(row.pk))
+            of = ids.get(row.pk, [])
+            runs = zip(of[::2], of[1::2], strict=True)
+            row.last_jobs = [jobs.get(job) for execution, job in runs if execution]
+            row.last_job = row.last_jobs[0] if row.last_jobs else None
         return rows
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, object] | None = None
+    ) -> HttpResponse:
+        response = super().changelist_view(request, extra_context)
+        if isinstance(response, TemplateResponse) and response.context_data is not None:
+            rows = response.context_data["cl"].result_list
+            days = 7 if request.GET.get(CalendarFilter.parameter_name) == "7" else 1
+            calendar = Calendar.of(rows, days)
+            response.context_data["calendar"] = calendar.draw() if calendar.lines else ""
+        return response
 
     def page_context(self, request: HttpRequest, row: RecurringTask) -> dict[str, object]:
         return {

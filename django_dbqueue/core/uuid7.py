@@ -3,6 +3,7 @@
 import os
 import time
 import uuid
+from datetime import datetime
 
 
 def uuid7() -> uuid.UUID:
@@ -15,3 +16,8 @@ def uuid7() -> uuid.UUID:
     fraction = rest * 4096 // 1_000_000
     random = int.from_bytes(os.urandom(8), "big") & (2**62 - 1)
     return uuid.UUID(int=milliseconds << 80 | 0x7 << 76 | fraction << 64 | 0b10 << 62 | random)
+
+
+def uuid7_at(at: datetime) -> uuid.UUID:
+    """Return the lowest id of a time. A naive time is a local one."""
+    return uuid.UUID(int=int(at.timestamp() * 1000) << 80)

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import models
+from django.db.models import Sum
 from django.utils.text import format_lazy
 from django.utils.timezone import is_aware, now
 from django.utils.translation import gettext_lazy as _
@@ -179,6 +180,15 @@ class StatisticQuerySet(PrimaryQuerySet["Statistic"]):
         for start, *values in rows.order_by("start").values_list("start", *COLUMNS).iterator():
             found.setdefault(start, Counts()).merge(counts_of(values))
         return found
+
+    def mean_run_times(self, tasks: Collection[str], since: datetime) -> dict[str, float]:
+        """Return the mean run time of each task's attempts since an hour, in seconds.
+
+        Tasks without an attempt are left out.
+        """
+        rows = self._since(Period.HOUR, since).filter(task__in=tasks, runs__gt=0).order_by()
+        sums = rows.values_list("task").annotate(Sum("run_time_sum"), Sum("runs"))
+        return {task: seconds / runs for task, seconds, runs in sums}
 
     def deploys(self, since: datetime, period: Period = Period.HOUR) -> dict[datetime, list[str]]:
         """Return the releases that began to run jobs, by the hour or minute in which they did.

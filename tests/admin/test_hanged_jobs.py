@@ -9,7 +9,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_dbqueue.models import Job, Process
+from django_dbqueue.models import Job, Process, Progress, StackTrace
 
 from .conftest import a_client, a_job, act, an_execution, press
 
@@ -94,3 +94,20 @@ def test_operator_without_view_permission_sees_no_hanged_jobs(hanged: list[Job])
     client = a_client("stopper", ["stop_job"])
 
     assert client.get(reverse("admin:dbqueue_hangedjob_changelist")).status_code == 403
+
+
+def test_list_shows_what_a_job_is_doing(viewer: Client, hanged: list[Job]) -> None:
+    first, second = hanged
+    stack = (
+        '  File "/srv/shop/reports.py", line 40, in build\n    write(rows)\n'
+        '  File "/venv/lib/python3.12/site-packages/db/api.py", line 7, in execute\n    wait()\n'
+    )
+    StackTrace.objects.record(first, stack)
+    Progress.objects.create(job=first, attempt=first.attempt, done=30, total=120)
+    StackTrace.objects.create(job=second, attempt=second.attempt + 1, text=stack)
+
+    text = viewer.get(reverse("admin:dbqueue_hangedjob_changelist")).text
+
+    assert text.count("reports.py:40 build") == 1
+    assert "api.py" not in text
+    assert "30" in text and "120" in text

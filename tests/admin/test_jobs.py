@@ -18,6 +18,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from django_dbqueue.core.uuid7 import uuid7_at
 from django_dbqueue.models import Failure, Job, Process, Queue
 from tests.conftest import a_process
 
@@ -72,13 +73,88 @@ def test_query_count_of_list_does_not_grow_with_jobs(
     assert queries(viewer, JOBS) == one
 
 
-def test_list_reads_no_arguments_or_tracebacks(viewer: Client, failed: Callable[..., Job]) -> None:
-    failed(args=["secret"])
+def test_list_reads_no_long_arguments_or_tracebacks(
+    viewer: Client, failed: Callable[..., Job]
+) -> None:
+    failed(task="tests.tasks.add", args=["x" * 3000])
+    failed(task="tests.tasks.add", args=["short"])
 
     with CaptureQueriesContext(connection) as seen:
-        viewer.get(JOBS)
+        rows = viewer.get(JOBS).context["cl"].result_list
 
-    assert not [query for query in seen if "kwargs" in query["sql"] or "traceback" in query["sql"]]
+    assert not [query for query in seen if "traceback" in query["sql"]]
+    assert [row.short_args for row in rows] == [["short"], None]
+    assert not [row for row in rows if {"args", "kwargs"} & row.__dict__.keys()]
+
+
+def test_list_shows_short_arguments_redacted(viewer: Client, db: Any) -> None:
+    a_job(task="tests.tasks.add", args=[17], kwargs={"b": "<b>"}, metadata={})
+    a_job(task="tests.tasks.sign_in", args=["ann", "secret-1", {"token": "secret-2"}])
+    a_job(task="shop.tasks.gone", args=["x" * 500])
+
+    text = viewer.get(JOBS).text
+
+    assert "a=17, b=&quot;&lt;b&gt;&quot;" in text
+    assert "name=&quot;ann&quot;, password=&quot;••••••&quot;" in text and "secret" not in text
+    assert "#1=&quot;" + "x" * 75 + "…" in text
+
+
+def test_jobs_are_filtered_by_the_time_of_their_enqueue(viewer: Client, db: Any) -> None:
+    now = timezone.now()
+    old, new = (a_job(id=uuid7_at(now - timedelta(hours=hours))) for hours in (30, 2))
+
+    def listed(query: str) -> set[Any]:
+        return {row.pk for row in viewer.get(JOBS + query).context["cl"].result_list}
+
+    assert listed("?enqueued=6") == listed("?enqueued=24") == {new.pk}
+    assert listed("?enqueued=168") == {old.pk, new.pk}
+    assert listed("?enqueued=1") == set()
+
+
+def test_page_links_to_jobs_with_the_same_argument(viewer: Client, db: Any) -> None:
+    job = a_job(
+        task="tests.tasks.sign_in",
+        args=["ann b", "secret", {"a": 1}],
+        kwargs={"token": "x" * 300},
+    )
+    other = a_job(task="tests.tasks.add", args=[True, 17])
+
+    text = viewer.get(page(job)).text
+    assert f'<a href="{JOBS}?q=name%3Aann+b">name:ann b</a>' in text
+    assert "password:" not in text and "token:" not in text and "headers:" not in text
+    text = viewer.get(page(other)).text
+    assert "?q=a%3Atrue" in text and "?q=b%3A17" in text
+    assert viewer.get(f"{JOBS}?q=b:17").context["cl"].result_list == [other]
+
+
+def test_timeline_shows_waits_and_attempts_to_scale(viewer: Client, process: Any) -> None:
+    now = timezone.now()
+    job = a_job(
+        state=State.RUNNING,
+        process=process,
+        attempt=2,
+        enqueued_at=now - timedelta(seconds=100),
+        started_at=now - timedelta(seconds=20),
+    )
+    times = {"started_at": now - timedelta(seconds=80), "finished_at": now - timedelta(seconds=40)}
+    an_execution(job, a_failure(), attempt=1, **times)
+
+    text = viewer.get(page(job)).text
+
+    drawn = re.findall(
+        r'<rect class="dbq-(\w+)" x="([\d.]+)" y="\d+" height="\d+" width="([\d.]+)">', text
+    )
+    assert [tone for tone, _x, _width in drawn] == ["waits", "bad", "waits", "runs"]
+    share = [float(width) / 720 for _tone, _x, width in drawn]
+    assert share == pytest.approx([0.2, 0.4, 0.2, 0.2], abs=0.02)
+    assert "ran 40 s" in text
+
+
+def test_timeline_of_a_waiting_and_of_an_odd_job(viewer: Client, db: Any) -> None:
+    ahead = timezone.now() + timedelta(hours=1)
+
+    assert 'class="dbq-waits"' in viewer.get(page(a_job(enqueued_at=ahead))).text
+    assert "dbq-timeline" not in viewer.get(page(a_job(state=State.DISCARDED))).text
 
 
 def test_list_limits_every_query_on_the_job_table(

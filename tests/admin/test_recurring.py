@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import re
+import zoneinfo
+from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,8 +15,12 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from django_dbqueue.admin.calendar import Calendar
 from django_dbqueue.admin.formatting import schedule
-from django_dbqueue.models import Job, RecurringExecution, RecurringTask
+from django_dbqueue.core.counts import Counts, Times
+from django_dbqueue.core.uuid7 import uuid7
+from django_dbqueue.models import Job, RecurringExecution, RecurringTask, Statistic
+from django_dbqueue.models.enums import State
 
 from .conftest import EDIT, OPERATE, VIEW, a_client, a_job, a_recurring_task, press
 
@@ -297,3 +304,108 @@ def test_page_is_shown_without_time_zone_support(settings):
     row = a_recurring_task()
 
     assert a_client("reader", VIEW).get(url("change", row.pk)).status_code == 200
+
+
+def test_list_shows_the_states_of_the_last_runs(viewer: Client, db: Any) -> None:
+    row = a_recurring_task()
+    states = [State.FAILED, State.SUCCESSFUL, State.RUNNING]
+    for hours, state in enumerate(states):
+        job = a_job(state=state, process_id=1 if state == State.RUNNING else None)
+        row.executions.create(run_at=timezone.now() - timedelta(hours=hours), job=job.pk)
+    row.executions.create(run_at=timezone.now() - timedelta(hours=9), job=uuid7())
+
+    text = viewer.get(url()).text
+    cell = text.partition("field-last_runs")[2].partition("</td>")[0]
+
+    assert re.findall(r'title="([^"]+)"', cell) == [
+        "Failed",
+        "Successful",
+        "Running",
+        "job deleted",
+    ]
+    assert cell.count("/admin/dbqueue/job/") == 3
+
+
+def test_queries_do_not_grow_with_recurring_tasks_and_their_runs(viewer: Client, db: Any) -> None:
+    def queries() -> int:
+        with CaptureQueriesContext(connection) as found:
+            viewer.get(url())
+        return len(found)
+
+    row = a_recurring_task()
+    row.executions.create(run_at=timezone.now(), job=a_job().pk)
+    few = queries()
+    for number in range(12):
+        row = a_recurring_task(name=f"task {number}")
+        for hours in range(12):
+            row.executions.create(run_at=timezone.now() - timedelta(hours=hours), job=a_job().pk)
+
+    assert queries() == few
+
+
+def test_overdue_task_is_red_unless_it_is_disabled(viewer: Client, db: Any) -> None:
+    late = timezone.now() - timedelta(minutes=30)
+    row = a_recurring_task()
+    RecurringTask.objects.update(next_run_at=late)
+    assert "Overdue" in viewer.get(url()).text
+
+    RecurringTask.objects.filter(pk=row.pk).update(is_enabled=False)
+    assert "Overdue" not in viewer.get(url()).text
+
+
+class TestCalendar:
+    """The next day, or the next week."""
+
+    def text(self, client: Client, query: str = "") -> str:
+        return client.get(url() + query).text.partition('id="dbq-calendar"')[2]
+
+    def test_runs_are_drawn_at_their_times(self, viewer: Client, db: Any) -> None:
+        a_recurring_task(name="hourly", cron="0 * * * *", timezone="UTC")
+        a_recurring_task(name="nightly", cron="0 3 * * *", timezone="UTC")
+
+        day, week = self.text(viewer), self.text(viewer, "?calendar=7")
+
+        assert 'aria-label="24 runs"' in day and 'aria-label="1 run"' in day
+        assert 'aria-label="7 runs"' in week and 'aria-label="more than 100 runs"' in week
+        places = [float(x) for x in re.findall(r'<rect class="dbq-runs" x="([\d.]+)"', day)]
+        assert len(places) == 25 and all(0 <= x <= 960 for x in places)
+        hours = sorted(places[:24])
+        assert [b - a for a, b in pairwise(hours)] == pytest.approx([40.0] * 23, abs=0.2)
+
+    def test_run_is_as_long_as_usual(self, viewer: Client, db: Any) -> None:
+        a_recurring_task(name="nightly", task="tests.tasks.nothing", cron="0 3 * * *")
+        statistic = Statistic(
+            period="hour",
+            start=timezone.now() - timedelta(hours=5),
+            queue="q",
+            task="tests.tasks.nothing",
+        )
+        statistic.counts = Counts(runs=2, run_time=Times.of([3600.0, 10_800.0]))
+        statistic.save()
+
+        text = self.text(viewer)
+
+        assert "usually for 2 h" in text
+        (width,) = re.findall(r'height="12" width="([\d.]+)"', text)
+        assert 0 < float(width) <= 80.1
+
+    def test_disabled_ended_and_broken_schedules_are_left_out(
+        self, viewer: Client, db: Any
+    ) -> None:
+        a_recurring_task(name="off", is_enabled=False)
+        a_recurring_task(name="over", ends_at=timezone.now() - timedelta(days=1))
+        RecurringTask.objects.filter(pk=a_recurring_task(name="broken").pk).update(cron="x y z")
+
+        assert self.text(viewer) == ""
+
+    def test_change_of_the_clocks_is_said(self, viewer: Client, db: Any, monkeypatch: Any) -> None:
+        a_recurring_task(cron="0 3 * * *")
+        berlin = zoneinfo.ZoneInfo("Europe/Berlin")
+        said = "The clocks change in this time."
+        with timezone.override(berlin):
+            for start, expected in (
+                (datetime(2026, 10, 24, 12, tzinfo=berlin), True),
+                (datetime(2026, 11, 24, 12, tzinfo=berlin), False),
+            ):
+                calendar = Calendar(start, start + timedelta(days=1), [])
+                assert (said in calendar.draw()) == expected

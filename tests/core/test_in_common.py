@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_dbqueue.core.frames import project_frames
+from django_dbqueue.core.frames import innermost_frame, project_frames
 from django_dbqueue.core.in_common import Common, in_common
 
 
@@ -51,3 +51,13 @@ def test_frames_of_installed_packages_are_left_out():
         '  File "/app/shop/models.py", line 3, in save\n    z = 1\n    ~~^~~'
     )
     assert project_frames("no traceback") == ""
+
+
+def test_innermost_frame_is_the_projects_if_there_is_one():
+    own = '  File "/srv/shop/reports.py", line 40, in build\n    write(rows)\n'
+    library = '  File "/usr/lib/python3.11/json/decoder.py", line 7, in decode\n    x\n'
+
+    assert innermost_frame(own + library) == "reports.py:40 build"
+    assert innermost_frame(library) == "decoder.py:7 decode"
+    assert innermost_frame('  File "C:\\app\\tasks.py", line 9') == "tasks.py:9"
+    assert innermost_frame("nothing") == innermost_frame("") == ""
