@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from django_dbqueue.contrib import operations
 from django_dbqueue.contrib.operations import go_on, run_operation, start, undo
+from django_dbqueue.engine.dispatch import dispatch
 from django_dbqueue.models import Execution, Job, Operation, Queue
 from django_dbqueue.models.expressions import Now
 from django_dbqueue.testing import drain
@@ -187,6 +188,23 @@ def test_trial_run_goes_on_only_if_its_jobs_succeed(worker, backend, task):
         "fail": (3, "3 of 3 jobs failed again, more than 10 %."),
     }
     assert (operation.changed, operation.problem) == expected[task]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_trial_run_leaves_the_only_thread_to_its_jobs(worker, backend, monkeypatch):
+    monkeypatch.setattr(operations, "MOST_SLEEP", 0.05)
+    given = {"task": "tests.tasks.nothing", "queue": "slow", "state": "failed", "attempt": 1}
+    Job.objects.bulk_create([Job(**given, failures=1, finished_at=Now()) for _ in range(20)])
+    start(Job.objects.all(), "retry", "", backend, stop_above=10)
+    worker(threads=1)
+
+    def has_ended():
+        dispatch("default", 100)
+        return not Operation.objects.filter(finished_at=None).exists()
+
+    until(has_ended)
+    assert Operation.objects.get().changed == 20
+    assert Execution.objects.filter(outcome="snoozed").exists()
 
 
 @pytest.mark.django_db(transaction=True)

@@ -107,7 +107,10 @@ def jobs(batch: CountedBatch) -> str:
 
 @admin.register(Batch)
 class BatchAdmin(ActionAdmin):
-    hint = gettext_lazy("Groups of jobs, with callbacks for when all have ended. Newest first.")
+    hint = gettext_lazy(
+        "Groups of jobs, with callbacks for when all have ended. Newest first. "
+        "Search for a part of the description, or the id."
+    )
     actions = (RETRY_BATCH, DISCARD_BATCH)
     list_display = (
         description,
@@ -120,7 +123,6 @@ class BatchAdmin(ActionAdmin):
     list_per_page = 25
     ordering = ("-pk",)
     search_fields = ("description",)
-    search_help_text = gettext_lazy("Part of the description, or the id.")
     times = (
         columns.time("created_at", gettext_lazy("created")),
         columns.time("finished_at", gettext_lazy("finished")),

@@ -133,9 +133,9 @@ class JobAdmin(ActionAdmin):
     )
     ordering = ("-pk",)
     search_fields = ("pk",)
-    search_help_text = _(
-        "Id or a part of it, name of a task, queue:name, key:text, or a value in the arguments or "
-        "the metadata, such as customer:17."
+    hint = _(
+        "Search for an id or a part of it, the name of a task, queue:name, key:text, or a value in "
+        "the arguments or the metadata, such as customer:17."
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:

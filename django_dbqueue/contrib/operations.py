@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 AT_ONCE = operations.PART
 # The longest time that one attempt takes, and between two looks at a trial run, in seconds.
 SHIFT, PAUSE = 300.0, 1.0
+# The time that one attempt may sleep, before it leaves its thread to other jobs meanwhile.
+MOST_SLEEP = 5.0
 # Maximum number of conflicts of one part with other transactions, after which it fails.
 CONFLICTS = 5
 DAY = 86400.0
@@ -38,7 +40,7 @@ def run_operation(context: JobContext, operation: int) -> str:
     Returns what it did. An interrupted one goes on where it was.
     """
     database: str = cast("DatabaseBackend", task_backends[context.task_result.backend]).database
-    began = time.monotonic()
+    began, slept = time.monotonic(), 0.0
     row = Operation.objects.using(database).get(pk=operation)
     while not row.finished_at:
         if context.should_stop:
@@ -46,7 +48,7 @@ def run_operation(context: JobContext, operation: int) -> str:
         if time.monotonic() > began + SHIFT:
             context.snooze(0)
         if _is_to_wait(row):
-            time.sleep(PAUSE)
+            slept = _sleep(context, PAUSE, slept)
             row = Operation.objects.using(database).get(pk=operation)
             continue
         started = time.monotonic()
@@ -54,8 +56,21 @@ def run_operation(context: JobContext, operation: int) -> str:
         row = _run_part(database, operation, _size(row))
         context.progress(row.done, row.total)
         if row.rate and not row.finished_at:
-            time.sleep(max(0.0, (row.done - before) / row.rate - time.monotonic() + started))
+            rest = (row.done - before) / row.rate - time.monotonic() + started
+            slept = _sleep(context, max(0.0, rest), slept)
     return f"{row.get_verb_display()}: {row.changed} of {row.total} jobs."
+
+
+def _sleep(context: JobContext, seconds: float, slept: float) -> float:
+    """Sleep, and return how long the attempt has slept.
+
+    One that has slept long enough ends instead, and goes on later: the jobs that it waits for may
+    need its thread.
+    """
+    if slept >= MOST_SLEEP:
+        context.snooze(seconds)
+    time.sleep(seconds)
+    return slept + seconds
 
 
 def start(

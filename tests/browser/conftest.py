@@ -9,6 +9,8 @@ import os
 import shutil
 
 import pytest
+from django.conf import settings
+from django.contrib.auth.models import User
 
 REQUIRED = bool(os.environ.get("DBQUEUE_BROWSER"))
 
@@ -43,3 +45,77 @@ def chromium(tmp_path_factory):
     browser = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
     yield browser
     browser.quit()
+
+
+class BrowserUser:
+    """A browser that opens pages, presses buttons by their names and returns the visible text."""
+
+    def __init__(self, browser, address: str) -> None:
+        self.browser, self.address = browser, address
+
+    def open(self, path: str) -> str:
+        self.browser.get(f"{self.address}{path}")
+        return self.text()
+
+    def text(self) -> str:
+        return self.browser.find_element("tag name", "body").text
+
+    def press(self, name: str) -> str:
+        paths = f"//button[contains(., '{name}')] | //input[@value='{name}'] | //a[contains(., '{name}')]"
+        return self._follow(self.browser.find_element("xpath", paths))
+
+    def click(self, name: str) -> str:
+        """Follow the link with this text, or with a text that begins so."""
+        link = f"//a[normalize-space()='{name}'] | //a[starts-with(normalize-space(), '{name}')]"
+        return self._follow(self.browser.find_element("xpath", link))
+
+    def open_first_row(self) -> str:
+        """Open the page of the first row of a list."""
+        link = "#result_list tbody th a"
+        return self._follow(self.browser.find_element("css selector", link))
+
+    def _follow(self, element) -> str:
+        before = self.browser.find_element("tag name", "html")
+        element.click()
+        self._wait_for_another_page(before)
+        return self.text()
+
+    def fill(self, **values: str) -> None:
+        """Type into the fields of these names, or choose these options."""
+        from selenium.webdriver.support.ui import Select
+
+        for name, text in values.items():
+            field = self.browser.find_element("name", name)
+            if field.tag_name == "select":
+                Select(field).select_by_visible_text(text)
+            else:
+                field.clear()
+                field.send_keys(text)
+
+    def console_errors(self) -> list[str]:
+        return [
+            entry["message"]
+            for entry in self.browser.get_log("browser")
+            if "favicon" not in entry["message"]
+        ]
+
+    def _wait_for_another_page(self, before) -> None:
+        from selenium.webdriver.support.expected_conditions import staleness_of
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        WebDriverWait(self.browser, 10).until(staleness_of(before))
+
+
+@pytest.fixture
+def operator(chromium, live_server, client):
+    user = User.objects.create_superuser("operator")
+    client.force_login(user)
+    browser_user = BrowserUser(chromium, live_server.url)
+    browser_user.open("/admin/login/")
+    chromium.add_cookie(
+        {
+            "name": settings.SESSION_COOKIE_NAME,
+            "value": client.cookies[settings.SESSION_COOKIE_NAME].value,
+        }
+    )
+    return browser_user

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from django.conf import settings
-from django.contrib.auth.models import User
 from django.db import connection
 from django.utils import timezone
 
@@ -22,55 +20,6 @@ pytestmark = [
         reason="Pages are the same on every database: one run is enough.",
     ),
 ]
-
-
-class BrowserUser:
-    """A browser that opens pages, presses buttons by their names and returns the visible text."""
-
-    def __init__(self, browser, address: str) -> None:
-        self.browser, self.address = browser, address
-
-    def open(self, path: str) -> str:
-        self.browser.get(f"{self.address}{path}")
-        return self.text()
-
-    def text(self) -> str:
-        return self.browser.find_element("tag name", "body").text
-
-    def press(self, name: str) -> str:
-        paths = f"//button[contains(., '{name}')] | //input[@value='{name}'] | //a[contains(., '{name}')]"
-        before = self.browser.find_element("tag name", "html")
-        self.browser.find_element("xpath", paths).click()
-        self._wait_for_another_page(before)
-        return self.text()
-
-    def console_errors(self) -> list[str]:
-        return [
-            entry["message"]
-            for entry in self.browser.get_log("browser")
-            if "favicon" not in entry["message"]
-        ]
-
-    def _wait_for_another_page(self, before) -> None:
-        from selenium.webdriver.support.expected_conditions import staleness_of
-        from selenium.webdriver.support.wait import WebDriverWait
-
-        WebDriverWait(self.browser, 10).until(staleness_of(before))
-
-
-@pytest.fixture
-def operator(chromium, live_server, client):
-    user = User.objects.create_superuser("operator")
-    client.force_login(user)
-    browser_user = BrowserUser(chromium, live_server.url)
-    browser_user.open("/admin/login/")
-    chromium.add_cookie(
-        {
-            "name": settings.SESSION_COOKIE_NAME,
-            "value": client.cookies[settings.SESSION_COOKIE_NAME].value,
-        }
-    )
-    return browser_user
 
 
 @pytest.fixture
