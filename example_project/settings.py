@@ -58,7 +58,14 @@ if DATABASES["default"].get("ENGINE") == "django.db.backends.sqlite3":
     }
 
 TASKS = {
-    "default": {"BACKEND": "django_dbqueue.backend.DatabaseBackend", "QUEUES": ["default", "index"]}
+    "default": {
+        "BACKEND": "django_dbqueue.backend.DatabaseBackend",
+        "QUEUES": ["default", "index", "trouble"],
+        "OPTIONS": {
+            "task_modules": ["example_project.trouble"],
+            "per_queue": {"trouble": {"hanged_after": 10}},
+        },
+    }
 }
 
 ROOT_URLCONF = "example_project.urls"

@@ -5,5 +5,6 @@ from . import views
 
 urlpatterns = [
     path("", views.search, name="search"),
+    path("trouble/", views.trouble, name="trouble"),
     path("admin/", admin.site.urls),
 ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
+from django.db import connection
 
-from django_dbqueue.models import Execution, Job
+from django_dbqueue.models import Execution, Failure, Job
 from django_dbqueue.testing import drain
 from example_project import library
 from example_project.models import Definition, Module, Scan
@@ -136,3 +137,25 @@ def test_the_page_shows_how_the_last_scan_went(files, client):
 
     assert "<b>1</b> done" in page
     assert ": 1 indexed, 1 failed" in page
+
+
+def test_trouble_is_made_and_answered(client, admin_client):
+    assert client.get("/trouble/").status_code == 302
+    page = admin_client.get("/trouble/").content.decode()
+    assert "Fail 250 of 1,000 jobs" in page
+    assert ("Kill a worker" in page) == (connection.vendor != "sqlite")
+    assert admin_client.post("/trouble/", {"kind": "none"}).status_code == 400
+
+    response = admin_client.post("/trouble/", {"kind": "fail"}, follow=True)
+    assert response.status_code == 200
+    assert Job.objects.filter(queue="trouble").count() == 1000
+    # Some of them, so that no retry is due before the last one has run.
+    kept = Job.objects.filter(queue="trouble").order_by("pk")[:40]
+    Job.objects.exclude(pk__in=list(kept.values_list("pk", flat=True))).delete()
+    drain()
+
+    assert Failure.objects.get().count == 10
+    page = admin_client.get(f"/admin/dbqueue/failure/{Failure.objects.get().pk}/change/")
+    assert (
+        "<td>country</td><td>&quot;IT&quot;</td><td>100 %</td><td>0 %</td>" in page.content.decode()
+    )

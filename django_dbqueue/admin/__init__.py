@@ -1,6 +1,7 @@
 """Pages in the project's own Django admin for operators to inspect and repair the queue."""
 
 from .batches import BatchAdmin
+from .database import DatabaseAdmin
 from .failures import FailureAdmin
 from .hanged_jobs import HangedJobAdmin
 from .jobs import JobAdmin
@@ -14,6 +15,7 @@ from .tasks import TaskStateAdmin
 
 __all__ = [
     "BatchAdmin",
+    "DatabaseAdmin",
     "FailureAdmin",
     "HangedJobAdmin",
     "JobAdmin",

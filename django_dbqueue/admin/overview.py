@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from django.contrib import admin
@@ -10,22 +9,20 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from ..core.counts import Counts, Times
 from ..doctor.database import QueueDatabase
-from ..doctor.finding import Finding, Severity
 from ..doctor.runner import of_the_queue
 from ..models import Job, Overview, Queue, Statistic
 from ..models.bounded_count import count
 from ..models.enums import State
 from ..models.statistic import Period, StatisticQuerySet
-from .addresses import page_address
-from .backend_choice import offered_backends, with_backend
+from .backend_choice import offered_backends
 from .base import ReadOnlyAdmin
 from .charts import Series, bars
 from .config import backend, backends_in
 from .formatting import job_count
+from .problems import problems, verdict
 from .spans import Axis, Span, deploys_of, span_links, span_of
 
 # The order of the index that holds the jobs of each state: see count().
@@ -38,18 +35,6 @@ INDEXES = {
 }
 # The largest number of queues that can be chosen for the charts.
 MOST_QUEUES = 200
-# The page that shows more of a finding.
-PAGES = {
-    "processes": "process",
-    "silent-processes": "process",
-    "lag": "queue",
-    "overdue-recurring-tasks": "recurringtask",
-    "failures": "failure",
-    "hanged-jobs": "hangedjob",
-    "stalled-operations": "operation",
-    "orphaned-jobs": "hangedjob",
-    "retention": "job",
-}
 
 
 @admin.register(Overview)
@@ -69,14 +54,16 @@ class OverviewAdmin(ReadOnlyAdmin):
         request.current_app = self.admin_site.name
         chosen = span_of(request.GET.get("hours"))
         queue = request.GET.get("queue", "")
-        found = list(_found())
+        of = backend()
+        database = of and QueueDatabase(of.database, backends_in(of.database))
+        found = problems(of_the_queue(database) if database else ())
         context = {
             **self.admin_site.each_context(request),
             "title": _("Overview"),
             "opts": self.opts,
             "media": self.media,
             "backends": offered_backends(),
-            "verdict": _verdict(found),
+            "verdict": verdict(found),
             "is_well": not found,
             "problems": found,
             "states": [(state.label, _number_in(state)) for state in INDEXES],
@@ -88,35 +75,6 @@ class OverviewAdmin(ReadOnlyAdmin):
             **(extra_context or {}),
         }
         return TemplateResponse(request, "admin/dbqueue/overview.html", context)
-
-
-def _found() -> Iterable[dict[str, object]]:
-    """Yield what is wrong, the most serious first."""
-    of = backend()
-    if of is None:
-        return
-    results = of_the_queue(QueueDatabase(of.database, backends_in(of.database)))
-    problems = [(name, each) for name, each in results if each.severity]
-    for name, each in sorted(problems, key=lambda it: it[1].severity != Severity.CRITICAL):
-        yield {
-            "what": each.what,
-            "why": each.why if isinstance(each, Finding) else "",
-            "remedy": each.remedy,
-            "is_critical": each.severity == Severity.CRITICAL,
-            "page": with_backend(page_address(f"{PAGES[name]}_changelist")),
-        }
-
-
-def _verdict(found: list[dict[str, object]]) -> str:
-    if not found:
-        return _("All is well: no problem was found.")
-    critical = sum(bool(each["is_critical"]) for each in found)
-    text = ngettext(
-        "%(number)d problem, of which critical: %(critical)d.",
-        "%(number)d problems, of which critical: %(critical)d.",
-        len(found),
-    )
-    return text % {"number": len(found), "critical": critical}
 
 
 def _number_in(state: State) -> str:

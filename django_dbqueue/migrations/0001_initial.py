@@ -848,6 +848,20 @@ class Migration(migrations.Migration):
             },
             bases=('dbqueue.statistic',),
         ),
+        migrations.CreateModel(
+            name='DatabaseHealth',
+            fields=[
+            ],
+            options={
+                'verbose_name': 'database',
+                'verbose_name_plural': 'database',
+                'proxy': True,
+                'default_permissions': (),
+                'indexes': [],
+                'constraints': [],
+            },
+            bases=('dbqueue.statistic',),
+        ),
         migrations.AddConstraint(
             model_name='statisticdelta',
             constraint=django_dbqueue.models.expressions.StrictOnSQLite(name='dbqueue_statisticdelta_types'),

@@ -15,13 +15,14 @@ from .recurring_task import RecurringTask
 from .semaphore import Semaphore
 from .slot import Slot
 from .stack_trace import HangedJob, StackTrace
-from .statistic import FailureStatistic, Overview, Statistic, StatisticDelta
+from .statistic import DatabaseHealth, FailureStatistic, Overview, Statistic, StatisticDelta
 from .task_state import TaskState
 
 __all__ = [
     "Batch",
     "BatchShare",
     "ClaimedJob",
+    "DatabaseHealth",
     "Execution",
     "Failure",
     "FailureStatistic",

@@ -321,3 +321,13 @@ class Overview(Statistic):
         verbose_name = _("overview")
         # The admin sorts its list of pages by these names: this page is the first.
         verbose_name_plural = format_lazy(" {name}", name=_("Overview"))
+
+
+class DatabaseHealth(Statistic):
+    """The page of the database. The permission to view processes covers it."""
+
+    class Meta:
+        proxy = True
+        default_permissions = ()
+        verbose_name = _("database")
+        verbose_name_plural = _("database")

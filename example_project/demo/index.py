@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Callable
 
 from django.db import connection
 from django.template.defaultfilters import pluralize
@@ -29,6 +30,29 @@ def index(processes: int) -> None:
     else:
         seconds = _run_to_the_end(processes, before)
         _say_how_it_went(Progress.now(), before, seconds)
+    _say_the_result()
+
+
+def follow(check: Callable[[], None]) -> None:
+    """Show how far the workers are, until everything is indexed. ``check`` raises if they end."""
+    before, started = Progress.now(), time.monotonic()
+    if before.unfinished:
+        bar = Bar(before.finished)
+        try:
+            while (progress := Progress.now()).unfinished and not _paused():
+                check()
+                bar.show(progress)
+                time.sleep(BETWEEN_LOOKS)
+            bar.show(progress)
+        finally:
+            bar.close()
+        _say_how_it_went(progress, before, time.monotonic() - started)
+    else:
+        say(f"All {before.total:,} jobs are finished.")
+    _say_the_result()
+
+
+def _say_the_result() -> None:
     if last := Scan.objects.finished().first():
         say(f"The last scan: {last}.")
     if _paused():

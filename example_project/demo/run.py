@@ -28,8 +28,9 @@ def run() -> None:
             from .prepare import prepare
             from .serve import serve
         prepare()
-        index(options.processes)
-        if not options.once:
+        if options.once:
+            index(options.processes)
+        else:
             serve(options.port, options.processes)
 
 

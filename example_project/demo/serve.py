@@ -11,14 +11,17 @@ from django.contrib.auth import get_user_model
 from . import DemoError
 from .children import command, log_of
 from .console import say
-from .index import how_to_run
+from .index import follow, how_to_run
 from .prepare import NAME, PASSWORD
 
 LONGEST_START = 60.0
 
 
 def serve(port: int, processes: int) -> None:
-    """Serve until Ctrl-C. Raises DemoError if the server or the workers end by themselves."""
+    """Serve until Ctrl-C, and show how far the index is.
+
+    Raises DemoError if the server or the workers end by themselves.
+    """
     try:
         with (
             command("runserver", "--noreload", f"127.0.0.1:{port}", debug=True) as server,
@@ -27,6 +30,8 @@ def serve(port: int, processes: int) -> None:
             running = {"runserver": server, "runqueue": workers}
             _wait_for(port, running)
             _say_where(port)
+            follow(lambda: _must_run(running))
+            say("\nWorkers keep the index up to date. Ctrl-C ends the demo.")
             while True:
                 _must_run(running)
                 time.sleep(0.5)
@@ -55,7 +60,8 @@ def _must_run(running: dict[str, subprocess.Popen[bytes]]) -> None:
 
 
 def _say_where(port: int) -> None:
-    say(f"\nSearch   http://127.0.0.1:{port}/\nAdmin    http://127.0.0.1:{port}/admin/")
+    here = f"http://127.0.0.1:{port}"
+    say(f"\nSearch   {here}/\nAdmin    {here}/admin/dbqueue/overview/\nTrouble  {here}/trouble/")
     if get_user_model()._default_manager.filter(username=NAME).exists():
         say(f"         sign in as {NAME} with the password {PASSWORD}")
-    say("Ctrl-C ends it.")
+    say("They show the jobs while they run. Ctrl-C ends the demo.\n")
