@@ -146,8 +146,13 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
     ) -> Row:
-        found = super().get_object(request, object_id, from_field)
-        return self.with_details(request, [found])[0] if found else None
+        """Return the row with its details; read once for a request, which asks twice."""
+        read = request.__dict__.setdefault("_dbqueue_rows", {})
+        key = self.model, object_id
+        if key not in read:
+            found = super().get_object(request, object_id, from_field)
+            read[key] = self.with_details(request, [found])[0] if found else None
+        return read[key]
 
     def page_context(self, request: HttpRequest, row: Row) -> dict[str, object]:
         """Return the template context of a row's page, in addition to its fields."""

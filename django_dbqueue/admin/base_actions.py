@@ -14,7 +14,7 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.options import get_content_type_for_model
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
-from django.db.models import Model
+from django.db.models import Exists, Model
 from django.forms import Field, Form
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
@@ -258,11 +258,15 @@ class ActionAdmin(ReadOnlyAdmin):
 
     def _buttons(self, request: HttpRequest, one: Model) -> list[dict[str, object]]:
         """Return buttons for the actions that the user may run and that would change a row."""
+        allowed = [action for action in self.actions if self.may_run(request, action)]
+        row = self._row(one)
+        # In one statement for all of them.
+        would = [Exists(action.eligible(action.target(row)).order_by()) for action in allowed]
+        found = row.order_by().values_list(*would).first() if would else None
         return [
             {"action": action, "url": self._url(action.name, one.pk)}
-            for action in self.actions
-            if self.may_run(request, action)
-            and action.eligible(action.target(self._row(one))).exists()
+            for action, is_eligible in zip(allowed, found or (), strict=False)
+            if is_eligible
         ]
 
     def _row(self, one: Model) -> Rows:
