@@ -10,9 +10,11 @@ from django.contrib.admin.exceptions import DisallowedModelAdminLookup
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, QueryDict
+from django.template.response import TemplateResponse
 from django.urls import URLPattern
 from django.utils.functional import Promise, cached_property
 from django.utils.text import capfirst
@@ -184,3 +186,42 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def has_delete_permission(self, request: HttpRequest, obj: Row = None) -> bool:
         return False
+
+
+class PageAdmin(ReadOnlyAdmin):
+    """One page of its own, in place of a list of rows.
+
+    permission: the codename of the permission to see it. template: its name.
+    """
+
+    permission: str
+    template: str
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the address of the page: there are no rows."""
+        name = f"dbqueue_{self.opts.model_name}_changelist"
+        return [each for each in super().get_urls() if each.name == name]
+
+    def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        return request.user.has_perm(f"dbqueue.{self.permission}")
+
+    def context(self, request: HttpRequest) -> dict[str, object]:
+        """Return the template context of the page."""
+        raise NotImplementedError
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, object] | None = None
+    ) -> HttpResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        request.current_app = self.admin_site.name
+        context = {
+            **self.admin_site.each_context(request),
+            "title": capfirst(str(self.opts.verbose_name)),
+            "opts": self.opts,
+            "media": self.media,
+            "backends": offered_backends(),
+            **self.context(request),
+            **(extra_context or {}),
+        }
+        return TemplateResponse(request, self.template, context)

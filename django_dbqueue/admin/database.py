@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib import admin
-from django.core.exceptions import PermissionDenied
 from django.db import Error
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
-from django.template.response import TemplateResponse
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
@@ -17,47 +13,26 @@ from ..doctor.database import QueueDatabase
 from ..doctor.runner import examine
 from ..doctor.size import TableSize, forecast, sizes
 from ..models import DatabaseHealth
-from .backend_choice import offered_backends
-from .base import ReadOnlyAdmin
+from .base import PageAdmin
 from .config import backend, backends_in, options
-from .problems import problems, verdict
+from .problems import verdict
 
 
 @admin.register(DatabaseHealth)
-class DatabaseAdmin(ReadOnlyAdmin):
-    def get_urls(self) -> list[Any]:
-        """Return the one page: there are no rows."""
-        name = f"dbqueue_{self.opts.model_name}_changelist"
-        return [each for each in super().get_urls() if each.name == name]
+class DatabaseAdmin(PageAdmin):
+    permission = "view_process"
+    template = "admin/dbqueue/database.html"
 
-    def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
-        return request.user.has_perm("dbqueue.view_process")
-
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, object] | None = None
-    ) -> HttpResponse:
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        request.current_app = self.admin_site.name
+    def context(self, request: HttpRequest) -> dict[str, object]:
         of = backend()
         database = of and QueueDatabase(of.database, backends_in(of.database))
         results = list(examine(database)) if database else []
-        found = problems(results)
-        context = {
-            **self.admin_site.each_context(request),
-            "title": _("Database"),
+        return {
+            **verdict(results),
             "subtitle": f"{database.alias} ({database.product})" if database else "",
-            "opts": self.opts,
-            "media": self.media,
-            "backends": offered_backends(),
-            "verdict": verdict(found),
-            "is_well": not found,
-            "problems": found,
             "not_checked": [each for _name, each in results if not each.severity],
             **(_sizes(database) if database else {}),
-            **(extra_context or {}),
         }
-        return TemplateResponse(request, "admin/dbqueue/database.html", context)
 
 
 def _sizes(database: QueueDatabase) -> dict[str, object]:

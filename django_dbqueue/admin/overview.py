@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib import admin
-from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
+from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from ..core.counts import Counts, Times
@@ -17,12 +13,11 @@ from ..models import Job, Overview, Queue, Statistic
 from ..models.bounded_count import count
 from ..models.enums import State
 from ..models.statistic import Period, StatisticQuerySet
-from .backend_choice import offered_backends
-from .base import ReadOnlyAdmin
+from .base import PageAdmin
 from .charts import Series, bars
 from .config import backend, backends_in
 from .formatting import job_count
-from .problems import problems, verdict
+from .problems import verdict
 from .spans import Axis, Span, deploys_of, span_links, span_of
 
 # The order of the index that holds the jobs of each state: see count().
@@ -38,43 +33,24 @@ MOST_QUEUES = 200
 
 
 @admin.register(Overview)
-class OverviewAdmin(ReadOnlyAdmin):
-    def get_urls(self) -> list[Any]:
-        """Return the one page: there are no rows."""
-        return [each for each in super().get_urls() if each.name == "dbqueue_overview_changelist"]
+class OverviewAdmin(PageAdmin):
+    permission = "view_job"
+    template = "admin/dbqueue/overview.html"
 
-    def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
-        return request.user.has_perm("dbqueue.view_job")
-
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, object] | None = None
-    ) -> HttpResponse:
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        request.current_app = self.admin_site.name
+    def context(self, request: HttpRequest) -> dict[str, object]:
         chosen = span_of(request.GET.get("hours"))
         queue = request.GET.get("queue", "")
         of = backend()
         database = of and QueueDatabase(of.database, backends_in(of.database))
-        found = problems(of_the_queue(database) if database else ())
-        context = {
-            **self.admin_site.each_context(request),
-            "title": _("Overview"),
-            "opts": self.opts,
-            "media": self.media,
-            "backends": offered_backends(),
-            "verdict": verdict(found),
-            "is_well": not found,
-            "problems": found,
+        return {
+            **verdict(of_the_queue(database) if database else ()),
             "states": [(state.label, _number_in(state)) for state in INDEXES],
             "charts": _charts(chosen, queue),
             "hours": chosen.hours,
             "queue": queue,
             "queues": _queues(queue),
             "spans": span_links(chosen, **({"queue": queue} if queue else {})),
-            **(extra_context or {}),
         }
-        return TemplateResponse(request, "admin/dbqueue/overview.html", context)
 
 
 def _number_in(state: State) -> str:

@@ -26,31 +26,32 @@ PAGES = {
 Results = Iterable[tuple[str, Finding | NotChecked]]
 
 
-def problems(results: Results) -> list[dict[str, object]]:
-    """Return what is wrong, the most serious first."""
+def verdict(results: Results) -> dict[str, object]:
+    """Return the context of ``problems.html``: what is wrong, the most serious first."""
     found = [(name, each) for name, each in results if each.severity]
     found.sort(key=lambda it: it[1].severity != Severity.CRITICAL)
-    return [
-        {
-            "what": each.what,
-            "why": each.why if isinstance(each, Finding) else "",
-            "remedy": each.remedy,
-            "is_critical": each.severity == Severity.CRITICAL,
-            "page": with_backend(page_address(f"{PAGES[name]}_changelist"))
-            if name in PAGES
-            else "",
-        }
-        for name, each in found
-    ]
+    problems = [_problem(name, each) for name, each in found]
+    critical = sum(each.severity == Severity.CRITICAL for _name, each in found)
+    return {"verdict": _sentence(len(found), critical), "is_well": not found, "problems": problems}
 
 
-def verdict(found: list[dict[str, object]]) -> str:
-    if not found:
+def _problem(name: str, each: Finding | NotChecked) -> dict[str, object]:
+    page = PAGES.get(name)
+    return {
+        "what": each.what,
+        "why": each.why if isinstance(each, Finding) else "",
+        "remedy": each.remedy,
+        "is_critical": each.severity == Severity.CRITICAL,
+        "page": with_backend(page_address(f"{page}_changelist")) if page else "",
+    }
+
+
+def _sentence(number: int, critical: int) -> str:
+    if not number:
         return _("All is well: no problem was found.")
-    critical = sum(bool(each["is_critical"]) for each in found)
     text = ngettext(
         "%(number)d problem, of which critical: %(critical)d.",
         "%(number)d problems, of which critical: %(critical)d.",
-        len(found),
+        number,
     )
-    return text % {"number": len(found), "critical": critical}
+    return text % {"number": number, "critical": critical}

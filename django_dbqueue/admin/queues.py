@@ -55,21 +55,6 @@ def workers(queue: LoadedQueue) -> str:
     return formatting.badge(_("None"), "✕", "bad")
 
 
-@admin.display(description=gettext_lazy("last hour"))
-def throughput(queue: LoadedQueue) -> str:
-    return rates.throughput(queue.counts)
-
-
-@admin.display(description=gettext_lazy("failed attempts"))
-def failed(queue: LoadedQueue) -> str:
-    return rates.failed(queue.counts)
-
-
-@admin.display(description=gettext_lazy("waiting time"))
-def waiting_time(queue: LoadedQueue) -> str:
-    return rates.percentiles(queue.counts.wait_time)
-
-
 def jobs(state: State) -> Callable[[LoadedQueue], str]:
     """Return a column with the number of jobs in a state, linked to them."""
 
@@ -112,7 +97,7 @@ READY, SCHEDULED, BLOCKED, RUNNING = map(
     jobs, (State.READY, State.SCHEDULED, State.BLOCKED, State.RUNNING)
 )
 LIST = (columns.paused, READY, oldest, drained_in, not_ready, running, workers)
-LAST_HOUR = (throughput, failed, waiting_time)
+LAST_HOUR = (rates.throughput, rates.failed, rates.waiting_time)
 PAGE = (READY, oldest, drained_in, SCHEDULED, BLOCKED, retries, RUNNING, limit, workers)
 
 

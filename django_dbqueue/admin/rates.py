@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Protocol
 
+from django.contrib import admin
 from django.utils import timezone
 from django.utils.formats import number_format
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from ..core.counts import Counts, Times
 from ..models import Statistic
@@ -25,6 +28,42 @@ def of_tasks() -> dict[str, Counts]:
     return Statistic.objects.per_task(timezone.now() - SPAN)
 
 
+class Counted(Protocol):
+    """A queue or a task with its counts of the last hour."""
+
+    counts: Counts
+
+
+@admin.display(description=gettext_lazy("last hour"))
+def throughput(row: Counted) -> str:
+    """Return how many jobs came, and how many attempts ended."""
+    counts = row.counts
+    if not (counts.enqueued or counts.runs):
+        return "–"
+    return lines(_("in: %s") % per_minute(counts.enqueued), _("out: %s") % per_minute(counts.runs))
+
+
+@admin.display(description=gettext_lazy("failed attempts"))
+def failed(row: Counted) -> str:
+    """Return the share of attempts that failed; red from a tenth on."""
+    counts = row.counts
+    if not counts.runs:
+        return "–"
+    share = counts.failures / counts.runs
+    text = f"{number_format(100 * share, 0 if share in (0, 1) or share >= 0.1 else 1)} %"
+    return format_html('<span class="dbq-bad">{}</span>', text) if share >= 0.1 else text
+
+
+@admin.display(description=gettext_lazy("run time"))
+def run_time(row: Counted) -> str:
+    return percentiles(row.counts.run_time)
+
+
+@admin.display(description=gettext_lazy("waiting time"))
+def waiting_time(row: Counted) -> str:
+    return percentiles(row.counts.wait_time)
+
+
 def lines(*texts: str) -> str:
     """Return texts below each other."""
     rows = ((each,) for each in texts if each)
@@ -35,22 +74,6 @@ def per_minute(number: float) -> str:
     """Format a number within the last hour as a rate."""
     rate = number / 60
     return _("%s/min") % number_format(rate, 0 if rate >= 10 else 1, force_grouping=True)
-
-
-def throughput(counts: Counts) -> str:
-    """Return how many jobs came, and how many attempts ended, in the last hour."""
-    if not (counts.enqueued or counts.runs):
-        return "–"
-    return lines(_("in: %s") % per_minute(counts.enqueued), _("out: %s") % per_minute(counts.runs))
-
-
-def failed(counts: Counts) -> str:
-    """Return the share of attempts that failed; red from a tenth on."""
-    if not counts.runs:
-        return "–"
-    share = counts.failures / counts.runs
-    text = f"{number_format(100 * share, 0 if share in (0, 1) or share >= 0.1 else 1)} %"
-    return format_html('<span class="dbq-bad">{}</span>', text) if share >= 0.1 else text
 
 
 def percentiles(times: Times) -> str:

@@ -43,26 +43,6 @@ def jobs(task: CountedTask) -> str:
     return formatting.jobs_link(_("View jobs"), task=task.name)
 
 
-@admin.display(description=gettext_lazy("last hour"))
-def throughput(task: CountedTask) -> str:
-    return rates.throughput(task.counts)
-
-
-@admin.display(description=gettext_lazy("failed attempts"))
-def failed(task: CountedTask) -> str:
-    return rates.failed(task.counts)
-
-
-@admin.display(description=gettext_lazy("run time"))
-def run_time(task: CountedTask) -> str:
-    return rates.percentiles(task.counts.run_time)
-
-
-@admin.display(description=gettext_lazy("waiting time"))
-def waiting_time(task: CountedTask) -> str:
-    return rates.percentiles(task.counts.wait_time)
-
-
 @admin.display(description=gettext_lazy("signature"))
 def signature(task: CountedTask) -> str:
     if (known := known_task(task.name)) is None:
@@ -109,7 +89,7 @@ def enqueue_address(request: HttpRequest, task: str, model: Job | None = None) -
     return with_backend(f"{address}?job={model.pk}" if model else address)
 
 
-LAST_HOUR = (throughput, failed, run_time, waiting_time)
+LAST_HOUR = (rates.throughput, rates.failed, rates.run_time, rates.waiting_time)
 
 
 @admin.register(TaskState)
