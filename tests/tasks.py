@@ -29,6 +29,11 @@ def add(a, b=0):
     return a + b
 
 
+@task
+def with_mutable_defaults(a, options={}, names=[]):  # noqa: B006
+    return a
+
+
 @task(takes_context=True)
 def sign_in_many(context, name, /, *passwords, region="", **credentials):
     pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -28,7 +27,7 @@ RUN = "django_dbqueue.contrib.operations.run_operation"
 def small_parts(monkeypatch):
     monkeypatch.setattr(operations, "AT_ONCE", 5)
     monkeypatch.setattr("django_dbqueue.engine.operations.PART", 3)
-    monkeypatch.setattr(operations, "PAUSE", 0.01)
+    monkeypatch.setattr(operations, "FIRST_PAUSE", 0.01)
 
 
 def some(number=10, queue="slow"):
@@ -36,6 +35,14 @@ def some(number=10, queue="slow"):
     tomorrow = timedelta(days=1)
     tasks.nothing.using(queue_name=queue, run_after=tomorrow).enqueue_many([()] * number)
     return Job.objects.filter(task="tests.tasks.nothing")
+
+
+def ended():
+    """Make jobs ready that are due, as a dispatcher does; return an operation if all have ended."""
+    dispatch("default", 100)
+    if Operation.objects.filter(finished_at=None).exists():
+        return None
+    return Operation.objects.first()
 
 
 def later():
@@ -146,17 +153,21 @@ def test_stopped_operation_ends_its_job(backend):
     assert Job.objects.get(task=RUN).result == "Discard: 0 of 10 jobs."
 
 
-def test_rate_spreads_the_changes_over_time(backend, monkeypatch):
-    slept = []
-    clock = SimpleNamespace(monotonic=time.monotonic, sleep=slept.append)
-    monkeypatch.setattr(operations, "time", clock)
+def test_rate_spreads_the_changes_over_time_without_a_thread(backend):
     jobs = some()
     start(jobs, "discard", "", backend, rate=2)
 
+    for done in (2, 4, 6, 8, 10):
+        drain()
+        assert Operation.objects.get().changed == done
+        job = Job.objects.get(task=RUN)
+        assert job.state == "scheduled"
+        assert 0.5 < (job.run_after - timezone.now()).total_seconds() <= 1.0
+        Job.objects.filter(task=RUN).run_now()
     drain()
 
     assert Operation.objects.get().changed == 10
-    assert len(slept) == 5 and 4.0 < sum(slept) <= 5.0
+    assert Job.objects.get(task=RUN).state == "successful"
 
 
 @pytest.mark.parametrize("served", ["slow", "*", "other"])
@@ -181,7 +192,7 @@ def test_trial_run_goes_on_only_if_its_jobs_succeed(worker, backend, task):
     start(Job.objects.filter(task=path), "retry", "", backend, stop_above=10)
     worker()
 
-    operation = until(lambda: Operation.objects.exclude(finished_at=None).first())
+    operation = until(ended)
 
     expected = {
         "nothing": (400, ""),
@@ -191,20 +202,15 @@ def test_trial_run_goes_on_only_if_its_jobs_succeed(worker, backend, task):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_trial_run_leaves_the_only_thread_to_its_jobs(worker, backend, monkeypatch):
-    monkeypatch.setattr(operations, "MOST_SLEEP", 0.05)
-    given = {"task": "tests.tasks.nothing", "queue": "slow", "state": "failed", "attempt": 1}
-    Job.objects.bulk_create([Job(**given, failures=1, finished_at=Now()) for _ in range(20)])
-    start(Job.objects.all(), "retry", "", backend, stop_above=10)
+def test_trial_runs_leave_the_only_thread_to_their_jobs(worker, backend):
+    for queue in ("slow", "mail"):
+        given = {"task": "tests.tasks.nothing", "queue": queue, "state": "failed", "attempt": 1}
+        Job.objects.bulk_create([Job(**given, failures=1, finished_at=Now()) for _ in range(20)])
+        start(Job.objects.filter(queue=queue), "retry", "", backend, stop_above=10)
     worker(threads=1)
 
-    def has_ended():
-        dispatch("default", 100)
-        return not Operation.objects.filter(finished_at=None).exists()
-
-    until(has_ended)
-    assert Operation.objects.get().changed == 20
-    assert Execution.objects.filter(outcome="snoozed").exists()
+    until(ended)
+    assert [each.changed for each in Operation.objects.all()] == [20, 20]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -217,7 +223,7 @@ def test_stop_ends_a_trial_run_that_waits_for_results(worker, backend):
 
     Operation.objects.all().stop()
 
-    operation = until(lambda: Operation.objects.exclude(finished_at=None).first())
+    operation = until(ended)
     assert (operation.done, operation.problem) == (3, "")
 
 

@@ -11,6 +11,7 @@ from django.utils import timezone
 from django.utils.functional import lazy
 from django.utils.translation import gettext_lazy as _
 
+from ..backend import DatabaseBackend
 from ..core.queue_selector import check_name
 from ..engine.recurring import run_now
 from ..models import Execution, Operation
@@ -30,11 +31,15 @@ class Length(timedelta):
 
 
 class QueueField(forms.CharField):
-    """Form field for the name of a queue that the first backend accepts."""
+    """Form field for the name of a queue that a backend accepts: by default, that of the page."""
+
+    backend: DatabaseBackend | None = None
 
     def clean(self, value: object) -> str:
         name: str = super().clean(value)
-        first = backend()
+        if not name:
+            return name
+        first = self.backend or backend()
         names = sorted(first.queues) if first else []
         try:
             check_name(name)
@@ -46,6 +51,10 @@ class QueueField(forms.CharField):
                 params={"name": name, "names": ", ".join(names)},
             )
         return name
+
+
+# Each database stores times until its end.
+LAST_YEAR = 9000
 
 
 def _zone() -> str:
@@ -63,6 +72,10 @@ class TimeField(forms.DateTimeField):
 
     def clean(self, value: object) -> datetime | None:
         time: datetime | None = super().clean(value)
+        if time is not None and time.year > LAST_YEAR:
+            raise forms.ValidationError(
+                _("%(time)s is too far ahead. Give an earlier time."), params={"time": value}
+            )
         if time is not None and time <= timezone.now():
             raise forms.ValidationError(
                 _("%(time)s is in the past. Give a later time."), params={"time": value}

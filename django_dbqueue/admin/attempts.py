@@ -37,6 +37,12 @@ class Attempt:
         return formatting.state(self.execution.get_outcome_display(), self.execution.outcome)
 
     @property
+    def all_alike(self) -> str:
+        """A link to the failure."""
+        pk = self.execution.failure_id
+        return formatting.link("failure", pk, _("All attempts with this failure")) if pk else ""
+
+    @property
     def waited(self) -> str:
         return formatting.duration(max(self.execution.started_at - self.since, timedelta()))
 

@@ -15,6 +15,7 @@ from django.utils.translation import ngettext
 
 from ..exceptions import InvalidSchedule
 from ..models import RecurringTask, Statistic
+from ..models.recurring_task import aware
 from . import formatting
 
 WIDTH, HEIGHT = 960, 16
@@ -43,10 +44,11 @@ class Calendar(NamedTuple):
     @classmethod
     def of(cls, rows: Iterable[RecurringTask], days: int) -> Calendar:
         """Return the calendar of the enabled tasks among these. A broken schedule is left out."""
-        start = timezone.now()
+        start = aware(timezone.now())
         end = start + timedelta(days=days)
         enabled = [row for row in rows if row.is_enabled]
-        lengths = Statistic.objects.mean_run_times({row.task for row in enabled}, start - USUAL)
+        since = timezone.now() - USUAL
+        lengths = Statistic.objects.mean_run_times({row.task for row in enabled}, since)
         lines = [_line(row, end, lengths.get(row.task, 0.0)) for row in enabled]
         return cls(start, end, [line for line in lines if line.runs])
 
@@ -109,7 +111,7 @@ class Calendar(NamedTuple):
 def _line(row: RecurringTask, end: datetime, seconds: float) -> Line:
     try:
         times: Sequence[datetime] = row.next_times(MOST_RUNS + 1)
-    except InvalidSchedule:
+    except (InvalidSchedule, OverflowError):  # Or it has a time after the last year.
         times = ()
     runs = [time for time in times if time < end]
     return Line(row.name, runs, len(runs) > MOST_RUNS, timedelta(seconds=seconds))

@@ -220,6 +220,9 @@ class FailureAdmin(ActionAdmin):
         return {
             **super().page_context(request, row),
             "newest": newest,
+            "all_jobs": formatting.jobs_link(
+                gettext("View all in the list of jobs"), failure=row.pk
+            ),
             "frames": project_frames(newest.traceback) if newest else "",
             "attempts": list(reversed(newest_by_job.values())),
             "chart": _chart(row),

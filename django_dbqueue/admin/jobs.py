@@ -53,7 +53,7 @@ from .redaction import (
     named_arguments,
     without_secrets,
 )
-from .search import search
+from .search import PREFIXES, search
 from .stages import children_of, stages_of
 from .tasks import enqueue_address
 from .why_waiting import why_waiting
@@ -242,7 +242,10 @@ def _alike(job: Job) -> str:
     named = [
         (name, value)
         for name, value in named_arguments(job).items()
-        if isinstance(value, (str, int)) and value != HIDDEN and name.isidentifier()
+        if isinstance(value, (str, int))
+        and value != HIDDEN
+        and name.isidentifier()
+        and name not in PREFIXES
     ]
     texts = [
         (name, value if isinstance(value, str) else json.dumps(value)) for name, value in named

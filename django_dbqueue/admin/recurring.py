@@ -283,7 +283,7 @@ def _times(row: RecurringTask) -> list[str]:
             format_html("{} ({})", formatting.timestamp(time), formatting.ago(time))
             for time in row.next_times(NEXT_TIMES)
         ]
-    except InvalidSchedule as error:
+    except (InvalidSchedule, OverflowError) as error:
         return [str(error)]
 
 

@@ -18,13 +18,14 @@ from django.utils.translation import gettext_lazy
 
 from ..core.counts import Counts
 from ..models import Job, TaskState
+from ..results import JobResult
 from ..tasks import AnyTask
 from . import columns, formatting, rates
 from .actions import PAUSE, PAUSE_FOR, RESUME
 from .addresses import page_address
 from .backend_choice import on_chosen_backend, with_backend
 from .base import Fields
-from .enqueue_form import EnqueueForm
+from .enqueue_form import EnqueueForm, backend_for
 from .queues import PausableAdmin
 from .redaction import known_task
 
@@ -83,7 +84,8 @@ def enqueue_address(request: HttpRequest, task: str, model: Job | None = None) -
 
     ``model`` is a job whose arguments the form begins with.
     """
-    if not request.user.has_perm(ENQUEUE) or known_task(task) is None:
+    known = known_task(task)
+    if not request.user.has_perm(ENQUEUE) or known is None or backend_for(known) is None:
         return ""
     address = page_address("taskstate_enqueue", task)
     return with_backend(f"{address}?job={model.pk}" if model else address)
@@ -133,12 +135,14 @@ class TaskStateAdmin(PausableAdmin):
         name = unquote(object_id)
         if (task := known_task(name)) is None:
             raise Http404(_("The task %s is not known in this process.") % name)
+        if backend_for(task) is None:
+            raise Http404(_("The task %s is of another kind of backend.") % name)
         model = self._model_of(request, name)
         form = EnqueueForm(task, model, request.POST if request.method == "POST" else None)
         is_confirmed = form.is_valid() and request.POST.get("confirmed") == form.token
         # A job that is run again is enqueued once its changes have been shown.
         if form.is_valid() and (is_confirmed or not model) and (result := form.enqueue()):
-            return self._enqueued(request, name, result.id)
+            return self._enqueued(request, name, result)
         request.current_app = self.admin_site.name
         context = {
             **self.admin_site.each_context(request),
@@ -168,8 +172,8 @@ class TaskStateAdmin(PausableAdmin):
             text = _("There is no job %(pk)s of %(task)s.") % {"pk": pk, "task": task}
             raise Http404(text) from None
 
-    def _enqueued(self, request: HttpRequest, task: str, pk: str) -> HttpResponse:
-        job = Job.objects.filter(pk=pk).first()
+    def _enqueued(self, request: HttpRequest, task: str, result: JobResult) -> HttpResponse:
+        pk, job = result.id, Job.objects.filter(pk=result.id).first()
         user: Any = request.user
         LogEntry.objects.create(
             user_id=user.pk,
@@ -177,7 +181,13 @@ class TaskStateAdmin(PausableAdmin):
             object_id=pk,
             object_repr=str(job or task)[:200],
             action_flag=CHANGE,
-            change_message="Enqueued by hand.",
+            change_message=f"Enqueued by hand: {result.enqueued}.",
         )
-        messages.success(request, _("A job of %s was enqueued.") % task)
+        texts = {
+            "created": _("A job of %s was enqueued."),
+            "merged": _("The key of this call has a job of %s, which has taken it over."),
+            "ignored": _("The key of this call has a job of %s, which is unchanged."),
+        }
+        level = messages.WARNING if result.enqueued == "ignored" else messages.SUCCESS
+        messages.add_message(request, level, texts[result.enqueued] % task)
         return HttpResponseRedirect(with_backend(page_address("job_change", pk)))

@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 
 # Number of jobs up to which an operation runs in the request that starts it.
 AT_ONCE = operations.PART
-# The longest time that one attempt takes, and between two looks at a trial run, in seconds.
-SHIFT, PAUSE = 300.0, 1.0
-# The time that one attempt may sleep, before it leaves its thread to other jobs meanwhile.
-MOST_SLEEP = 5.0
+# The longest time that one attempt takes, in seconds.
+SHIFT = 300.0
+# The times between two looks at a trial run: the first, and the longest, in seconds. Nothing waits
+# in a thread: the jobs that it waits for may need it.
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
+# Shorter rests than this are not worth an attempt of their own, in seconds.
+SHORT = 0.1
 # Maximum number of conflicts of one part with other transactions, after which it fails.
 CONFLICTS = 5
 DAY = 86400.0
@@ -40,7 +43,7 @@ def run_operation(context: JobContext, operation: int) -> str:
     Returns what it did. An interrupted one goes on where it was.
     """
     database: str = cast("DatabaseBackend", task_backends[context.task_result.backend]).database
-    began, slept = time.monotonic(), 0.0
+    began = time.monotonic()
     row = Operation.objects.using(database).get(pk=operation)
     while not row.finished_at:
         if context.should_stop:
@@ -48,29 +51,17 @@ def run_operation(context: JobContext, operation: int) -> str:
         if time.monotonic() > began + SHIFT:
             context.snooze(0)
         if _is_to_wait(row):
-            slept = _sleep(context, PAUSE, slept)
-            row = Operation.objects.using(database).get(pk=operation)
-            continue
+            context.snooze(min(FIRST_PAUSE * context.attempt, LONGEST_PAUSE))
         started = time.monotonic()
         before = row.done
         row = _run_part(database, operation, _size(row))
         context.progress(row.done, row.total)
         if row.rate and not row.finished_at:
             rest = (row.done - before) / row.rate - time.monotonic() + started
-            slept = _sleep(context, max(0.0, rest), slept)
+            if rest > SHORT:
+                context.snooze(rest)
+            time.sleep(max(0.0, rest))
     return f"{row.get_verb_display()}: {row.changed} of {row.total} jobs."
-
-
-def _sleep(context: JobContext, seconds: float, slept: float) -> float:
-    """Sleep, and return how long the attempt has slept.
-
-    One that has slept long enough ends instead, and goes on later: the jobs that it waits for may
-    need its thread.
-    """
-    if slept >= MOST_SLEEP:
-        context.snooze(seconds)
-    time.sleep(seconds)
-    return slept + seconds
 
 
 def start(

@@ -19,4 +19,5 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> str:
     found = (environment.get(name, "").strip() for name in VARIABLES)
     value = next((value for value in found if value), "")
     # Bytes that are not UTF-8 are surrogates here, which no database stores.
-    return value.encode("utf-8", "replace").decode()[:LONGEST]
+    text = value.encode("utf-8", "replace").decode()
+    return "".join(each for each in text if each.isprintable())[:LONGEST]

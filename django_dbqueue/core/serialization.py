@@ -42,7 +42,10 @@ def fitting(func: Callable[..., object]) -> range:
         for each in parameters
         if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     ]
-    return range(len(needed), len(places) + 1) if set(needed) <= set(places) else range(0)
+    # Not by the parameters themselves, which are hashed with their defaults.
+    names = {each.name for each in places}
+    are_placed = all(each.name in names for each in needed)
+    return range(len(needed), len(places) + 1) if are_placed else range(0)
 
 
 def bind(

@@ -45,7 +45,7 @@ class TableSize:
 class Forecast:
     """The jobs that the retention will keep, and the bytes of these with their attempts.
 
-    jobs_a_day: jobs that ended on a day of the last week, on average.
+    jobs_a_day: jobs that were enqueued on a day of the last week, on average.
     """
 
     jobs_a_day: float
@@ -66,19 +66,26 @@ def sizes(database: QueueDatabase) -> list[TableSize]:
 def forecast(database: QueueDatabase, tables: list[TableSize], options: Options) -> Forecast | None:
     """Return the size that the jobs' tables grow to, if each week is like the last one.
 
-    None if too few jobs are there to tell, or if jobs are kept for ever.
+    By the options of the backend; those of single queues are not counted. None if too few jobs are
+    there to tell, or if jobs are kept for ever.
     """
     by_name = {table.name.rpartition(".")[2].strip('"'): table for table in tables}
     jobs, attempts = (by_name.get(each._meta.db_table) for each in (Job, Execution))
     kept = options.keep_successful, options.keep_failed
     if not jobs or not attempts or jobs.rows < LEAST_ROWS or None in kept:
         return None
+    now = timezone.now()
+    hours = Statistic.objects.using(database.alias).per_hour(now - RATE_OF)
+    if not hours:
+        return None
     total = Counts()
-    hours = Statistic.objects.using(database.alias).per_hour(timezone.now() - RATE_OF)
     for counts in hours.values():
         total.merge(counts)
-    days = RATE_OF.total_seconds() / DAY
-    ended, failed = (total.runs - total.retries) / days, total.failures / days
-    successful = max(ended - failed, 0.0)
+    first = next(iter(hours))
+    days = min(RATE_OF, max(now - first, timedelta(hours=1))).total_seconds() / DAY
+    # A failure that a retry followed is not the end of its job.
+    failed = min(max(0, total.failures - total.retries), total.enqueued) / days
+    successful = 0.0 if options.delete_on_success else total.enqueued / days - failed
     expected = (successful * (kept[0] or 0.0) + failed * (kept[1] or 0.0)) / DAY
-    return Forecast(ended, expected, expected * (jobs.size + attempts.size) / jobs.rows)
+    size = expected * (jobs.size + attempts.size) / jobs.rows
+    return Forecast(total.enqueued / days, expected, size)

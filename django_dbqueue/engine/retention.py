@@ -80,6 +80,7 @@ def prune_failures(database: str, older_than: float) -> None:
         old = Failure.objects.using(database).filter(last_seen__lt=now_plus(-older_than))
         if ids := lock_first(old.values_list("pk", flat=True), MOST_FAILURES):
             Execution.objects.using(database).filter(failure__in=ids).update(failure=None)
+            delete(FailureStatistic.objects.using(database).filter(failure__in=ids))
             old.filter(pk__in=ids)._raw_delete(database)
 
 

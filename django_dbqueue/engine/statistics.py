@@ -124,7 +124,7 @@ def _add_counts(database: str, minutes: Mapping[Kind, Counts]) -> None:
         for period in Period.values:
             new[(period, start_of(period, minute), *rest)].merge(counts)
     rows = Statistic.objects.using(database)
-    held = _insert_or_lock(rows, COUNTED, new)
+    held = _insert_or_lock(rows, COUNTED, new, found_by=("period", "start", "task"))
     for row in held:
         counts = new[_kind_of(row)]
         counts.merge(row.counts)
@@ -138,15 +138,22 @@ def _add_failed(database: str, minutes: Mapping[tuple[Any, ...], int]) -> None:
         for period in Period.values:
             new[(failure, period, start_of(period, minute), *rest)] += number
     rows = FailureStatistic.objects.using(database)
-    held = _insert_or_lock(rows, ("failure_id", *COUNTED), new)
+    found_by = ("failure_id", "period", "start")
+    held = _insert_or_lock(rows, ("failure_id", *COUNTED), new, found_by)
     for row in held:
         row.number += new[(row.failure_id, *_kind_of(row))]
     rows.upsert(held, key=["id"], fields=["number"])
 
 
-def _insert_or_lock(rows: Any, names: Sequence[str], kinds: Collection[tuple[Any, ...]]) -> Any:
-    """Lock and return the rows with these values of the named columns. Insert missing ones."""
-    values = {f"{name}__in": {kind[place] for kind in kinds} for place, name in enumerate(names)}
+def _insert_or_lock(
+    rows: Any, names: Sequence[str], kinds: Collection[tuple[Any, ...]], found_by: Sequence[str]
+) -> Any:
+    """Lock and return the rows with these values of the named columns. Insert missing ones.
+
+    They are found by some of the columns: SQLite would look up each combination of all values.
+    """
+    places = [names.index(name) for name in found_by]
+    values = {f"{names[place]}__in": {kind[place] for kind in kinds} for place in places}
     alike = rows.filter(**values).order_by("pk")
     known = set(alike.values_list(*names))
     missing = [

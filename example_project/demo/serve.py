@@ -30,11 +30,15 @@ def serve(port: int, processes: int) -> None:
             running = {"runserver": server, "runqueue": workers}
             _wait_for(port, running)
             _say_where(port)
-            follow(lambda: _must_run(running))
-            say("\nWorkers keep the index up to date. Ctrl-C ends the demo.")
-            while True:
-                _must_run(running)
-                time.sleep(0.5)
+            try:
+                follow(lambda: _must_run(running))
+                say("\nWorkers keep the index up to date. Ctrl-C ends the demo.")
+                while True:
+                    _must_run(running)
+                    time.sleep(0.5)
+            except KeyboardInterrupt:
+                say("\nRunning jobs may end. Another Ctrl-C ends them.")
+                raise
     except KeyboardInterrupt:
         say("\nThe demo has ended. Its data is kept for the next start.")
 

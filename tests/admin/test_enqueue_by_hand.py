@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import Any, Literal, Optional
 
 import pytest
@@ -85,7 +86,9 @@ def test_job_is_enqueued_with_typed_arguments(operator: Client) -> None:
         "colour": "red",
     }
     (entry,) = LogEntry.objects.filter(object_id=job.pk)
-    assert entry.user.username == "operator" and entry.change_message == "Enqueued by hand."
+    assert (
+        entry.user.username == "operator" and entry.change_message == "Enqueued by hand: created."
+    )
 
 
 def test_further_arguments_follow_all_others(operator: Client) -> None:
@@ -108,8 +111,8 @@ def test_form_begins_with_defaults_and_has_no_value_of_hidden_names(operator: Cl
     text = re.sub(r"\s+", " ", operator.get(form_of()).text)
 
     assert re.search(r'name="arg_customer"[^>]* required', text)
-    assert re.search(r'name="arg_rate" value="0.5"', text)
-    assert '<option value="&quot;a&quot;" selected>' in text
+    assert "Default: 0.5." in text and "Default: &quot;a&quot;." in text
+    assert '<option value="&quot;a&quot;">' in text
     assert re.search(r'type="password" name="arg_token"', text)
     assert re.search(r'name="queue_name" value="mail"', text)
     assert re.search(r'name="priority" value="7"', text)
@@ -122,7 +125,7 @@ def test_form_begins_with_defaults_and_has_no_value_of_hidden_names(operator: Cl
         ({"customer": "x", "text": "a"}, "arg_customer", "Enter a whole number."),
         ({"text": "a"}, "arg_customer", "This field is required."),
         ({"customer": "1", "text": "a", "kind": '"c"'}, "arg_kind", "not one of the available"),
-        ({"customer": "1", "text": "a", "items": "[1,"}, "arg_items", "Enter a valid JSON."),
+        ({"customer": "1", "text": "a", "items": "[1,"}, "arg_items", "This is not a JSON value"),
         ({"customer": "1", "text": "a", "rest": '{"a": 1}'}, "arg_rest", "as a JSON list"),
         ({"customer": "1", "text": "a", "queue_name": "a*"}, "queue_name", "is not a queue name"),
         (
@@ -183,6 +186,76 @@ def test_null_is_a_value_and_an_empty_field_is_not(operator: Client) -> None:
     assert [job.kwargs for job in jobs] == [{"a": None}, {"a": [], "b": None}]
 
 
+@task
+def odd(
+    self: int,
+    one: [1, 2] = None,  # type: ignore[valid-type]
+    literal: Literal["1", 1, None] = "1",
+    binary: Literal[b"x"] = b"x",
+    options={},  # noqa: B006
+    when=timedelta(1),
+    optional: Optional[int] = 5,  # noqa: UP045
+    text: str = "given",
+):
+    pass
+
+
+@task
+def in_place(a, b=timedelta(1), /):
+    pass
+
+
+@task
+def with_secrets(user, password="default", api_token: int = 3, is_hidden_secret: bool = True):
+    pass
+
+
+@task(key=lambda password: password)
+def keyed_by_secret(password: str):
+    pass
+
+
+def test_odd_signatures_are_enqueued_as_they_were_given(operator: Client) -> None:
+    address = form_of(f"{__name__}.odd")
+    assert operator.get(address).status_code == 200
+    submit(operator, address, self="7")
+    submit(operator, address, self="7", literal="1", optional="null", options='{"a": []}')
+    submit(operator, form_of(f"{__name__}.in_place"), a="1")
+
+    jobs = [(job.args, job.kwargs) for job in Job.objects.order_by("pk")]
+    assert jobs[0] == ([7], {})
+    assert jobs[1] == ([7], {"literal": 1, "optional": None, "options": {"a": []}})
+    assert jobs[2] == ([1], {})
+
+
+@pytest.mark.parametrize(
+    "value", ["[" * 100_000, "9" * 5000, '"\\ud800"', "1e999", "NaN", '"\\u0000"', "[1,"]
+)
+def test_json_that_cannot_be_stored_is_refused_and_shown_again(
+    operator: Client, value: str
+) -> None:
+    response = submit(operator, form_of("tests.tasks.add"), a=value)
+
+    assert response.status_code == 200 and "arg_a" in errors(response)
+    assert not Job.objects.exists()
+
+
+def test_task_of_another_kind_of_backend_has_no_form(operator: Client, monkeypatch: Any) -> None:
+    monkeypatch.setattr("django_dbqueue.admin.tasks.backend_for", lambda task: None)
+
+    assert operator.get(form_of()).status_code == 404
+
+
+def test_call_of_a_key_says_what_became_of_it(operator: Client) -> None:
+    address = form_of(f"{__name__}.keyed")
+    submit(operator, address, order="1")
+
+    second = submit(operator, address, order="1")
+
+    page = operator.get(second.url)
+    assert "has a job of" in page.text and Job.objects.count() == 1
+
+
 def test_task_that_this_process_does_not_know_has_no_form(operator: Client) -> None:
     assert operator.get(form_of("shop.tasks.gone")).status_code == 404
     job = a_job(task="shop.tasks.gone")
@@ -240,7 +313,7 @@ class TestRunAgain:
         assert Job.objects.count() == 1
         changes = response.context["form"].changes
         assert [tuple(each) for each in changes] == [
-            ("customer", 17, 18),
+            ("customer", "17", "18"),
             ("token", "••••••", "changed"),
         ]
         token = response.context["form"].token
@@ -265,6 +338,60 @@ class TestRunAgain:
 
         new = Job.objects.exclude(pk=job.pk).get()
         assert new.kwargs == {**job.kwargs, "text": "y"}
+
+    def test_hidden_values_are_kept_even_with_defaults(self, operator: Client, db: Any) -> None:
+        given = {"user": "ann", "password": "secret-1", "api_token": 99, "is_hidden_secret": False}
+        job = a_job(task=f"{__name__}.with_secrets", kwargs=given)
+        address = f"{form_of(job.task)}?job={job.pk}"
+        assert "secret-1" not in operator.get(address).text
+
+        response = submit(operator, address, user='"ann"')
+        assert response.context["form"].changes == []
+        token = response.context["form"].token
+        operator.post(address, {**PLACE, "arg_user": '"ann"', "confirmed": token})
+
+        assert Job.objects.exclude(pk=job.pk).get().kwargs == given
+
+    def test_errors_do_not_show_hidden_values(self, operator: Client, db: Any) -> None:
+        job = a_job(task=f"{__name__}.keyed_by_secret", kwargs={"password": "secret-1" * 99})
+        address = f"{form_of(job.task)}?job={job.pk}"
+        token = submit(operator, address).context["form"].token
+
+        response = operator.post(address, {**PLACE, "confirmed": token})
+
+        assert "ValueError" in errors(response)["__all__"][0]
+        assert "secret-1" not in response.text
+
+    def test_values_that_a_simple_field_cannot_show_are_json(
+        self, operator: Client, db: Any
+    ) -> None:
+        given = {"customer": [1], "text": "", "is_paid": {"a": 1}, "kind": "gone", "note": None}
+        job = a_job(task=PATH, kwargs=given)
+        address = f"{form_of()}?job={job.pk}"
+        shown = {
+            name: operator.get(address).context["form"][f"arg_{name}"].value() for name in given
+        }
+        assert shown == {
+            "customer": "[1]",
+            "text": '""',
+            "is_paid": '{"a": 1}',
+            "kind": '"gone"',
+            "note": "null",
+        }
+
+        response = submit(operator, address, **shown)
+
+        assert response.context["form"].changes == []
+
+    def test_confirmation_holds_for_this_priority_only(
+        self, operator: Client, job: Job, address: str
+    ) -> None:
+        token = submit(operator, address, customer="1", text="x").context["form"].token
+        data = {**PLACE, "arg_customer": "1", "arg_text": "x", "confirmed": token}
+
+        operator.post(address, {**data, "priority": "99"})
+
+        assert Job.objects.count() == 1
 
     def test_job_of_another_task_or_none_is_refused(self, operator: Client, job: Job) -> None:
         assert operator.get(f"{form_of()}?job=nonsense").status_code == 404

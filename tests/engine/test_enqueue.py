@@ -379,3 +379,11 @@ def test_unknown_queue_error_names_the_remedy():
     said = r"Queue 'mail' .* has 'default'. Add it there, or give \[\] there"
     with override_settings(TASKS={"default": ours}), pytest.raises(InvalidTask, match=said):
         tasks.add.using(queue_name="mail")
+
+
+@pytest.mark.django_db
+def test_parameters_whose_defaults_cannot_be_hashed_are_no_obstacle():
+    assert tasks.with_mutable_defaults.enqueue(1).args == [1]
+    tasks.with_mutable_defaults.enqueue_many([(1,), (2, {"a": 1})])
+
+    assert Job.objects.count() == 3
