@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 
+from django.utils.translation import ngettext
+
 
 class Severity(str, Enum):
     """Severity of a result, in the words of monitoring systems.
@@ -48,7 +50,10 @@ class NotChecked:
 
 def format_duration(seconds: float) -> str:
     """Format a duration: 2:03:11, or 3 days, 1:00:00."""
-    return str(timedelta(seconds=round(seconds)))
+    days, rest = divmod(round(seconds), 86400)
+    clock = str(timedelta(seconds=rest))
+    text = ngettext("%(days)d day, %(clock)s", "%(days)d days, %(clock)s", days)
+    return text % {"days": days, "clock": clock} if days else clock
 
 
 def one_line(text: str) -> str:

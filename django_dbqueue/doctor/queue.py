@@ -11,6 +11,9 @@ from datetime import datetime
 from typing import Any
 
 from django.db.models import OuterRef, Q, Subquery
+from django.utils.formats import number_format
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from ..core.options import Options
 from ..models import (
@@ -50,7 +53,7 @@ def processes(database: QueueDatabase) -> Iterator[Finding]:
     kinds = {process.kind for process in _alive(database)}
     if not kinds:
         yield Finding(
-            "No runqueue is alive.",
+            _("No runqueue is alive."),
             _no_job_runs(database),
             "python manage.py runqueue",
             Severity.CRITICAL,
@@ -58,16 +61,18 @@ def processes(database: QueueDatabase) -> Iterator[Finding]:
         return
     if Process.Kind.WORKER not in kinds:
         yield Finding(
-            "No worker is alive.",
+            _("No worker is alive."),
             _no_job_runs(database),
             "python manage.py runqueue --only workers",
             Severity.CRITICAL,
         )
     if Process.Kind.DISPATCHER not in kinds:
         yield Finding(
-            "No dispatcher is alive.",
-            "Scheduled jobs, retries and recurring tasks never start, and no jobs are recovered or "
-            "pruned.",
+            _("No dispatcher is alive."),
+            _(
+                "Scheduled jobs, retries and recurring tasks never start, and no jobs are "
+                "recovered or pruned."
+            ),
             "python manage.py runqueue --only dispatcher",
             Severity.CRITICAL,
         )
@@ -75,7 +80,12 @@ def processes(database: QueueDatabase) -> Iterator[Finding]:
 
 def _no_job_runs(database: QueueDatabase) -> str:
     number = count(database.jobs.ready(), *BY_LANE)
-    return f"No job runs; {_number(number, 'ready job')} so far." if number else "No job runs."
+    said = ngettext(
+        "No job runs; %(count)s ready job so far.",
+        "No job runs; %(count)s ready jobs so far.",
+        number,
+    )
+    return said % {"count": _number(number)} if number else _("No job runs.")
 
 
 def silent_processes(database: QueueDatabase) -> Iterator[Finding]:
@@ -83,14 +93,26 @@ def silent_processes(database: QueueDatabase) -> Iterator[Finding]:
     silent: list[Any] = list(rows[:1000])
     if silent:
         named = [
-            f"{each.name} for {format_duration(_seconds(each.heartbeat_at, each.seen_at))}"
+            _("%(name)s for %(time)s")
+            % {
+                "name": each.name,
+                "time": format_duration(_seconds(each.heartbeat_at, each.seen_at)),
+            }
             for each in silent[:MOST]
         ]
-        more = [f"{len(silent) - MOST} more"] if len(silent) > MOST else []
+        said = ngettext(
+            "%(count)s process without a heartbeat: %(names)s.",
+            "%(count)s processes without a heartbeat: %(names)s.",
+            len(silent),
+        )
+        if more := silent[MOST:]:
+            named.append(_("%(count)s more") % {"count": _number(len(more))})
         yield Finding(
-            f"{_number(len(silent), 'process')} without a heartbeat: {', '.join(named + more)}.",
-            "A process that hangs, was killed or has lost the database runs no jobs. Dispatchers "
-            "recover its jobs and delete its row.",
+            said % {"count": _number(len(silent)), "names": ", ".join(named)},
+            _(
+                "A process that hangs, was killed or has lost the database runs no jobs. "
+                "Dispatchers recover its jobs and delete its row."
+            ),
             f"{DISPATCH}\n# And see the log of the process, and whether its host runs runqueue.",
         )
 
@@ -108,37 +130,57 @@ def lag(database: QueueDatabase) -> Iterator[Finding]:
             late.append((1, -seconds, queue, serving))
     # Unserved queues first, then those that have waited for longest.
     late.sort(key=lambda each: each[:3])
-    for _, seconds, queue, serving in late[:MOST]:
+    for _rank, seconds, queue, serving in late[:MOST]:
         yield _late(database, queue, -seconds, serving)
     if rest := late[MOST:]:
+        said = ngettext(
+            "%(count)s further queue with jobs that have been ready for too long.",
+            "%(count)s further queues with jobs that have been ready for too long.",
+            len(rest),
+        )
         yield Finding(
-            f"{_number(len(rest), 'further queue')} with jobs that have been ready for too long.",
-            "As above.",
-            "As above. The page Queues of the admin lists all queues.",
+            said % {"count": _number(len(rest))},
+            _("As above."),
+            _("As above. The page Queues of the admin lists all queues."),
             Severity.WARNING if rest[0][-1] else Severity.CRITICAL,
         )
 
 
 def _late(database: QueueDatabase, queue: str, seconds: float, serving: list[Process]) -> Finding:
-    what = f"A job of the queue {queue!r} has been ready for {format_duration(seconds)}"
+    named = {"queue": repr(queue), "time": format_duration(seconds)}
     if not serving:
         return Finding(
-            f"{what}, and no live worker serves the queue.",
-            "It will never run.",
+            _(
+                "A job of the queue %(queue)s has been ready for %(time)s, and no live worker "
+                "serves the queue."
+            )
+            % named,
+            _("It will never run."),
             f'python manage.py runqueue --only workers --queues "{queue}"',
             Severity.CRITICAL,
         )
     within = _options_of(database, queue).ready_within or 0.0
     # In the order of the lane index: see count().
     ready = count(database.jobs.ready().filter(queue=queue), "priority", "run_after")
-    threads = sum(worker.details.get("threads", 0) for worker in serving)
+    named |= {
+        "within": format_duration(within),
+        "ready": _number(ready),
+        "workers": _number(len(serving)),
+        "threads": _number(sum(worker.details.get("threads", 0) for worker in serving)),
+    }
     return Finding(
-        f"{what}, and ready_within is {format_duration(within)}; {_number(ready, 'ready job')}, "
-        f"and {len(serving)} workers with {threads} threads serve the queue.",
-        "The workers do not keep up, or the job's limit is reached, or other jobs run "
-        "first: the job's page in the admin shows the reason.",
-        "More --processes or --threads, another host, or a higher limit. If its jobs may wait:\n"
-        f"'per_queue': {{{queue!r}: {{'ready_within': {round(2 * seconds)}}}}}",
+        _(
+            "A job of the queue %(queue)s has been ready for %(time)s, and ready_within is "
+            "%(within)s. Ready jobs: %(ready)s; workers that serve the queue: %(workers)s, with "
+            "%(threads)s threads."
+        )
+        % named,
+        _(
+            "The workers do not keep up, or the job's limit is reached, or other jobs run "
+            "first: the job's page in the admin shows the reason."
+        ),
+        _("More --processes or --threads, another host, or a higher limit. If its jobs may wait:")
+        + f"\n'per_queue': {{{queue!r}: {{'ready_within': {round(2 * seconds)}}}}}",
     )
 
 
@@ -151,23 +193,30 @@ def overdue_recurring_tasks(database: QueueDatabase) -> Iterator[Finding]:
         rows = rows.exclude(pk__in=tasks.undeclared().values("pk"))
     overdue: list[Any] = list(rows[:1001])
     for row in overdue[:MOST]:
-        since = (
-            f"overdue by {format_duration(_seconds(row.next_run_at, row.seen_at))}, since "
-            f"{_moment(row.next_run_at)}"
+        said = (
+            _("The recurring task %(name)s is overdue by %(time)s, since %(since)s.")
             if row.next_run_at
-            else "without a next time"
+            else _("The recurring task %(name)s has no next time.")
         )
-        reason = f": {one_line(row.problem).rstrip('.')}" if row.problem else ""
+        named = {"name": repr(row.name)}
+        if row.next_run_at:
+            named["time"] = format_duration(_seconds(row.next_run_at, row.seen_at))
+            named["since"] = _moment(row.next_run_at)
         yield Finding(
-            f"The recurring task {row.name!r} is {since}{reason}.",
-            "No dispatcher enqueues it: none is alive, or none can.",
+            f"{said % named} {one_line(row.problem)}".strip(),
+            _("No dispatcher enqueues it: none is alive, or none can."),
             DISPATCH,
             Severity.CRITICAL,
         )
     if rest := overdue[MOST:]:
+        said = ngettext(
+            "%(count)s further recurring task is overdue.",
+            "%(count)s further recurring tasks are overdue.",
+            len(rest),
+        )
         yield Finding(
-            f"{_number(len(rest), 'further recurring task')} overdue.",
-            "No dispatcher enqueues them: none is alive, or none can.",
+            said % {"count": _number(len(rest))},
+            _("No dispatcher enqueues them: none is alive, or none can."),
             DISPATCH,
             Severity.CRITICAL,
         )
@@ -183,26 +232,44 @@ def failures(database: QueueDatabase) -> Iterator[Finding]:
     )
     jobs = recently_failed(database).values_list(Subquery(last.values("failure")), flat=True)
     found = Counter(jobs[: LIMIT + 1])
-    at_least = "at least " if found.total() > LIMIT else ""
+    # The symbol needs no words, which languages would put in different places.
+    at_least = "≥ " if found.total() > LIMIT else ""
     opened = Failure.objects.using(database.alias).open().in_bulk([pk for pk in found if pk])
     frequent = sorted(opened.values(), key=lambda failure: (-found[failure.pk], failure.pk))
     for failure in frequent[:MOST_FAILURES]:
+        said = ngettext(
+            "Failure %(name)s: %(count)s job failed within the last hour; occurrences: %(all)s "
+            "since %(since)s.",
+            "Failure %(name)s: %(count)s jobs failed within the last hour; occurrences: %(all)s "
+            "since %(since)s.",
+            found[failure.pk],
+        )
+        named = {
+            "name": one_line(str(failure)),
+            "count": at_least + _number(found[failure.pk]),
+            "all": _number(failure.count),
+            "since": _moment(failure.first_seen),
+        }
         yield Finding(
-            f"Failure {one_line(str(failure))}: {at_least}{_number(found[failure.pk], 'job')} "
-            f"failed within the last hour; {_number(failure.count, 'occurrence')} since "
-            f"{_moment(failure.first_seen)}.",
-            "These jobs have no attempts left. The failure's page in the admin shows the traceback "
-            "and the jobs.",
-            "Fix the cause, retry the jobs and resolve the failure in the admin. If it is known:\n"
-            f"Failure.objects.filter(pk={failure.pk}).mute()",
+            said % named,
+            _(
+                "These jobs have no attempts left. The failure's page in the admin shows the "
+                "traceback and the jobs."
+            ),
+            _("Fix the cause, retry the jobs and resolve the failure in the admin. If it is known:")
+            + f"\nFailure.objects.filter(pk={failure.pk}).mute()",
         )
     if rest := frequent[MOST_FAILURES:]:
         number = sum(found[failure.pk] for failure in rest)
+        said = ngettext(
+            "%(count)s further open failure; jobs failed within the last hour: %(jobs)s.",
+            "%(count)s further open failures; jobs failed within the last hour: %(jobs)s.",
+            len(rest),
+        )
         yield Finding(
-            f"{_number(len(rest), 'further open failure')}: {at_least}{_number(number, 'job')} "
-            "failed within the last hour.",
-            "These jobs have no attempts left.",
-            "The page Failures of the admin lists all failures.",
+            said % {"count": _number(len(rest)), "jobs": at_least + _number(number)},
+            _("These jobs have no attempts left."),
+            _("The page Failures of the admin lists all failures."),
         )
 
 
@@ -215,16 +282,16 @@ def hanged_jobs(database: QueueDatabase) -> Iterator[Finding]:
         # A row by hand may have no start, and the jobs may have ended since they were counted.
         started = hanged.filter(started_at__isnull=False).order_by("started_at")
         first: Any = started.values_list("task", "started_at", Now()).first()
-        longest = (
-            f"; the first, of {one_line(first[0])}, has run for "
-            f"{format_duration(_seconds(*first[1:]))}"
-            if first
-            else ""
-        )
+        said = ngettext("%(count)s hanged job.", "%(count)s hanged jobs.", number)
+        longest = _("The first one, of %(task)s, has run for %(time)s.")
+        named = first and {
+            "task": one_line(first[0]),
+            "time": format_duration(_seconds(*first[1:])),
+        }
         yield Finding(
-            f"{_number(number, 'hanged job')}{longest}.",
-            "They hold a thread, their slots and their keys.",
-            "The page Hanged jobs of the admin shows the stack of each, and can stop it.",
+            said % {"count": _number(number)} + (f" {longest % named}" if named else ""),
+            _("They hold a thread, their slots and their keys."),
+            _("The page Hanged jobs of the admin shows the stack of each, and can stop it."),
         )
 
 
@@ -235,10 +302,13 @@ def stalled_operations(database: QueueDatabase) -> Iterator[Finding]:
     )
     for each in old.stalled().order_by("pk")[:MOST]:
         yield Finding(
-            f"The operation {each} has not ended, and no job goes on with it: "
-            f"{each.done} of {_number(each.total, 'job')} processed.",
-            "The others are unchanged.",
-            "The page Operations of the admin can continue it, or stop and undo it.",
+            _(
+                "The operation %(name)s has not ended, and no job goes on with it: %(done)s of "
+                "%(total)s jobs processed."
+            )
+            % {"name": each, "done": _number(each.done), "total": _number(each.total)},
+            _("The others are unchanged."),
+            _("The page Operations of the admin can continue it, or stop and undo it."),
         )
 
 
@@ -247,10 +317,14 @@ def orphaned_jobs(database: QueueDatabase) -> Iterator[Finding]:
         database.jobs.orphaned().filter(started_at__lt=now_plus(-LATE["orphaned"]))[:1001].count()
     )
     if late:
+        said = ngettext(
+            "%(count)s running job belongs to a dead process and has not been recovered.",
+            "%(count)s running jobs belong to dead processes and have not been recovered.",
+            late,
+        )
         yield Finding(
-            f"{'More than 1,000' if late > 1000 else late} running jobs belong to dead processes "
-            "and have not been recovered.",
-            "They make no progress, and hold their slots and keys.",
+            said % {"count": f"> {_number(1000)}" if late > 1000 else late},
+            _("They make no progress, and hold their slots and keys."),
             DISPATCH,
             Severity.CRITICAL,
         )
@@ -274,9 +348,17 @@ def _kept_too_long(rows: JobQuerySet, name: str, seconds: float | None) -> Itera
     age = (first[2] - first[1]).total_seconds() if first else 0.0
     if first and seconds is not None and age > seconds + LATE["pruned"]:
         yield Finding(
-            f"A job of the queue {first[0]!r} ended {format_duration(age)} ago, and {name} is "
-            f"{format_duration(seconds)}.",
-            "Dispatchers delete more slowly than jobs end, or none runs: the table keeps growing.",
+            _("A job of the queue %(queue)s ended %(time)s ago, and %(option)s is %(kept)s.")
+            % {
+                "queue": repr(first[0]),
+                "time": format_duration(age),
+                "option": name,
+                "kept": format_duration(seconds),
+            },
+            _(
+                "Dispatchers delete more slowly than jobs end, or none runs: the table keeps "
+                "growing."
+            ),
             "python manage.py runqueue --only dispatcher  "
             "# Add one. Or keep less: delete_on_success.",
         )
@@ -307,9 +389,8 @@ def _moment(time: datetime) -> str:
     return f"{time:%Y-%m-%d %H:%M %Z}".strip()
 
 
-def _number(number: int, noun: str) -> str:
-    text = f"{number:,}" if type(number) is int else str(number)
-    return f"{text} {noun}{'' if number == 1 else 'es' if noun.endswith('ss') else 's'}"
+def _number(number: int) -> str:
+    return number_format(number, force_grouping=True) if type(number) is int else str(number)
 
 
 def _waits(database: QueueDatabase) -> dict[str, float]:

@@ -89,7 +89,7 @@ def test_problems_link_to_the_page_that_shows_more(
 
     pages = {
         next(page for start, page in found.items() if text in start): text
-        for text in ("Out of stock", "overdue", "1 hanged job; the first")
+        for text in ("Out of stock", "overdue", "1 hanged job. The first one")
     }
     assert set(pages) == {
         reverse(f"admin:dbqueue_{name}_changelist")

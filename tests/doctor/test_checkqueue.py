@@ -371,7 +371,7 @@ def test_overdue_job_is_found(alive):
     (finding,) = findings("lag")
 
     assert finding["what"].startswith("A job of the queue 'slow' has been ready for 2:00:0")
-    assert finding["what"].endswith("1 workers with 8 threads serve the queue.")
+    assert finding["what"].endswith("workers that serve the queue: 1, with 8 threads.")
 
 
 def test_unserved_queue_is_found_sooner(transactional_db):
@@ -407,7 +407,7 @@ def test_orphaned_jobs_are_found(alive):
     type(gone).objects.filter(pk=gone.pk).delete()
 
     (finding,) = findings("orphaned-jobs")
-    assert finding["what"].startswith("1 running jobs belong to dead processes")
+    assert finding["what"].startswith("1 running job belongs to a dead process")
 
 
 @pytest.mark.parametrize(
@@ -488,9 +488,9 @@ def test_problem_of_overdue_recurring_task_is_named(alive):
     unplanned, unknown = [each["what"] for each in findings("overdue-recurring-tasks")]
 
     assert unplanned == (
-        "The recurring task 'unplanned' is without a next time: No such zone: 'Europe/Bern'."
+        "The recurring task 'unplanned' has no next time. No such zone: 'Europe/Bern'."
     )
-    assert unknown.endswith(": There is no task shop.tasks.report.")
+    assert unknown.endswith(" UTC. There is no task shop.tasks.report.")
 
 
 def test_recurring_task_removed_from_code_is_overdue_only_without_dispatcher(alive):
@@ -508,7 +508,7 @@ def test_many_overdue_recurring_tasks_are_counted(alive):
 
     *named, rest = findings("overdue-recurring-tasks")
 
-    assert len(named) == 5 and rest["what"] == "2 further recurring tasks overdue."
+    assert len(named) == 5 and rest["what"] == "2 further recurring tasks are overdue."
 
 
 def test_ready_within_is_an_option_of_the_queue(alive, monkeypatch):
@@ -522,7 +522,7 @@ def test_ready_within_is_an_option_of_the_queue(alive, monkeypatch):
 
     found = sorted(each["what"] for each in findings("lag"))
     assert len(found) == 2 and "'ordinary'" in found[0] and "'urgent'" in found[1]
-    assert "ready_within is 0:02:00; 1 ready job, and 1 workers with 8 threads" in found[0]
+    assert "ready_within is 0:02:00. Ready jobs: 1; workers that serve the queue: 1, with 8 threads" in found[0]
     assert "ready_within is 0:00:05" in found[1]
 
 
@@ -563,7 +563,7 @@ def test_open_failure_with_jobs_failed_within_the_hour_is_found(alive):
 
     assert first["what"].startswith(
         "Failure NoCustomer: No such customer: 3 jobs failed within the last hour; "
-        "412 occurrences since 20"
+        "occurrences: 412 since 20"
     )
     assert f"filter(pk={frequent.pk}).mute()" in first["remedy"]
     assert second["what"].startswith("Failure NoCustomer: Rare: 1 job failed within the last hour;")
@@ -585,7 +585,7 @@ def test_hanged_jobs_are_found_by_the_limit_of_their_queue(alive, monkeypatch):
     (found,) = findings("hanged-jobs")
 
     assert found["what"].startswith(
-        "2 hanged jobs; the first, of app.tasks.report, has run for 1 day, 6:00"
+        "2 hanged jobs. The first one, of app.tasks.report, has run for 1 day, 6:00"
     )
     assert found["severity"] == "warning"
 
@@ -599,7 +599,7 @@ def test_hanged_job_inserted_by_hand_is_found(alive):
     Job.objects.update(started_at=timezone.now())
 
     (found,) = findings("hanged-jobs")
-    assert found["what"].startswith("1 hanged job; the first, of evil [2J, has run for 0:00:0")
+    assert found["what"].startswith("1 hanged job. The first one, of evil [2J, has run for 0:00:0")
 
 
 def test_operation_whose_job_has_ended_is_found(alive):
@@ -650,7 +650,7 @@ def test_ten_failures_are_named_and_the_rest_is_counted(alive):
     *named, rest = findings("failures")
 
     assert len(named) == 10
-    assert rest["what"] == "2 further open failures: 2 jobs failed within the last hour."
+    assert rest["what"] == "2 further open failures; jobs failed within the last hour: 2."
 
 
 def test_failures_of_very_many_jobs_are_lower_bounds(alive, monkeypatch):
@@ -661,7 +661,7 @@ def test_failures_of_very_many_jobs_are_lower_bounds(alive, monkeypatch):
 
     (finding,) = findings("failures")
 
-    assert ": at least 3 jobs failed within the last hour" in finding["what"]
+    assert ": ≥ 3 jobs failed within the last hour" in finding["what"]
 
 
 @on("postgresql", "mysql")

@@ -9,7 +9,7 @@ from argparse import ArgumentParser
 from dataclasses import asdict
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, no_translations
 
 from ...backend import DatabaseBackend
 from ...compat import task_backends
@@ -45,6 +45,8 @@ class Command(BaseCommand):
         )
         parser.add_argument("--json", action="store_true", help="Write the findings as JSON.")
 
+    # Monitoring and its searches need the same words in each project.
+    @no_translations
     def handle(self, *args: object, **options: Any) -> None:
         if unknown := set(options["ignore"]) - set(names()):
             raise CommandError(
