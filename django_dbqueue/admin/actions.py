@@ -383,6 +383,48 @@ RESTRICT = Action(
     ),
 )
 
+# Processes.
+
+QUIET = Action(
+    name="quiet",
+    permission="control_process",
+    label=_("Quiet"),
+    short_description=_("Quiet selected %(verbose_name_plural)s"),
+    effect=_(
+        "A quiet worker claims no more jobs until it is resumed. Running jobs continue, and jobs "
+        "that have not started are released. Of a supervisor: all its workers."
+    ),
+    done=_("Quieted within seconds"),
+    eligible=lambda processes: processes.active(),
+    run=lambda processes: processes.quiet(),
+    confirm_from=2,
+)
+RESUME_PROCESS = Action(
+    name="resume",
+    permission="control_process",
+    label=_("Resume"),
+    short_description=_("Resume selected %(verbose_name_plural)s"),
+    effect=_("Quiet workers claim jobs again."),
+    done=_("Resumed within seconds"),
+    eligible=lambda processes: processes.quieted(),
+    run=lambda processes: processes.resume(),
+)
+STOP_PROCESS = Action(
+    name="stop",
+    permission="control_process",
+    label=_("Stop"),
+    short_description=_("Stop selected %(verbose_name_plural)s"),
+    effect=_(
+        "A worker ends when its running jobs have ended, and its supervisor starts another one. A "
+        "supervisor ends with all its processes, as after SIGTERM: jobs that run for longer than "
+        "shutdown_timeout are interrupted and run again. What has started it may start it again."
+    ),
+    done=_("Stop requested"),
+    eligible=lambda processes: processes.controllable(),
+    run=lambda processes: processes.stop(),
+    confirm_from=1,
+)
+
 # Operations.
 
 STOP_OPERATION = Action(

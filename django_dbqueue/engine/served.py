@@ -30,7 +30,7 @@ class Served:
             Process.objects.using(self._database)
             .alive()
             .filter(kind=Process.Kind.WORKER)
-            .only("details")
+            .only("details", "request")
         )
 
     @cached_property

@@ -40,12 +40,54 @@ class ProcessQuerySet(PrimaryQuerySet["Process"]):
         """
         return self._raw_delete(self.db)
 
-    def beat(self, dead_after: float) -> bool:
-        """Send a heartbeat that is valid for ``dead_after`` seconds.
+    def beat(self, dead_after: float, memory: int | None = None) -> bool:
+        """Send a heartbeat that is valid for ``dead_after`` seconds, with the memory in bytes.
 
         Return False if the processes have been declared dead: they own nothing then.
         """
-        return bool(self.update(heartbeat_at=Now(), expires_at=now_plus(dead_after)))
+        expires_at = now_plus(dead_after)
+        return bool(self.update(heartbeat_at=Now(), expires_at=expires_at, memory=memory))
+
+    def controllable(self) -> ProcessQuerySet:
+        """Filter processes that obey quiet() and stop(): live workers and supervisors."""
+        kinds = (Process.Kind.WORKER, Process.Kind.SUPERVISOR)
+        return self.alive().filter(kind__in=kinds).exclude(request=Process.Request.STOP)
+
+    def active(self) -> ProcessQuerySet:
+        """Filter processes that can be asked to claim no more jobs."""
+        return self.controllable().filter(request="")
+
+    def quieted(self) -> ProcessQuerySet:
+        """Filter live processes that were asked to claim no more jobs."""
+        return self.controllable().filter(request=Process.Request.QUIET)
+
+    def quiet(self) -> int:
+        """Request that workers claim no more jobs, until resume(). Return the number of processes.
+
+        Running jobs continue. For a supervisor, all its workers, and those that replace them.
+        """
+        return self._ask(self.active(), Process.Request.QUIET)
+
+    def resume(self) -> int:
+        """Let quiet workers claim again. Return the number of processes."""
+        return self._ask(self.quieted(), "")
+
+    def stop(self) -> int:
+        """Request that processes end as after SIGTERM. Return the number of processes.
+
+        A worker finishes its jobs, and its supervisor starts another one. A supervisor ends with
+        its ``runqueue``, as by SIGTERM.
+        """
+        return self._ask(self.controllable(), Process.Request.STOP, of_workers=False)
+
+    def _ask(self, rows: ProcessQuerySet, request: str, *, of_workers: bool = True) -> int:
+        found = list(rows.values_list("pk", flat=True))
+        everyone = Process.objects.using(self.db)
+        number = everyone.filter(pk__in=found).update(request=request)
+        if of_workers:
+            workers = everyone.controllable().filter(supervisor__in=found)
+            workers.update(request=request)
+        return number
 
     def silent(self) -> ProcessQuerySet:
         """Filter processes whose heartbeat is too old, by their own ``dead_after``.
@@ -80,6 +122,12 @@ class Process(models.Model):
         WORKER = "worker", _("Worker")
         DISPATCHER = "dispatcher", _("Dispatcher")
 
+    class Request(models.TextChoices):
+        """What an operator asks of a process, which reads it at each heartbeat."""
+
+        QUIET = "quiet", _("Claim no more jobs")
+        STOP = "stop", _("Stop")
+
     # Random: the id is part of an attempt's fencing token (see Fence), and a failover may lose
     # rows whose numbers a sequence has given out.
     id = models.BigIntegerField(primary_key=True, default=_random_id, editable=False)
@@ -97,6 +145,12 @@ class Process(models.Model):
         related_name="children",
     )
     release = IdentifierField(_("release"), max_length=100, blank=True, default="", db_default="")
+    request = models.CharField(
+        _("request"), max_length=5, choices=Request.choices, blank=True, default="", db_default=""
+    )
+    memory = models.PositiveBigIntegerField(
+        _("memory"), null=True, blank=True, help_text=_("Resident, in bytes.")
+    )
     details = DocumentField(_("details"), default=dict)
     started_at = models.DateTimeField(_("started at"), db_default=Now())
     expires_at = models.DateTimeField(_("expires at"))
@@ -108,6 +162,7 @@ class Process(models.Model):
         verbose_name = _("process")
         verbose_name_plural = _("processes")
         default_permissions = ("view",)
+        permissions = [("control_process", "Can quiet, resume and stop processes")]
 
     def __str__(self) -> str:
         return str(self.name)
@@ -122,7 +177,7 @@ class Process(models.Model):
 
     def serves(self, queue: str) -> bool:
         """Return True if this worker claims from a queue."""
-        return QueueSelector(self.queues).position(queue) is not None
+        return not self.request and QueueSelector(self.queues).position(queue) is not None
 
     @property
     def queues(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from ..models import Process
 from ..models.expressions import Now, now_plus
 from . import process_identity
 from .connections import close_connections, discard, note_outage, prepare
+from .resident_memory import MB, resident_mb
 from .shared_status import SharedStatus
 from .socket_watchdog import deadline
 
@@ -81,6 +82,16 @@ class Heartbeat:
             target=self._run, name=f"{kind.value}-heartbeat", daemon=True
         )
 
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether an operator wants this process to claim no more jobs."""
+        return self.process.request != ""
+
+    @property
+    def is_to_stop(self) -> bool:
+        """Return whether an operator wants this process to end."""
+        return self.process.request == Process.Request.STOP
+
     def start(self, supervisor: int | None = None) -> Process:
         self.process.supervisor_id = supervisor
         with deadline(self._options.answer_limit):
@@ -126,6 +137,9 @@ class Heartbeat:
         return time.monotonic() - self._last
 
     def _register(self) -> None:
+        # A worker that replaces a quiet one is quiet, too.
+        quiet = self._processes.quieted().filter(pk=self.process.supervisor_id or 0).exists()
+        self.process.request = Process.Request.QUIET if quiet else ""
         self.process.heartbeat_at, self.process.expires_at = (
             Now(),
             now_plus(self._options.dead_after),
@@ -162,14 +176,29 @@ class Heartbeat:
                 )
         close_connections()
 
+    def _obey(self, request: str) -> None:
+        if request == self.process.request:
+            return
+        wanted = {"": "claim jobs again", Process.Request.QUIET: "claim no more jobs"}
+        logger.info(
+            "%s was asked by an operator to %s.",
+            self.process,
+            wanted.get(request, request),
+            extra=self.process.log_fields,
+        )
+        self.process.request = request
+        self._back()
+
     def _beat(self) -> None:
         began = time.monotonic()
         try:
+            own, memory = self._processes.filter(pk=self.process.pk), resident_mb(os.getpid())
             if (
-                self._processes.filter(pk=self.process.pk).beat(self._options.dead_after)
+                own.beat(self._options.dead_after, round(memory * MB) if memory else None)
                 or self._register_again()
             ):
                 self._last = began
+                self._obey(own.values_list("request", flat=True).first() or "")
                 if self._is_away:
                     logger.warning("%s beats again.", self.process, extra=self.process.log_fields)
                     self._is_away = False

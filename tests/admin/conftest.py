@@ -46,6 +46,7 @@ OPERATE = [
         "enable_recurringtask",
         "run_recurringtask",
         "enqueue_taskstate",
+        "control_process",
     ),
 ]
 # Recurring tasks are the only rows that can be added, changed and deleted.

@@ -12,7 +12,15 @@ from django.db.models.functions import Now
 from django.test import Client
 from django.urls import reverse
 
-from django_dbqueue.models import Failure, Job, Operation, Queue, RecurringTask, TaskState
+from django_dbqueue.models import (
+    Failure,
+    Job,
+    Operation,
+    Process,
+    Queue,
+    RecurringTask,
+    TaskState,
+)
 
 from .conftest import EDIT, OPERATE, VIEW, a_client
 
@@ -54,6 +62,9 @@ REQUIRED_PERMISSIONS = {
     ("taskstate", "pause_for"): "pause_queue",
     ("batch", "retry"): "retry_job",
     ("batch", "discard"): "discard_job",
+    ("process", "quiet"): "control_process",
+    ("process", "resume"): "control_process",
+    ("process", "stop"): "control_process",
     ("recurringtask", "run"): "run_recurringtask",
     ("recurringtask", "enable"): "enable_recurringtask",
     ("recurringtask", "disable"): "enable_recurringtask",
@@ -88,6 +99,7 @@ def snapshot() -> list[Any]:
             )
         ),
         list(TaskState.objects.values_list("pk", "paused_at")),
+        list(Process.objects.values_list("pk", "request")),
         list(Queue.objects.values_list("pk", "paused_at", "limit")),
         list(Failure.objects.values_list("pk", "state")),
         list(RecurringTask.objects.values_list("pk", "is_enabled", "name")),
@@ -114,7 +126,7 @@ def prepare(rows: dict[str, Any], action: str, page: str = "") -> None:
     """Put the rows into a state that the action changes."""
     if page == "batch" and action == "discard":
         Job.objects.update(state="ready", finished_at=None)
-    if page != "operation" and action in ("stop", "stop_and_retry"):
+    if page not in ("operation", "process") and action in ("stop", "stop_and_retry"):
         Job.objects.update(
             state="running", process=rows["process"], started_at=Now(), finished_at=None
         )
@@ -126,7 +138,9 @@ def prepare(rows: dict[str, Any], action: str, page: str = "") -> None:
         Job.objects.update(state="ready", finished_at=None)
     if action == "run_now":
         Job.objects.update(state="scheduled", finished_at=None)
-    if action == "resume":
+    if page == "process" and action == "resume":
+        Process.objects.quiet()
+    elif action == "resume":
         Queue.objects.pause()
         TaskState.objects.pause()
     if action == "reopen":

@@ -522,7 +522,10 @@ def test_ready_within_is_an_option_of_the_queue(alive, monkeypatch):
 
     found = sorted(each["what"] for each in findings("lag"))
     assert len(found) == 2 and "'ordinary'" in found[0] and "'urgent'" in found[1]
-    assert "ready_within is 0:02:00. Ready jobs: 1; workers that serve the queue: 1, with 8 threads" in found[0]
+    assert (
+        "ready_within is 0:02:00. Ready jobs: 1; workers that serve the queue: 1, with 8 threads"
+        in found[0]
+    )
     assert "ready_within is 0:00:05" in found[1]
 
 

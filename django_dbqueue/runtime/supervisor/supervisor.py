@@ -190,6 +190,8 @@ class Supervisor:
         soon = self._drains or self._was_woken or self._backoff.is_waiting
         self._was_woken = self._wake.wait(self.SHORT if soon else self.REST)
         self._wake.clear()
+        if self._heartbeat.is_to_stop:
+            stop.request()
         return stop.requested
 
     def _say_who_runs(self, verb: str = "runs") -> None:

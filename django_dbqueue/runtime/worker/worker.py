@@ -167,6 +167,8 @@ class Worker:
                 self._release_unknown()
             if late := self._pool.take_back(late=True):
                 self._release(late)
+            if self._heartbeat.is_quiet and (waiting := self._pool.take_back()):
+                self._release(waiting)
             self._watch_running()
             found, room = self._claim()
             self._problem.over()
@@ -182,7 +184,12 @@ class Worker:
             return 0, False
 
     def _claim(self) -> tuple[int, int]:
-        fit = self._heartbeat.healthy and not self._async_pool.full() and not self._settler.full
+        fit = (
+            self._heartbeat.healthy
+            and not self._heartbeat.is_quiet
+            and not self._async_pool.full()
+            and not self._settler.full
+        )
         room = (self._async_pool.room() or self._pool.room()) if fit else 0
         before = self._status.claimed
         for jobs in self._claimer.claim(room, self._pool.held_bytes()) if room > 0 else ():
@@ -311,7 +318,7 @@ class Worker:
     def _is_to_drain(self) -> bool:
         most, status = self._options.max_jobs, self._status
         has_done_all = most is not None and status.claimed >= most and not status.is_kept
-        return status.is_drain_requested or has_done_all
+        return status.is_drain_requested or has_done_all or self._heartbeat.is_to_stop
 
     def _running(self) -> list[Call]:
         return [*self._pool.running(), *self._async_pool.running()]

@@ -1,0 +1,120 @@
+"""An operator quiets, resumes and stops processes, as by the admin's page of processes."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from django_dbqueue.models import Execution, Job, Process
+from django_dbqueue.models.enums import State
+
+from .. import tasks
+from ..conftest import a_process, log_of, until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+OFTEN = {"DBQUEUE_OPTIONS": json.dumps({"beat_interval": 0.2, "dead_after": 3})}
+Kind = Process.Kind
+
+
+def live(kind):
+    return Process.objects.alive().filter(kind=kind)
+
+
+def states():
+    return sorted(Job.objects.values_list("state", flat=True))
+
+
+def within(seconds, condition):
+    """Return whether a condition that must not come true has done so within this time."""
+    time.sleep(seconds)
+    return condition()
+
+
+def quiet(processes):
+    """Quiet processes, and wait until none of their workers claims."""
+    assert processes.quiet() == 1
+    until(lambda: not states().count(State.RUNNING))
+
+
+@pytest.mark.parametrize("kind", [Kind.WORKER, Kind.SUPERVISOR])
+def test_quiet_process_finishes_its_jobs_and_claims_no_others(runqueue, kind):
+    runqueue("--threads", "2", **OFTEN)
+    until(live(Kind.WORKER).exists)
+    tasks.sleep.enqueue_many([(0.1,)] * 80)
+    until(lambda: states().count(State.RUNNING) > 2)
+
+    quiet(live(kind))
+
+    # What had not started was released, and no attempt of it was spent.
+    assert 0 < states().count(State.SUCCESSFUL) < 80
+    assert {*states()} == {State.READY, State.SUCCESSFUL}
+    before = Execution.objects.count()
+    assert Execution.objects.exclude(outcome="successful").count() == 0
+    tasks.nothing.enqueue()
+    assert not within(1.5, lambda: Execution.objects.count() > before)
+
+    assert live(kind).resume() == 1
+    until(lambda: states() == [State.SUCCESSFUL] * 81)
+
+
+def test_worker_that_replaces_one_of_a_quiet_supervisor_is_quiet(runqueue):
+    runqueue(**OFTEN)
+    until(live(Kind.WORKER).exists)
+    quiet(live(Kind.SUPERVISOR))
+    first = live(Kind.WORKER).get()
+    assert first.request == "quiet"
+
+    assert live(Kind.WORKER).stop() == 1
+
+    second = until(lambda: live(Kind.WORKER).exclude(pk=first.pk).first())
+    assert second.request == "quiet"
+    tasks.nothing.enqueue()
+    assert not within(1.5, Execution.objects.exists)
+    live(Kind.SUPERVISOR).resume()
+    until(lambda: states() == [State.SUCCESSFUL])
+
+
+def test_stopped_worker_finishes_its_job_and_is_replaced(runqueue):
+    runqueue("--threads", "1", **OFTEN)
+    first = until(live(Kind.WORKER).first)
+    tasks.sleep.enqueue(2.0)
+    until(lambda: states() == [State.RUNNING])
+
+    assert Process.objects.filter(pk=first.pk).stop() == 1
+    tasks.nothing.enqueue()
+
+    until(lambda: states() == [State.SUCCESSFUL] * 2)
+    assert list(Execution.objects.values_list("outcome", flat=True)) == ["successful"] * 2
+    until(lambda: not Process.objects.filter(pk=first.pk).exists())
+    assert live(Kind.WORKER).get().request == ""
+
+
+def test_stopped_supervisor_ends_with_its_processes(runqueue):
+    child = runqueue(**OFTEN)
+    until(lambda: live(Kind.WORKER).exists() and live(Kind.DISPATCHER).exists())
+
+    assert live(Kind.SUPERVISOR).stop() == 1
+
+    assert child.wait(30) == 0
+    assert not Process.objects.exists()
+    assert "was asked by an operator to stop" in log_of(child)
+
+
+def test_process_reports_its_memory(runqueue):
+    runqueue(**OFTEN)
+
+    until(live(Kind.WORKER).filter(memory__gt=10_000_000).exists)
+
+
+def test_dispatchers_dead_and_stopping_processes_are_not_controlled(db):
+    a_process("dispatcher", kind=Kind.DISPATCHER)
+    worker = a_process("worker", kind=Kind.WORKER)
+    own = Process.objects.filter(pk=worker.pk)
+
+    assert Process.objects.stop() == 1
+    assert (own.quiet(), own.resume(), own.stop()) == (0, 0, 0)
+    assert own.get().request == "stop"
+    own.update(request="", expires_at=worker.started_at)
+    assert own.quiet() == 0
