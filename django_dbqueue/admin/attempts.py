@@ -112,7 +112,7 @@ def timeline_of(job: Job, attempts: Sequence[Attempt]) -> str:
     now = columns.seen_at(job)
     if job.state == Job.State.RUNNING and job.started_at:
         spans.append(Span(since, job.started_at, "waits", _("waited")))
-        spans.append(Span(job.started_at, now, "runs", _("runs")))
+        spans.append(Span(job.started_at, now, "runs", _("running")))
     elif job.state in WAITING:
         spans.append(Span(since, now, "waits", _("waits")))
     return timeline(spans)

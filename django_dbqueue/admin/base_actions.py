@@ -20,6 +20,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from ..models.bounded_count import BoundedCount, count
 from .addresses import page_address
@@ -291,18 +292,27 @@ def _to_log(rows: Rows, action: Action) -> list[Model]:
 
 def _counted(rows: Rows, number: int) -> str:
     opts = rows.model._meta
-    return f"{number} {opts.verbose_name if number == 1 else opts.verbose_name_plural}"
+    # Translators: the number of rows, and their name in the singular and in the plural. Where the
+    # plural differs by number, write it as "%(names)s: %(number)s".
+    text = ngettext("%(number)s %(name)s", "%(number)s %(names)s", number)
+    names = {"name": opts.verbose_name, "names": opts.verbose_name_plural}
+    return text % {"number": number, **names}
 
 
 def _result(
     target: Rows, total: int, changed: int, action: Action, values: dict[str, object]
 ) -> str:
     if changed:
-        done = action.done % values if action.field else action.done
+        done = action.done % _shown(values) if action.field else action.done
         text = _("%(done)s: %(rows)s.") % {"done": done, "rows": _counted(target, changed)}
     else:
         text = _("Nothing was changed.")
     return f"{text} {_unchanged(total, changed)}".strip()
+
+
+def _shown(values: dict[str, object]) -> dict[str, object]:
+    """Return the values as their text. An optional one may be empty."""
+    return {name: _("none") if value is None else value for name, value in values.items()}
 
 
 def _unchanged(total: int, changed: int) -> str:

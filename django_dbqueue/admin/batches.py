@@ -56,7 +56,7 @@ def description(batch: Batch) -> str:
 
 @admin.display(description=gettext_lazy("id"))
 def full_id(batch: Batch) -> str:
-    return format_html('<span class="dbq-id">{}</span>', batch.pk)
+    return format_html('<span class="dbq-id" dir="ltr">{}</span>', batch.pk)
 
 
 @admin.display(description=gettext_lazy("state"))
@@ -94,7 +94,7 @@ def state_and_bar(batch: CountedBatch) -> str:
 def jobs(batch: CountedBatch) -> str:
     """Return the number of jobs in each state, each linked to the jobs."""
     badges = [
-        (each, formatting.state(f"{number} {each.label}", each))
+        (each, formatting.state(format_html("{}: {}", each.label, number), each))
         for each in STATES
         if (number := batch.jobs_by_state.get(each))
     ]

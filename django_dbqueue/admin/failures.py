@@ -68,7 +68,8 @@ class ShownFailure(Protocol):
 @admin.display(description=_("failure"))
 def summary(failure: Failure) -> str:
     return format_html(
-        '{}<br><span class="dbq-quiet dbq-said">{}</span><br><span class="dbq-id">{}</span>',
+        '{}<br><span class="dbq-quiet dbq-said">{}</span>'
+        '<br><span class="dbq-id" dir="ltr">{}</span>',
         formatting.last_part(failure.error_type),
         failure.message[:150],
         failure.location,

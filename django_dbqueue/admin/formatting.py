@@ -6,11 +6,13 @@ Values that come from jobs are text, and are escaped.
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime, timedelta, timezone
 from uuid import UUID
 
 from django.conf import settings
 from django.db.models import Max, Min
+from django.utils.dates import WEEKDAYS_ABBR
 from django.utils.formats import date_format
 from django.utils.html import format_html
 from django.utils.http import urlencode
@@ -27,6 +29,7 @@ from .backend_choice import with_backend
 from .base import Text
 
 LONGEST_JSON = 50_000
+DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 
 # Icon and tone of each state: never a colour alone.
 BADGES: dict[str, tuple[str, str]] = {
@@ -170,10 +173,24 @@ def _cron(expression: str) -> str:
             if (day, weekday) == ("*", "*"):
                 return _("daily at %(time)s") % {"time": time}
             if day == "*":
-                return _("%(days)s at %(time)s") % {"days": weekday, "time": time}
+                return _("%(days)s at %(time)s") % {"days": _weekdays(weekday), "time": time}
             if day.isdigit() and weekday == "*":
                 return _("monthly on day %(day)s at %(time)s") % {"day": day, "time": time}
     return expression
+
+
+def _weekdays(field: str) -> str:
+    """Return the weekdays of a cron expression, such as mon-fri, by their names."""
+    day = rf"(?:[0-7]|{'|'.join(DAYS)})"
+    if not re.fullmatch(rf"{day}(?:[-,]{day})*", field, re.IGNORECASE):
+        return field
+
+    def name(found: re.Match[str]) -> str:
+        text = found[0].lower()
+        # Sunday is 0 or 7 in cron; Monday is 0 in Django's names.
+        return str(WEEKDAYS_ABBR[((DAYS.index(text) if text in DAYS else int(text)) - 1) % 7])
+
+    return re.sub(day, name, field, flags=re.IGNORECASE)
 
 
 def json_text(value: object) -> str:
@@ -181,7 +198,7 @@ def json_text(value: object) -> str:
     text = json.dumps(value, indent=2, ensure_ascii=False, default=repr)
     if len(text) > LONGEST_JSON:
         text = text[:LONGEST_JSON] + "\n[…]"
-    return format_html('<pre class="dbq-text">{}</pre>', text)
+    return format_html('<pre class="dbq-text" dir="ltr">{}</pre>', text)
 
 
 def last_part(path: str) -> str:
@@ -199,7 +216,9 @@ def process(name: str) -> str:
 def short_id(pk: UUID | str) -> str:
     """Shorten an id to its beginning (the time) and its unique end, with the id as its title."""
     text = str(pk)
-    return format_html('<span class="dbq-id" title="{}">{}…{}</span>', text, text[:8], text[-8:])
+    return format_html(
+        '<span class="dbq-id" dir="ltr" title="{}">{}…{}</span>', text, text[:8], text[-8:]
+    )
 
 
 def link(model: str, pk: UUID | int | str, text: object) -> str:

@@ -90,7 +90,7 @@ class HangedJobAdmin(ActionAdmin):
         self, request: HttpRequest, extra_context: dict[str, object] | None = None
     ) -> HttpResponse:
         hint = _(
-            "Jobs that have been running for more than {} (or the limit of their queue) "
+            "Jobs that have been running for more than {} (or hanged_after of their queue) "
             "or for many times as long as usual, or whose process sends no heartbeat."
         )
         limit = duration(timedelta(seconds=options().hanged_after))

@@ -181,7 +181,7 @@ class TaskStateAdmin(PausableAdmin):
             object_id=pk,
             object_repr=str(job or task)[:200],
             action_flag=CHANGE,
-            change_message=f"Enqueued by hand: {result.enqueued}.",
+            change_message=_("Enqueued by hand: %s.") % result.enqueued,
         )
         texts = {
             "created": _("A job of %s was enqueued."),

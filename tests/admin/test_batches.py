@@ -43,7 +43,7 @@ def test_list_shows_progress_and_failed_jobs(viewer: Client, db: Any) -> None:
     assert "Prices of May" in text and "In progress" in text
     assert '<progress class="dbq-bar" value="0.7500" aria-label="6 of 8 (75 %)">' in text
     assert f'{JOBS}?batch={one.pk}&amp;state=failed"' in text
-    assert "✕ 1 Failed ○ 2 Ready ✓ 5 Successful" in visible_text(text)
+    assert "✕ Failed: 1 ○ Ready: 2 ✓ Successful: 5" in visible_text(text)
 
 
 def test_state_of_batch_is_shown_as_text(viewer: Client, db: Any) -> None:
@@ -76,7 +76,7 @@ def test_jobs_of_large_batch_are_counted_up_to_the_limit(
 
     text = visible_text(viewer.get(url(one)).text)
 
-    assert "✕ 3 Failed ○ 20+ Ready ✓ 20+ Successful" in text
+    assert "✕ Failed: 3 ○ Ready: 20+ ✓ Successful: 20+" in text
     assert "too many jobs to count" in text
 
 

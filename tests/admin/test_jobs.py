@@ -45,7 +45,7 @@ def queries(client: Client, address: str) -> int:
 
 
 def ids(client: Client, query: str) -> list[str]:
-    return re.findall(r'class="dbq-id" title="([^"]+)"', client.get(JOBS + query).text)
+    return re.findall(r'class="dbq-id" dir="ltr" title="([^"]+)"', client.get(JOBS + query).text)
 
 
 def test_list_is_newest_first_with_state_attempts_and_last_error(

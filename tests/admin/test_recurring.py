@@ -283,7 +283,7 @@ def test_query_count_of_list_does_not_grow_with_rows(viewer: Client, db: Any) ->
         ({"cron": "*/5 * * * *", "timezone": ""}, "every 5 minutes (Asia/Kathmandu)"),
         ({"cron": "7 * * * *"}, "hourly, at minute 7 (Europe/Berlin)"),
         ({"cron": "@daily"}, "daily at 00:00 (Europe/Berlin)"),
-        ({"cron": "0 9 * * mon-fri"}, "mon-fri at 09:00 (Europe/Berlin)"),
+        ({"cron": "0 9 * * mon-fri"}, "Mon-Fri at 09:00 (Europe/Berlin)"),
         ({"cron": "0 9 1 * *"}, "monthly on day 1 at 09:00 (Europe/Berlin)"),
         ({"cron": "0 9 1 * mon"}, "0 9 1 * mon (Europe/Berlin)"),
         ({"cron": "nonsense"}, "nonsense (Europe/Berlin)"),
