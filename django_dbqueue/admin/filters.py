@@ -10,7 +10,7 @@ from uuid import UUID
 from django.contrib.admin import ModelAdmin, SimpleListFilter
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
-from django.db.models import F, Model, Q, QuerySet
+from django.db.models import Exists, F, Model, OuterRef, Q, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
@@ -19,12 +19,15 @@ from ..core.uuid7 import uuid7_at
 from ..models import Batch, Execution, Failure, Job, Process, Queue
 from ..models.enums import WAITING
 from ..models.job import JobQuerySet
+from ..registry import tasks_in
 from .base import Rows, Text
 from .config import options
 from .sources import jobs_from, recent_sources
 from .spans import SPANS, USUAL, span_of
+from .windows import BEFORE
 
 Choices = Iterable[tuple[str, Any]]
+MOST_OFFERED = 100
 
 
 class Filter(SimpleListFilter):
@@ -57,7 +60,7 @@ class QueueFilter(Filter):
     title, parameter_name, column = _("queue"), "queue", "queue"
 
     def options(self, model: object) -> Choices:
-        names = Queue.objects.order_by("name").values_list("name", flat=True)[:100]
+        names = Queue.objects.order_by("name").values_list("name", flat=True)[:MOST_OFFERED]
         return [(name, name) for name in names]
 
 
@@ -65,8 +68,9 @@ class TaskFilter(Filter):
     title, parameter_name, column = _("task"), "task", "task"
 
     def options(self, model: object) -> Choices:
-        named = [(task, task.rpartition(".")[2]) for task in Job.objects.recent_tasks()]
-        return sorted(named, key=lambda choice: choice[1])
+        tasks = {*tasks_in(options().task_modules), *Job.objects.recent_tasks()}
+        named = [(task, task.rpartition(".")[2]) for task in tasks]
+        return sorted(named, key=lambda choice: choice[::-1])
 
 
 class TimeFilter(SimpleListFilter):
@@ -107,6 +111,54 @@ class AttemptsFilter(SimpleListFilter):
             case "retry":
                 return queryset.filter(waits, was_tried)
         return queryset
+
+
+class ErrorFilter(Filter):
+    """Filter by the type of an error that an attempt failed with."""
+
+    title, parameter_name = _("error"), "error"
+
+    def options(self, model: object) -> Choices:
+        failures = Failure.objects.open().order_by("-last_seen")
+        types = dict.fromkeys(failures.values_list("error_type", flat=True)[:MOST_OFFERED])
+        return [(each, each.rpartition(".")[2]) for each in types]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        if self.value() is None:
+            return queryset
+        failures = Failure.objects.filter(error_type=self.value())
+        attempts = Execution.objects.filter(failure__in=failures.values("pk"))
+        return queryset.filter(pk__in=attempts.values("job"))
+
+
+class WorkerFilter(Filter):
+    """Filter by the process that runs a job, or has run it; shown only while in use.
+
+    The page of a process links here.
+    """
+
+    title, parameter_name = _("worker"), "worker"
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        if self.value() is None:
+            return queryset
+        own = Execution.objects.filter(job=OuterRef("pk"), process=self.value())
+        return queryset.filter(Q(process__name=self.value()) | Exists(own))
+
+
+class ReleaseFilter(Filter):
+    """Filter by a release that an attempt ran with."""
+
+    title, parameter_name = _("release"), "release"
+
+    def options(self, model: object) -> Choices:
+        return [(name, name) for name in sorted(Process.objects.releases())]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        if self.value() is None:
+            return queryset
+        own = Execution.objects.filter(job=OuterRef("pk"), release=self.value())
+        return queryset.filter(Exists(own))
 
 
 class SourceFilter(Filter):
@@ -251,13 +303,36 @@ class BatchFilter(IdFilter):
 
     @property
     def pk(self) -> UUID:
-        try:
-            return UUID(self.value() or "")
-        except ValueError:
-            raise IncorrectLookupParameters from None
+        return _uuid(self.value() or "")
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
         return queryset if self.value() is None else queryset.filter(batch=self.pk)
+
+
+class BeforeFilter(IdFilter):
+    """Show only jobs that are older than one, of which a window links to them."""
+
+    title, parameter_name, model = _("older than"), BEFORE, Job
+
+    @property
+    def pk(self) -> UUID:
+        return _uuid(self.value() or "")
+
+    @classmethod
+    def job(cls, request: HttpRequest) -> UUID | None:
+        """Return the id in the address of a list; None without one."""
+        value = request.GET.get(cls.parameter_name)
+        return _uuid(value) if value else None
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        return queryset if self.value() is None else queryset.filter(pk__lt=self.pk)
+
+
+def _uuid(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise IncorrectLookupParameters from None
 
 
 class LimitFilter(Filter):

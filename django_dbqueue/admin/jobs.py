@@ -36,14 +36,18 @@ from .config import options
 from .filters import (
     AttemptsFilter,
     BatchFilter,
+    BeforeFilter,
+    ErrorFilter,
     FailureFilter,
     LimitFilter,
     ProcessFilter,
     QueueFilter,
+    ReleaseFilter,
     SourceFilter,
     StateFilter,
     TaskFilter,
     TimeFilter,
+    WorkerFilter,
 )
 from .limits import limits_of
 from .redaction import (
@@ -57,6 +61,7 @@ from .search import PREFIXES, search
 from .stages import children_of, stages_of
 from .tasks import enqueue_address
 from .why_waiting import why_waiting
+from .windows import Window, is_unbounded
 
 TIMES = (
     columns.time("enqueued_at", _("enqueued")),
@@ -125,7 +130,11 @@ class JobAdmin(ActionAdmin):
         TaskFilter,
         TimeFilter,
         AttemptsFilter,
+        ErrorFilter,
+        WorkerFilter,
+        ReleaseFilter,
         SourceFilter,
+        BeforeFilter,
         FailureFilter,
         ProcessFilter,
         BatchFilter,
@@ -159,16 +168,21 @@ class JobAdmin(ActionAdmin):
         return ((None, {"fields": fields}),)
 
     def get_search_results(self, request: HttpRequest, rows: Rows, text: str) -> tuple[Rows, bool]:
-        found = search(cast(JobQuerySet, rows), text.strip())
-        request.searched = found.said  # type: ignore[attr-defined]
-        return found.jobs, False
+        window = Window(BeforeFilter.job(request))
+        found = search(cast(JobQuerySet, rows), text.strip(), window)
+        is_bounded = found.is_bounded and not is_unbounded(request)
+        request.searched = (  # type: ignore[attr-defined]
+            found.said,
+            "" if is_bounded else window.text(request),
+        )
+        return (found.jobs if is_bounded else window.within(found.jobs)), False
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, object] | None = None
     ) -> HttpResponse:
         response = super().changelist_view(request, extra_context)
         if isinstance(response, TemplateResponse) and response.context_data is not None:
-            response.context_data["searched"] = getattr(request, "searched", "")
+            response.context_data["searched"] = getattr(request, "searched", ())
         return response
 
     def page_context(self, request: HttpRequest, row: Job) -> dict[str, object]:

@@ -129,6 +129,7 @@ class ProcessAdmin(ActionAdmin):
             "jobs": _jobs_of(row) if may_view_jobs and is_worker else [],
             "may_view_jobs": may_view_jobs,
             "is_worker": is_worker,
+            "has_run": formatting.jobs_link(gettext("Jobs that it has run"), worker=row.name),
         }
 
 

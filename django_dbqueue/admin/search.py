@@ -11,16 +11,15 @@ from uuid import UUID
 
 from django.db.models import Q
 from django.db.models.fields.json import KeyTransform
-from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
 from ..models import Job, TaskState
 from ..models.job import JobQuerySet
 from .redaction import call_without_secrets, is_hidden, places_of, without_secrets
+from .windows import Window
 
-# No index holds arguments or ends of ids: such a search reads at most this many jobs, the newest,
-# and finds at most this many.
-SCANNED, FOUND = 100_000, 500
+# A search for arguments or ends of ids, which no index holds, finds at most this many jobs.
+FOUND = 500
 # Maximum number of tasks to try with a key that is given without a task.
 MOST_TASKS = 1000
 # Part of an id, as lists show it: its beginning, its end, or both.
@@ -29,14 +28,15 @@ PREFIXES = ("queue", "task", "key")
 
 
 class Search(NamedTuple):
-    """Matching jobs, and a sentence that says what was searched."""
+    """Matching jobs, a sentence that says what was searched, and whether an index served it."""
 
     jobs: JobQuerySet
     said: str
+    is_bounded: bool = True
 
 
-def search(jobs: JobQuerySet, text: str) -> Search:
-    """Search jobs for a text. Each form is one index lookup, or reads a limited number of jobs."""
+def search(jobs: JobQuerySet, text: str, window: Window) -> Search:
+    """Search jobs for a text. Each form is one index lookup, or reads the jobs of a window."""
     if not text:
         return Search(jobs, "")
     try:
@@ -45,23 +45,26 @@ def search(jobs: JobQuerySet, text: str) -> Search:
         prefix, colon, rest = text.partition(":")
     rest = rest.strip()
     if (part := PART_OF_ID.fullmatch(text.lower())) and any(part.groups()):
-        return _by_part_of_id(jobs, *(each or "" for each in part.groups()))
+        begin, end = (each or "" for each in part.groups())
+        return _by_part_of_id(jobs, begin, end, window)
     match prefix, colon:
         case "queue", ":":
-            return Search(jobs.filter(queue=rest), _("Searched: jobs of the queue %s.") % rest)
+            said = _("Searched: jobs of the queue %s.") % rest
+            return Search(jobs.filter(queue=rest), said, is_bounded=False)
         case "task", ":":
             said = _("Searched: tasks whose path begins with %s.") % rest
-            return Search(jobs.filter(task__startswith=rest), said)
+            return Search(jobs.filter(task__startswith=rest), said, is_bounded=False)
         case "key", ":":
             said = _("Searched: the key %s, of the known tasks.") % rest
             return Search(jobs.filter(_with_key(rest)), said)
     if colon and prefix.isidentifier() and rest:
-        return _by_value(jobs, prefix, rest)
+        return _by_value(jobs, prefix, rest, window)
     said = _("Searched: tasks with the name %s, or whose path begins with it.") % text
-    return Search(jobs.filter(Q(task__startswith=text) | Q(task__endswith=f".{text}")), said)
+    by_name = jobs.filter(Q(task__startswith=text) | Q(task__endswith=f".{text}"))
+    return Search(by_name, said, is_bounded=False)
 
 
-def _by_part_of_id(jobs: JobQuerySet, begin: str, end: str) -> Search:
+def _by_part_of_id(jobs: JobQuerySet, begin: str, end: str, window: Window) -> Search:
     begin, end = begin.replace("-", ""), end.replace("-", "")
     first, last = (UUID(begin.ljust(32, digit)[:32]) for digit in "0f")
     beginning = jobs.filter(pk__range=(first, last)) if begin else jobs
@@ -69,14 +72,16 @@ def _by_part_of_id(jobs: JobQuerySet, begin: str, end: str) -> Search:
     if begin and not end:
         ids = list(beginning.values_list("pk", flat=True)[:FOUND])
     # One part alone may be the beginning or the end.
-    found = beginning if begin and end else jobs
-    ending = found.among_newest(SCANNED).filter(pk__endswith=end or begin)
+    if begin and end:
+        ending = beginning.filter(pk__endswith=end)
+    else:
+        ending = window.within(jobs).filter(pk__endswith=end or begin)
     ids += ending.values_list("pk", flat=True)[:FOUND]
-    said = _("Searched: ids with this beginning, and those with this end among the newest %s jobs.")
-    return Search(jobs.filter(pk__in=ids), said % number_format(SCANNED, force_grouping=True))
+    said = _("Searched: ids with this beginning or this end.")
+    return Search(jobs.filter(pk__in=ids), said, is_bounded=bool(begin and end))
 
 
-def _by_value(jobs: JobQuerySet, name: str, text: str) -> Search:
+def _by_value(jobs: JobQuerySet, name: str, text: str, window: Window) -> Search:
     """Search for jobs with an argument or metadata of this name and value.
 
     Only values that the job's page shows are found: hidden ones must not be guessed.
@@ -99,14 +104,12 @@ def _by_value(jobs: JobQuerySet, name: str, text: str) -> Search:
         wanted |= Q(in_kwargs=value) | Q(in_metadata=value)
         for task, place in places:
             wanted |= Q(**{f"at_{place}": value}, task=task)
-    rows = jobs.among_newest(SCANNED).alias(**named, **by_place).filter(wanted).order_by("-pk")
+    rows = window.within(jobs).alias(**named, **by_place).filter(wanted).order_by("-pk")
     rows = rows.select_related(None).only("task", "args", "kwargs", "metadata")
     ids = [job.pk for job in rows[:FOUND] if _shows(job, name, values)]
-    said = _(
-        "Searched: %(name)s = %(value)s in arguments and metadata of the newest %(number)s jobs."
-    )
-    number = number_format(SCANNED, force_grouping=True)
-    return Search(jobs.filter(pk__in=ids), said % {"name": name, "value": text, "number": number})
+    said = _("Searched: %(name)s = %(value)s in arguments and metadata.")
+    said %= {"name": name, "value": text}
+    return Search(jobs.filter(pk__in=ids), said, is_bounded=False)
 
 
 def _values(text: str) -> list[Any]:

@@ -3,7 +3,7 @@
 import os
 import time
 import uuid
-from datetime import datetime
+from datetime import datetime, timezone
 
 
 def uuid7() -> uuid.UUID:
@@ -21,3 +21,10 @@ def uuid7() -> uuid.UUID:
 def uuid7_at(at: datetime) -> uuid.UUID:
     """Return the lowest id of a time. A naive time is a local one."""
     return uuid.UUID(int=int(at.timestamp() * 1000) << 80)
+
+
+def time_of(pk: uuid.UUID) -> datetime | None:
+    """Return the time of an id, to the millisecond; None for an id of another version."""
+    if pk.version != 7:
+        return None
+    return datetime.fromtimestamp((pk.int >> 80) / 1000, timezone.utc)
