@@ -132,7 +132,7 @@ class ErrorFilter(Filter):
 
 
 class WorkerFilter(Filter):
-    """Filter by the process that runs a job, or has run it; shown only while in use.
+    """Filter by the process that has run a job; shown only while in use.
 
     The page of a process links here.
     """
@@ -143,7 +143,7 @@ class WorkerFilter(Filter):
         if self.value() is None:
             return queryset
         own = Execution.objects.filter(job=OuterRef("pk"), process=self.value())
-        return queryset.filter(Q(process__name=self.value()) | Exists(own))
+        return queryset.filter(Exists(own))
 
 
 class ReleaseFilter(Filter):

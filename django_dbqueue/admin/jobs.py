@@ -58,6 +58,7 @@ from .redaction import (
     without_secrets,
 )
 from .search import PREFIXES, search
+from .sessions import sessions_of
 from .stages import children_of, stages_of
 from .tasks import enqueue_address
 from .why_waiting import why_waiting
@@ -193,6 +194,7 @@ class JobAdmin(ActionAdmin):
             "why": why_waiting(row),
             "progress": progress.summary(row),
             "stack": stack,
+            "sessions": sessions_of(stack),
             "stack_taken": stack and formatting.ago(stack.taken_at),
             "attempts": attempts,
             "timeline": timeline_of(row, attempts),

@@ -619,6 +619,7 @@ class Migration(migrations.Migration):
                 ('attempt', models.PositiveIntegerField(verbose_name='attempt')),
                 ('taken_at', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now(), verbose_name='taken at')),
                 ('text', models.TextField(verbose_name='stack')),
+                ('sessions', django_dbqueue.models.document.DocumentField(db_default={}, default=dict)),
             ],
             options={
                 'verbose_name': 'stack',

@@ -7,6 +7,7 @@ from django.db import models
 from django.db.models import Exists, OuterRef, Q
 from django.utils.translation import gettext_lazy as _
 
+from .document import DocumentField
 from .expressions import Now, now_plus
 from .job import Job, JobQuerySet
 from .primary import PrimaryQuerySet
@@ -14,10 +15,12 @@ from .process import Process
 
 
 class StackTraceQuerySet(PrimaryQuerySet["StackTrace"]):
-    def record(self, job: Job, text: str) -> None:
-        """Upsert the latest stack trace of a job's attempt."""
-        row = self.model(job=job, attempt=job.attempt, text=text, taken_at=Now())
-        self.upsert([row], key=["job"], fields=["attempt", "text", "taken_at"])
+    def record(self, job: Job, text: str, sessions: Mapping[str, int]) -> None:
+        """Upsert the latest stack trace of a job's attempt, and its database sessions."""
+        row = self.model(
+            job=job, attempt=job.attempt, text=text, sessions=dict(sessions), taken_at=Now()
+        )
+        self.upsert([row], key=["job"], fields=["attempt", "text", "sessions", "taken_at"])
 
     def of(self, jobs: Iterable[Job]) -> dict[UUID, str]:
         """Return the stack traces of the jobs' current attempts, by job."""
@@ -44,6 +47,8 @@ class StackTrace(models.Model):
     attempt = models.PositiveIntegerField(_("attempt"))
     taken_at = models.DateTimeField(_("taken at"), db_default=Now())
     text = models.TextField(_("stack"))
+    # The PostgreSQL sessions of its thread: the process id of each, by alias of the database.
+    sessions = DocumentField(default=dict, db_default={})
 
     objects = StackTraceQuerySet.as_manager()
 

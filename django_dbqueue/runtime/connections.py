@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -260,3 +260,23 @@ def discard(alias: str) -> None:
 def close_connections() -> None:
     for connection in connections.all(initialized_only=True):
         discard(connection.alias)
+
+
+def of_this_thread() -> list[BaseDatabaseWrapper]:
+    """Return this thread's connections to all databases that are configured as they should be."""
+    found = []
+    for alias in connections:
+        with suppress(Exception):
+            found.append(connections[alias])
+    return found
+
+
+def sessions(of_thread: Iterable[BaseDatabaseWrapper]) -> dict[str, int]:
+    """Return the process id of each PostgreSQL session of another thread, by alias."""
+    found = {}
+    for each in of_thread:
+        # The thread may close it at the same time.
+        with suppress(Exception):
+            if each.vendor == "postgresql" and each.connection is not None:
+                found[each.alias] = each.connection.info.backend_pid
+    return found

@@ -102,7 +102,7 @@ def test_list_shows_what_a_job_is_doing(viewer: Client, hanged: list[Job]) -> No
         '  File "/srv/shop/reports.py", line 40, in build\n    write(rows)\n'
         '  File "/venv/lib/python3.12/site-packages/db/api.py", line 7, in execute\n    wait()\n'
     )
-    StackTrace.objects.record(first, stack)
+    StackTrace.objects.record(first, stack, {})
     Progress.objects.create(job=first, attempt=first.attempt, done=30, total=120)
     StackTrace.objects.create(job=second, attempt=second.attempt + 1, text=stack)
 

@@ -362,7 +362,7 @@ class Supervisor:
         overdue, stacks = self._overdue(child), child.stacks()
         try:
             for job in overdue:
-                StackTrace.objects.using(self._backend.database).record(job, stacks)
+                StackTrace.objects.using(self._backend.database).record(job, stacks, {})
         except (DatabaseError, InterfaceError) as error:
             report(
                 error,

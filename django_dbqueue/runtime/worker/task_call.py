@@ -8,10 +8,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import nullcontext
 from types import FrameType
 from typing import Any, TypeVar
+
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...exceptions import Interruption
 from ...log import running_job
@@ -27,8 +29,10 @@ class Call:
     """One attempt's call of a task.
 
     ``reason`` is the requested interruption, or None. ``is_retried`` tells whether a stopped job
-    runs again. ``log`` captures its log lines.
+    runs again. ``log`` captures its log lines. ``connections`` are those of its thread.
     """
+
+    connections: Sequence[BaseDatabaseWrapper] = ()
 
     def __init__(self, job: ClaimedJob) -> None:
         self.job, self.began = job, time.monotonic()

@@ -17,6 +17,7 @@ from ..connections import (
     close_connections,
     close_interrupted,
     look_after_connections,
+    of_this_thread,
     ready_connections,
 )
 from ..shared_status import SharedStatus
@@ -175,7 +176,9 @@ class ThreadPool:
         return self.LATE if followers and _has_the_only_slot(followers[0]) else self.GROUP_LATE
 
     def _work(self) -> None:
+        own = of_this_thread()
         while call := self._next():
+            call.connections = own
             try:
                 ready_connections()
                 self._run(call)

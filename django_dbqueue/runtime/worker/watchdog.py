@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from ...backend import DatabaseBackend
 from ...exceptions import TimedOut
 from ...models import ClaimedJob
+from ..connections import sessions
 from ..shutdown import Shutdown
 from .run_times import RunTimes
 from .services import WorkerServices
@@ -43,7 +44,7 @@ class Watchdog:
         self._services = services
         self._stack_taken_at: dict[Call, float] = {}
         # The stacks that the worker has yet to store.
-        self.stacks: deque[tuple[ClaimedJob, str]] = deque()
+        self.stacks: deque[tuple[ClaimedJob, str, dict[str, int]]] = deque()
         self.stuck: set[Call] = set()
 
     def start(self, ended: Shutdown) -> None:
@@ -104,7 +105,7 @@ class Watchdog:
 
     def _take_stack(self, call: Call, now: float) -> None:
         self._stack_taken_at[call] = now
-        self.stacks.append((call.job, call.stack()))
+        self.stacks.append((call.job, call.stack(), sessions(call.connections)))
         self._services.wake()
 
     def _forget(self, calls: Iterable[Call]) -> None:

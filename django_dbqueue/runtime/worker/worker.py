@@ -280,8 +280,9 @@ class Worker:
 
     def _store_stacks(self) -> None:
         while self._watchdog.stacks:
-            job, stack = self._watchdog.stacks.popleft()
-            StackTrace.objects.using(self._backend.database).record(job, stack)
+            StackTrace.objects.using(self._backend.database).record(
+                *self._watchdog.stacks.popleft()
+            )
 
     def _owns(self) -> bool:
         return not self._heartbeat.declared_dead

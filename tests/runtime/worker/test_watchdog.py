@@ -58,7 +58,7 @@ def test_timed_out_job_is_interrupted_and_stuck_after_grace(watchdog, monkeypatc
     assert not watchdog.stuck
     watchdog._check(one, 7.2)
     assert watchdog.stuck == {one}
-    assert take_stacks(watchdog) == [(one.job, "at t")]
+    assert take_stacks(watchdog) == [(one.job, "at t", {})]
     assert watchdog.woken
 
 
@@ -69,7 +69,7 @@ def test_job_far_over_usual_run_time_is_hanged(watchdog):
     watchdog._check(one, 199.0)
     assert not take_stacks(watchdog)
     watchdog._check(one, 201.0)
-    assert take_stacks(watchdog) == [(one.job, "at t")]
+    assert take_stacks(watchdog) == [(one.job, "at t", {})]
     watchdog._check(one, 202.0)
     assert not take_stacks(watchdog)
     watchdog._check(one, 262.0)
