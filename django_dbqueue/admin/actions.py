@@ -242,6 +242,7 @@ MUTE = Action(
     done=_("Muted"),
     eligible=lambda failures: failures.open(),
     run=lambda failures: failures.mute(),
+    recorded=Operation.Verb.MUTE,
 )
 MUTE_FOR = replace(
     MUTE,
@@ -264,6 +265,7 @@ RESOLVE = Action(
     done=_("Resolved"),
     eligible=lambda failures: failures.unresolved(),
     run=lambda failures: failures.resolve(),
+    recorded=Operation.Verb.RESOLVE,
 )
 REOPEN = Action(
     name="reopen",
@@ -274,6 +276,7 @@ REOPEN = Action(
     done=_("Reopened"),
     eligible=lambda failures: failures.closed(),
     run=lambda failures: failures.reopen(),
+    recorded=Operation.Verb.REOPEN,
 )
 
 # Recurring tasks.
@@ -287,6 +290,7 @@ ENABLE = Action(
     done=_("Enabled"),
     eligible=lambda tasks: tasks.disabled(),
     run=lambda tasks: tasks.enable(),
+    recorded=Operation.Verb.ENABLE,
 )
 DISABLE = Action(
     name="disable",
@@ -297,6 +301,7 @@ DISABLE = Action(
     done=_("Disabled"),
     eligible=lambda tasks: tasks.enabled(),
     run=lambda tasks: tasks.disable(),
+    recorded=Operation.Verb.DISABLE,
     confirm_from=2,
 )
 RUN_NOW = Action(
@@ -308,6 +313,7 @@ RUN_NOW = Action(
     done=_("Enqueued"),
     eligible=all_of,
     run=lambda tasks: run_now(tasks, lambda row, wait: enqueue(row, wait, alias_for(row))),
+    recorded=Operation.Verb.RUN,
     confirm_from=2,
 )
 
@@ -322,6 +328,7 @@ PAUSE = Action(
     done=_("Paused"),
     eligible=lambda rows: rows.pausable(),
     run=lambda rows: rows.pause(),
+    recorded=Operation.Verb.PAUSE,
     confirm_from=2,
 )
 RESUME = Action(
@@ -333,6 +340,7 @@ RESUME = Action(
     done=_("Resumed"),
     eligible=lambda rows: rows.paused(),
     run=lambda rows: rows.resume(),
+    recorded=Operation.Verb.RESUME,
 )
 PAUSE_FOR = Action(
     name="pause_for",
@@ -346,6 +354,7 @@ PAUSE_FOR = Action(
     done=_("Paused for %(value)s"),
     eligible=all_of,
     run=lambda rows, length: rows.pause(until=length),
+    recorded=Operation.Verb.PAUSE,
     field=_length(
         (900, _("15 minutes")),
         (3600, _("1 hour")),
@@ -374,6 +383,7 @@ RESTRICT = Action(
     done=_("Limit set to %(value)s"),
     eligible=all_of,
     run=lambda queues, limit: queues.restrict(limit),
+    recorded=Operation.Verb.RESTRICT,
     field=forms.IntegerField(
         label=_("Maximum number of jobs that run at a time"),
         min_value=1,
@@ -397,6 +407,7 @@ QUIET = Action(
     done=_("Quieted within seconds"),
     eligible=lambda processes: processes.active(),
     run=lambda processes: processes.quiet(),
+    recorded=Operation.Verb.QUIET,
     confirm_from=2,
 )
 RESUME_PROCESS = Action(
@@ -408,6 +419,7 @@ RESUME_PROCESS = Action(
     done=_("Resumed within seconds"),
     eligible=lambda processes: processes.quieted(),
     run=lambda processes: processes.resume(),
+    recorded=Operation.Verb.WAKE,
 )
 STOP_PROCESS = Action(
     name="stop",
@@ -422,6 +434,7 @@ STOP_PROCESS = Action(
     done=_("Stop requested"),
     eligible=lambda processes: processes.controllable(),
     run=lambda processes: processes.stop(),
+    recorded=Operation.Verb.END,
     confirm_from=1,
 )
 

@@ -26,7 +26,7 @@ from ..models.bounded_count import BoundedCount, count
 from .addresses import page_address
 from .backend_choice import PARAMETER, on_chosen_backend, with_alias, with_backend
 from .base import ReadOnlyAdmin, Row, Rows, Text
-from .operating import details, operation_address, start, with_link
+from .operating import change_rows, details, operation_address, start, with_link
 
 if TYPE_CHECKING:
     from django.contrib.admin.options import Action as AdminAction
@@ -67,7 +67,8 @@ class Action:
         the value, as ``%(value)s``.
     eligible: filters the rows that the action would change.
     run: changes the rows and returns their number; with ``field``: ``run(rows, value)``.
-    verb: for jobs, instead of ``run``: the verb of the operation that changes them.
+    recorded: the verb under which the change is recorded as an operation; empty: it is not.
+    verb: for jobs, instead of both: the verb of the operation that changes them.
     in_steps: a few jobs first; the others only if not too many of those fail again.
     target: the affected rows for the selected ones. The actions of a failure affect its jobs.
     confirm_from: number of rows from which the action needs a confirmation; None: never.
@@ -82,6 +83,7 @@ class Action:
     done: Text
     eligible: Callable[[Any], Rows]
     run: Callable[..., int] = no_change
+    recorded: str = ""
     verb: str = ""
     in_steps: bool = False
     target: Callable[[Any], Rows] = all_of
@@ -107,7 +109,7 @@ class Action:
     def form(self, data: QueryDict | None = None) -> Form | None:
         """Return the form for the value and the details of an operation; None without any."""
         fields = {"value": self.field} if self.field else {}
-        if self.verb:
+        if self.verb or (self.recorded and self.field):
             fields |= details(self.verb, in_steps=self.in_steps)
         if not fields:
             return None
@@ -157,9 +159,21 @@ class ActionAdmin(ReadOnlyAdmin):
         logged = [one] if one else _to_log(rows, action)
         if action.verb:
             return self._operate(request, target, total, action, values, logged)
-        changed = action.run(target, *([values["value"]] if action.field else []))
+        run = partial(action.run, target, *([values["value"]] if action.field else []))
+        if action.recorded:
+            scope = _scope(request, logged)
+            made = change_rows(target, action.recorded, run, values, scope, request.user)
+            changed = made.changed if made else 0
+        else:
+            made, changed = None, run()
         message = with_alias(_result(target, total, changed, action, values))
-        self.message_user(request, message, messages.SUCCESS if changed else messages.WARNING)
+        is_undoable = made and made.rows.get("changes")
+        shown = is_undoable and request.user.has_perm("dbqueue.view_operation")
+        self.message_user(
+            request,
+            with_link(message, made) if made and shown else message,
+            messages.SUCCESS if changed else messages.WARNING,
+        )
         if changed:
             self._log(request, logged, message)
         return None
@@ -174,8 +188,7 @@ class ActionAdmin(ReadOnlyAdmin):
         logged: list[Model],
     ) -> HttpResponse | None:
         """Change jobs by an operation. Redirect to its page if a job of the queue runs it."""
-        scope = " ".join(f"{name}={value}" for name, value in _filters(request))
-        scope = scope or ", ".join(map(str, logged[:EXAMPLES])) + ", …" * (len(logged) > EXAMPLES)
+        scope = _scope(request, logged)
         operation = start(action.verb, cast("JobQuerySet", target), values, scope, request.user)
         if not operation.finished_at:
             message = with_alias(
@@ -283,6 +296,12 @@ class ActionAdmin(ReadOnlyAdmin):
 
     def _url(self, name: str, pk: UUID | int | str) -> str:
         return with_backend(page_address(f"{self.opts.model_name}_{name}", pk))
+
+
+def _scope(request: HttpRequest, logged: list[Model]) -> str:
+    """Return what an operation was applied to: the filters of the list, or the first rows."""
+    filters = " ".join(f"{name}={value}" for name, value in _filters(request))
+    return filters or ", ".join(map(str, logged[:EXAMPLES])) + ", …" * (len(logged) > EXAMPLES)
 
 
 def _to_log(rows: Rows, action: Action) -> list[Model]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, cast
 
@@ -12,12 +13,14 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..backend import DatabaseBackend
+from ..engine import row_operations
 from ..models import Operation
 from ..models.job import JobQuerySet
 from .addresses import page_address
 from .backend_choice import with_backend
 from .config import backend
 
+Rows = QuerySet[Any]
 _RATED = (Operation.Verb.RETRY, Operation.Verb.RETRY_NOW, Operation.Verb.RUN_NOW)
 
 
@@ -65,10 +68,27 @@ def start(verb: str, jobs: JobQuerySet, values: dict[str, Any], scope: str, user
     )
 
 
-def undo(operation: Operation, user: Any) -> Operation:
-    undoing: Operation = _operations().undo(
-        operation, backend(), scope=str(operation), actor=_name(user)
+def change_rows(
+    rows: Rows, verb: str, run: Callable[[], int], values: dict[str, Any], scope: str, user: Any
+) -> Operation | None:
+    """Change rows other than jobs, and record it as an operation; None if nothing was changed."""
+    value = values.get("value")
+    return row_operations.record(
+        rows,
+        verb,
+        run,
+        value="" if value is None else str(value)[:100],
+        scope=scope,
+        actor=_name(user),
+        reason=values.get("reason", ""),
     )
+
+
+def undo(operation: Operation, user: Any) -> Operation:
+    by = {"scope": str(operation), "actor": _name(user)}
+    if operation.rows:
+        return row_operations.undo(operation, **by)
+    undoing: Operation = _operations().undo(operation, backend(), **by)
     return undoing
 
 

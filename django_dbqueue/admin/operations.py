@@ -87,6 +87,8 @@ def undoes(operation: Any) -> str:
 @admin.display(description=gettext_lazy("duration, rate"))
 def pace(operation: Any) -> str:
     """Return how long the operation took or has taken, and its jobs per second."""
+    if operation.rows:
+        return "–"
     lasted = operation.lasted(columns.seen_at(operation))
     rate = operation.done / max(lasted.total_seconds(), 0.001)
     text = _("%s jobs/s") % number_format(rate, 1 if rate < 10 else 0)
@@ -123,8 +125,8 @@ class VerbFilter(Filter):
 @admin.register(Operation)
 class OperationAdmin(ActionAdmin):
     hint = gettext_lazy(
-        "What operators did to jobs, newest first. Operations on very many jobs run as jobs, and "
-        "most can be undone."
+        "What operators did, newest first. Operations on very many jobs run as jobs, and most "
+        "can be undone."
     )
     actions = (UNDO, STOP_OPERATION, CONTINUE)
     list_display = (
@@ -181,6 +183,8 @@ class OperationAdmin(ActionAdmin):
         number = sum(each.changed for each in done)
         missed = sum(each.done - each.changed for each in done)
         text = ngettext("Undone: %d job.", "Undone: %d jobs.", number) % number
+        if all(each.rows for each in done):
+            text = ngettext("Undone: %d change.", "Undone: %d changes.", number) % number
         if missed:
             text = f"{text} " + _("Unchanged, as they have started or changed since: %d.") % missed
         if any(not each.finished_at for each in done):
@@ -193,7 +197,8 @@ class OperationAdmin(ActionAdmin):
         may_view_jobs = request.user.has_perm("dbqueue.view_job")
         return {
             **super().page_context(request, row),
-            "jobs": _jobs_of(row) if may_view_jobs else [],
+            "changes": _changes_of(row),
+            "jobs": _jobs_of(row) if may_view_jobs and not row.rows else [],
             "may_view_jobs": may_view_jobs,
             "has_more": row.total > SHOWN,
         }
@@ -207,6 +212,20 @@ def _undo(request: HttpRequest, operation: Operation) -> Operation | None:
         if not Operation.objects.filter(undoes=operation).exists():
             raise
         return None
+
+
+def _changes_of(operation: Operation) -> list[dict[str, str]]:
+    """Return the rows that an operation has changed, and what they were before and after."""
+    rows = operation.rows or {}
+    changes = list(rows.get("changes", {}).items())[:SHOWN]
+    return [
+        {
+            "row": formatting.link(rows["table"], pk, pk),
+            "before": formatting.json_text(before),
+            "after": formatting.json_text(after),
+        }
+        for pk, (before, after) in changes
+    ]
 
 
 def _jobs_of(operation: Operation) -> list[dict[str, object]]:

@@ -950,7 +950,7 @@ class Migration(migrations.Migration):
             name='Operation',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('verb', models.CharField(choices=[('retry', 'Retry'), ('retry_now', 'Retry now'), ('run_now', 'Run now'), ('reschedule', 'Reschedule'), ('discard', 'Discard'), ('move', 'Move to another queue'), ('reprioritise', 'Set priority'), ('stop', 'Stop'), ('stop_and_retry', 'Stop and run again'), ('undo', 'Undo')], max_length=20, verbose_name='action')),
+                ('verb', models.CharField(choices=[('retry', 'Retry'), ('retry_now', 'Retry now'), ('run_now', 'Run now'), ('reschedule', 'Reschedule'), ('discard', 'Discard'), ('move', 'Move to another queue'), ('reprioritise', 'Set priority'), ('stop', 'Stop'), ('stop_and_retry', 'Stop and run again'), ('undo', 'Undo'), ('pause', 'Pause'), ('resume', 'Resume'), ('restrict', 'Set limit'), ('mute', 'Mute'), ('resolve', 'Resolve'), ('reopen', 'Reopen'), ('enable', 'Enable'), ('disable', 'Disable'), ('run', 'Run a recurring task'), ('quiet', 'Quiet processes'), ('wake', 'Resume processes'), ('end', 'Stop processes')], max_length=20, verbose_name='action')),
                 ('value', models.CharField(blank=True, max_length=100, verbose_name='value')),
                 ('scope', models.TextField(blank=True, verbose_name='applied to')),
                 ('reason', models.CharField(blank=True, max_length=200, verbose_name='reason')),
@@ -962,6 +962,7 @@ class Migration(migrations.Migration):
                 ('changed', models.PositiveIntegerField(default=0, verbose_name='changed')),
                 ('position', models.BigIntegerField(default=0)),
                 ('job', models.UUIDField(blank=True, null=True, verbose_name='job')),
+                ('rows', django_dbqueue.models.document.DocumentField(blank=True, null=True)),
                 ('problem', models.TextField(blank=True, verbose_name='problem')),
                 ('created_at', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now(), verbose_name='started at')),
                 ('stop_requested_at', models.DateTimeField(blank=True, null=True, verbose_name='stop requested at')),

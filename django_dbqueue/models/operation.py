@@ -7,6 +7,7 @@ from django.db import models
 from django.db.models import Exists, F, OuterRef, Q
 from django.utils.translation import gettext_lazy as _
 
+from .document import DocumentField
 from .enums import UNFINISHED
 from .expressions import Now
 from .identifier import IdentifierField
@@ -59,9 +60,8 @@ class OperationQuerySet(PrimaryQuerySet["Operation"]):
 
     def undoable(self) -> OperationQuerySet:
         """Filter operations that have ended, changed something, and were not undone before."""
-        return self.filter(
-            verb__in=Operation.UNDOABLE, finished_at__isnull=False, changed__gt=0, undone_by=None
-        )
+        can_be = Q(verb__in=Operation.UNDOABLE, rows__isnull=True) | Q(rows__changes__isnull=False)
+        return self.filter(can_be, finished_at__isnull=False, changed__gt=0, undone_by=None)
 
     def stop(self) -> int:
         """Request that operations stop. What they have changed stays. Return their number."""
@@ -69,7 +69,7 @@ class OperationQuerySet(PrimaryQuerySet["Operation"]):
 
 
 class Operation(models.Model):
-    """A change of jobs by an operator: its user, filters, reason, progress, and undo."""
+    """What an operator did: the user, filters, reason, progress, and undo."""
 
     class Verb(models.TextChoices):
         RETRY = "retry", _("Retry")
@@ -82,8 +82,21 @@ class Operation(models.Model):
         STOP = "stop", _("Stop")
         STOP_AND_RETRY = "stop_and_retry", _("Stop and run again")
         UNDO = "undo", _("Undo")
+        # Of other rows than jobs: see engine/row_operations.py.
+        PAUSE = "pause", _("Pause")
+        RESUME = "resume", _("Resume")
+        RESTRICT = "restrict", _("Set limit")
+        MUTE = "mute", _("Mute")
+        RESOLVE = "resolve", _("Resolve")
+        REOPEN = "reopen", _("Reopen")
+        ENABLE = "enable", _("Enable")
+        DISABLE = "disable", _("Disable")
+        RUN = "run", _("Run a recurring task")
+        QUIET = "quiet", _("Quiet processes")
+        WAKE = "wake", _("Resume processes")
+        END = "end", _("Stop processes")
 
-    # Those after which the jobs' state is known, and that have no effect outside of the database.
+    # Of jobs: those after which their state is known, without effects outside of the database.
     UNDOABLE = (
         Verb.RETRY,
         Verb.RETRY_NOW,
@@ -121,6 +134,8 @@ class Operation(models.Model):
     position = models.BigIntegerField(default=0)
     # The job that runs the operation; None: the request that started it did.
     job = models.UUIDField(_("job"), null=True, blank=True)
+    # Of an operation on other rows than jobs: their table, and the columns that an undo restores.
+    rows = DocumentField(null=True, blank=True)
     problem = models.TextField(_("problem"), blank=True)
     created_at = models.DateTimeField(_("started at"), db_default=Now())
     stop_requested_at = models.DateTimeField(_("stop requested at"), null=True, blank=True)
