@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlencode
+
 from django.contrib import admin
 from django.http import HttpRequest
+from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
 from ..core.counts import Counts, Times
@@ -12,9 +18,10 @@ from ..doctor.runner import of_the_queue
 from ..models import Job, Overview, Queue, Statistic
 from ..models.bounded_count import count
 from ..models.enums import State
-from ..models.statistic import Period, StatisticQuerySet
+from . import rates
+from .backend_choice import with_backend
 from .base import PageAdmin
-from .charts import Series, bars
+from .charts import Series, bars, sparkline
 from .config import backend, backends_in
 from .formatting import job_count
 from .problems import verdict
@@ -30,6 +37,9 @@ INDEXES = {
 }
 # The largest number of queues that can be chosen for the charts.
 MOST_QUEUES = 200
+# The largest number of queues in the table, those that did most.
+MOST_ROWS = 20
+PERCENTILES = (50, 95, 99)
 
 
 @admin.register(Overview)
@@ -45,7 +55,7 @@ class OverviewAdmin(PageAdmin):
         return {
             **verdict(of_the_queue(database) if database else ()),
             "states": [(state.label, _number_in(state)) for state in INDEXES],
-            "charts": _charts(chosen, queue),
+            **_over_time(chosen, queue),
             "hours": chosen.hours,
             "queue": queue,
             "queues": _queues(queue),
@@ -63,10 +73,39 @@ def _queues(chosen: str) -> list[str]:
     return sorted({*names, *([chosen] if chosen else [])})
 
 
-def _charts(span: Span, queue: str) -> list[str]:
-    axis, statistics = Axis.until_now(span), Statistic.objects.all()
-    of, times = _bars(axis, statistics, queue), axis.labels()
-    deploys = deploys_of(axis)
+def _over_time(span: Span, queue: str) -> dict[str, object]:
+    """Return the charts of the chosen time, and a row for each queue that did most in it."""
+    axis = Axis.until_now(span)
+    read = Statistic.objects.by_queue(axis.start, axis.span.period, queue or None)
+    by_queue = {name: _bars(axis, counts) for name, counts in read.items()}
+    every = [_merged(each) for each in zip(*by_queue.values(), strict=True)]
+    rows = [_row(axis, name, of) for name, of in by_queue.items()]
+    rows.sort(key=lambda row: row["number"], reverse=True)
+    return {
+        "charts": _charts(axis, every or _bars(axis, {})),
+        "by_queue": rows[:MOST_ROWS],
+        "has_more_queues": len(rows) > MOST_ROWS,
+    }
+
+
+def _row(axis: Axis, name: str, of: list[Counts]) -> dict[str, Any]:
+    counts, title = _merged(of), _("attempts")
+    query = urlencode({"hours": axis.span.hours, "queue": name})
+    return {
+        "name": name,
+        "address": with_backend(f"?{query}"),
+        "number": counts.runs + counts.enqueued,
+        "enqueued": number_format(counts.enqueued, force_grouping=True),
+        "runs": number_format(counts.runs, force_grouping=True),
+        "chart": sparkline(title, [each.runs for each in of]),
+        "failed": rates.share_failed(counts),
+        "waiting_time": rates.percentiles(counts.wait_time, PERCENTILES),
+        "run_time": rates.percentiles(counts.run_time, PERCENTILES),
+    }
+
+
+def _charts(axis: Axis, of: list[Counts]) -> list[str]:
+    times, deploys = axis.labels(), deploys_of(axis)
     numbers = (
         Series(_("enqueued jobs"), "waits", [each.enqueued for each in of]),
         Series(_("attempts without failure"), "good", [each.runs - each.failures for each in of]),
@@ -81,7 +120,7 @@ def _charts(span: Span, queue: str) -> list[str]:
 
 
 def _percentiles(times: list[Times]) -> list[Series]:
-    tones = {50: "good", 95: "waits", 99: "bad"}
+    tones = dict(zip(PERCENTILES, ("good", "waits", "bad"), strict=True))
     return [
         Series(
             _("highest p%d") % percent, tone, [each.percentile(percent) or 0.0 for each in times]
@@ -90,12 +129,17 @@ def _percentiles(times: list[Times]) -> list[Series]:
     ]
 
 
-def _bars(axis: Axis, statistics: StatisticQuerySet, queue: str) -> list[Counts]:
+def _bars(axis: Axis, of: Mapping[datetime, Counts]) -> list[Counts]:
     """Return the counts of each bar; also of those without a job."""
     found = [Counts() for _bar in range(axis.span.bars)]
-    is_fine = axis.span.period == Period.MINUTE
-    read = statistics.per_minute if is_fine else statistics.per_hour
-    for start, counts in read(axis.start, queue=queue or None).items():
+    for start, counts in of.items():
         if (place := axis.place(start)) < axis.span.bars:
             found[place].merge(counts)
     return found
+
+
+def _merged(each: Iterable[Counts]) -> Counts:
+    total = Counts()
+    for counts in each:
+        total.merge(counts)
+    return total

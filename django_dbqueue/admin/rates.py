@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Protocol
 
@@ -45,8 +46,11 @@ def throughput(row: Counted) -> str:
 
 @admin.display(description=gettext_lazy("failed attempts"))
 def failed(row: Counted) -> str:
+    return share_failed(row.counts)
+
+
+def share_failed(counts: Counts) -> str:
     """Return the share of attempts that failed; red from a tenth on."""
-    counts = row.counts
     if not counts.runs:
         return "–"
     share = counts.failures / counts.runs
@@ -76,11 +80,11 @@ def per_minute(number: float) -> str:
     return _("%s/min") % number_format(rate, 0 if rate >= 10 else 1, force_grouping=True)
 
 
-def percentiles(times: Times) -> str:
-    """Return the median and the 95th percentile of measured times."""
+def percentiles(times: Times, percents: Iterable[int] = (50, 95)) -> str:
+    """Return percentiles of measured times: the median and the 95th, or others."""
     if not times.number:
         return "–"
-    shown = ((percent, times.percentile(percent) or 0.0) for percent in (50, 95))
+    shown = ((percent, times.percentile(percent) or 0.0) for percent in percents)
     return lines(
         *(
             f"p{percent}: {formatting.duration(timedelta(seconds=seconds))}"

@@ -163,6 +163,18 @@ class StatisticQuerySet(PrimaryQuerySet["Statistic"]):
         """Return the counts of each task, as ``per_queue()``."""
         return self._by("task", since)
 
+    def by_queue(
+        self, since: datetime, period: Period = Period.HOUR, queue: str | None = None
+    ) -> dict[str, dict[datetime, Counts]]:
+        """Return the counts of each queue, or of one, by hour or minute, as ``per_hour()``."""
+        rows = self._since(period, since).filter(**({"queue": queue} if queue else {}))
+        found: dict[str, dict[datetime, Counts]] = {}
+        read = rows.order_by("queue", "start").values_list("queue", "start", *COLUMNS)
+        for name, start, *values in read.iterator():
+            of_queue = found.setdefault(name, {})
+            of_queue.setdefault(start, Counts()).merge(counts_of(values))
+        return found
+
     def _by(self, column: str, since: datetime) -> dict[str, Counts]:
         rows = self._since(Period.MINUTE, since)  # It checks the time, too.
         if now() - since > timedelta(seconds=MINUTES_KEPT):

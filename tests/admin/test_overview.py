@@ -31,9 +31,9 @@ def all_alive(db: Any) -> None:
     a_process("dispatcher@here:1:abc", kind=Process.Kind.DISPATCHER)
 
 
-def a_statistic(hours_ago: int, **counts: Any) -> None:
+def a_statistic(hours_ago: int, queue: str = "q", **counts: Any) -> None:
     start = start_of(Period.HOUR, timezone.now()) - timedelta(hours=hours_ago)
-    row = Statistic(period=Period.HOUR, start=start, queue="q", task="t")
+    row = Statistic(period=Period.HOUR, start=start, queue=queue, task="t")
     row.counts = Counts(**counts)
     row.save()
 
@@ -169,3 +169,23 @@ def test_number_of_queries_does_not_depend_on_the_rows(
         a_job(state=State.SCHEDULED, run_after=timezone.now() + timedelta(hours=1))
 
     assert queries() == few
+
+
+def test_each_queue_has_a_row_with_its_numbers_of_the_chosen_time(
+    viewer: Client, all_alive: None
+) -> None:
+    a_statistic(1, queue="mail", enqueued=5, runs=4, failures=1, run_time=Times.of([0.5]))
+    a_statistic(30, queue="mail", enqueued=90, runs=90)
+    a_statistic(1, queue="slow", enqueued=1, runs=1, wait_time=Times.of([3600.0]))
+
+    page = viewer.get(PAGE, {"hours": "24"})
+
+    mail, slow = page.context["by_queue"]
+    assert (mail["name"], mail["enqueued"], mail["runs"]) == ("mail", "5", "4")
+    assert "25 %" in mail["failed"] and "p99" in mail["run_time"]
+    assert "p95: 1 h" in slow["waiting_time"]
+    assert 'href="?hours=24&amp;queue=slow"' in page.text
+    assert "enqueued jobs: 6" in page.text
+    assert [row["name"] for row in viewer.get(PAGE, {"queue": "slow"}).context["by_queue"]] == [
+        "slow"
+    ]
