@@ -16,6 +16,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Execution, Job, TaskState
+from ..models.document import Unreadable
 from ..models.expressions import Now
 from ..models.job import JobQuerySet
 from . import columns, formatting, progress, sources
@@ -75,6 +76,8 @@ TIMES = (
 
 # Longer arguments are not read for the list; shown are the first characters.
 LONGEST_READ, LONGEST_SHOWN = 2000, 80
+# Number of earlier jobs with the same arguments on the page of a job.
+MOST_EARLIER = 5
 
 
 class ListedJob(Protocol):
@@ -199,6 +202,7 @@ class JobAdmin(ActionAdmin):
             "attempts": attempts,
             "timeline": timeline_of(row, attempts),
             "alike": _alike(row),
+            "earlier": _earlier(row),
             "stages": stages_of(row, attempts),
             "children": children_of(row),
             "limits": limits_of(row, linked=request.user.has_perm("dbqueue.view_semaphore")),
@@ -250,6 +254,22 @@ def _data(job: Job) -> list[tuple[Text, str]]:
     )
     return [
         (name, formatting.json_text(value)) for name, value in named if value not in (None, [], {})
+    ]
+
+
+def _earlier(job: Job) -> list[dict[str, str]]:
+    """Return the last jobs before this one of the same task with the same arguments."""
+    if any(isinstance(each, Unreadable) for each in (job.args, job.kwargs)):
+        return []
+    before = Job.objects.filter(pk__lt=job.pk, task=job.task, args=job.args, kwargs=job.kwargs)
+    rows = Window(job.pk).within(before).defer(*columns.NOT_LISTED)
+    return [
+        {
+            "job": columns.linked_job(each),
+            "state": columns.state(each),
+            "times": columns.enqueued_and_last_run(each),
+        }
+        for each in rows.annotate(seen_at=Now()).order_by("-pk")[:MOST_EARLIER]
     ]
 
 

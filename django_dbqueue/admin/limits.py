@@ -162,6 +162,11 @@ def _taken(number: int, max_running: int | None) -> str:
     if max_running is None:
         return "–"
     text = _("%(number)d of %(max_running)d taken") % {"number": number, "max_running": max_running}
-    if number >= max_running:
-        return formatting.badge(text, "⊘", "waits")
-    return formatting.badge(text, "○", "good")
+    sign, shade = ("⊘", "waits") if number >= max_running else ("○", "good")
+    meter = format_html(
+        '<meter class="dbq-bar" value="{}" max="{}" aria-label="{}"></meter>',
+        number,
+        max_running,
+        text,
+    )
+    return format_html("{} {}", formatting.badge(text, sign, shade), meter)

@@ -9,12 +9,14 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from django.db import connections
 from django.db.models import Q
 from django.db.models.fields.json import KeyTransform
 from django.utils.translation import gettext as _
 
 from ..models import Job, TaskState
 from ..models.job import JobQuerySet
+from .config import options
 from .redaction import call_without_secrets, is_hidden, places_of, without_secrets
 from .windows import Window
 
@@ -104,12 +106,25 @@ def _by_value(jobs: JobQuerySet, name: str, text: str, window: Window) -> Search
         wanted |= Q(in_kwargs=value) | Q(in_metadata=value)
         for task, place in places:
             wanted |= Q(**{f"at_{place}": value}, task=task)
+    if name in options().indexed_arguments and connections[jobs.db].vendor == "postgresql":
+        return _by_index(jobs, name, text, values)
     rows = window.within(jobs).alias(**named, **by_place).filter(wanted).order_by("-pk")
     rows = rows.select_related(None).only("task", "args", "kwargs", "metadata")
     ids = [job.pk for job in rows[:FOUND] if _shows(job, name, values)]
     said = _("Searched: %(name)s = %(value)s in arguments and metadata.")
     said %= {"name": name, "value": text}
     return Search(jobs.filter(pk__in=ids), said, is_bounded=False)
+
+
+def _by_index(jobs: JobQuerySet, name: str, text: str, values: list[Any]) -> Search:
+    """Search all jobs for a keyword argument or metadata that has an index."""
+    ids = []
+    for column in ("kwargs", "metadata"):
+        rows = jobs.alias(value=KeyTransform(name, column)).filter(value__in=values)
+        rows = rows.order_by("-pk").select_related(None).only("task", "args", "kwargs", "metadata")
+        ids += [job.pk for job in rows[:FOUND] if _shows(job, name, values)]
+    said = _("Searched: %(name)s = %(value)s in keyword arguments and metadata, by their index.")
+    return Search(jobs.filter(pk__in=ids), said % {"name": name, "value": text})
 
 
 def _values(text: str) -> list[Any]:

@@ -42,6 +42,11 @@ OF_A_GROUP = (
     *("queues", "processes", "threads", "coroutines", "prefetch", "prefetch_bytes"),
     *("max_jobs", "max_age", "max_memory", "poll_interval"),
 )
+# Options that are lists of names.
+OF_NAMES = {
+    *("queues", "task_modules", "hidden", "allow_sql", "allow_commands"),
+    "indexed_arguments",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +111,8 @@ class Options:
     note_source: record with each job the process, request, user or job that enqueues it.
     ageing: each time that a job has waited for this long, it counts as one priority higher; None
         for never.
+    indexed_arguments: names of arguments and metadata that have an index, which checkqueue shows
+        how to create: the admin's search for them reads all jobs. PostgreSQL only.
     hidden: words; the admin does not show values whose name contains one of them.
     embedded: everything in one process, as threads.
     name: a name for these processes, in their rows and log lines.
@@ -154,6 +161,7 @@ class Options:
     keep_log: int = 0
     note_source: bool = False
     ageing: float | None = None
+    indexed_arguments: tuple[str, ...] = ()
     hidden: tuple[str, ...] = (
         "password",
         "passwd",
@@ -217,9 +225,7 @@ class Options:
 
     def changed(self, **changes: Any) -> Options:
         """Return these options with some of them changed."""
-        for key in {"queues", "task_modules", "hidden", "allow_sql", "allow_commands"} & set(
-            changes
-        ):
+        for key in OF_NAMES & set(changes):
             changes[key] = _as_names(changes[key])
         if not isinstance(allowed := changes.get("allow_import_errors", False), bool):
             changes["allow_import_errors"] = _as_names(allowed)
@@ -329,6 +335,13 @@ def _problems(options: Any) -> Iterator[str]:
         yield from _names(options, "allow_import_errors", "['shop.tasks'], or True for all")
     yield from _names(options, "allow_sql", "['default']")
     yield from _names(options, "allow_commands", "['clearsessions']")
+    yield from _names(options, "indexed_arguments", "['customer']")
+    for name in options.indexed_arguments:
+        if not (isinstance(name, str) and name.isidentifier()):
+            yield (
+                f"indexed_arguments: {name!r} is not the name of an argument. "
+                "Give such as 'customer'."
+            )
     yield from _names(options, "hidden", "['password', 'token']")
     if not callable(options.backoff):
         yield (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..models import Process
+from ..models import Job, Process
 from .database import QueueDatabase
 from .finding import Finding, format_duration
 from .vacuum import BUSY, tables
@@ -154,6 +154,36 @@ def _set(database: QueueDatabase, name: str, value: str) -> str:
                 "for each session."
             )
     return f"ALTER SYSTEM SET {name} = {value}; SELECT pg_reload_conf();"
+
+
+def search_indexes(database: QueueDatabase) -> Iterator[Finding]:
+    names = {name for each in database.backends for name in each.config.indexed_arguments}
+    table = Job._meta.db_table
+    found = " ".join(
+        str(row.indexdef)
+        for row in (
+            database.ask("SELECT indexdef FROM pg_indexes WHERE tablename = %s", table)
+            if names
+            else ()
+        )
+    )
+    missing = [
+        (column, name)
+        for name in sorted(names)
+        for column in ("kwargs", "metadata")
+        if f"(({column} -> '{name}'::text))" not in found
+    ]
+    if missing:
+        yield Finding(
+            f"indexed_arguments has {', '.join(sorted({name for _, name in missing}))}, "
+            "and there is no such index.",
+            "The admin's search for them reads the whole table.",
+            "\n".join(
+                f"CREATE INDEX CONCURRENTLY {table}_{column}_{name} ON {table} "
+                f"(({column} -> '{name}'));"
+                for column, name in missing
+            ),
+        )
 
 
 def _quoted(database: QueueDatabase) -> str:

@@ -32,7 +32,7 @@ OF_A_VENDOR: dict[str, tuple[Check, ...]] = {
             bloat.bloat,
         ),
         *(postgresql.durability, postgresql.idle_transactions, postgresql.connections),
-        *(postgresql.checkpoints, postgresql.pooler),
+        *(postgresql.checkpoints, postgresql.pooler, postgresql.search_indexes),
     ),
     "mysql": (
         *(innodb.transactions, innodb.history, innodb.buffer_pool, innodb.fragmentation),

@@ -249,3 +249,17 @@ class TestBatches:
         response = viewer.get(reverse("admin:dbqueue_job_changelist") + "?batch=5")
 
         assert response.headers["Location"].endswith("?e=1")
+
+
+def test_earlier_jobs_with_the_same_arguments_are_listed(viewer: Client, db: Any) -> None:
+    earlier = [a_job(kwargs={"customer": 17}) for _ in range(7)]
+    a_job(kwargs={"customer": 18})
+    a_job(kwargs={"customer": 17}, task="shop.tasks.other")
+    job = a_job(kwargs={"customer": 17})
+    a_job(kwargs={"customer": 17})
+
+    page = viewer.get(reverse("admin:dbqueue_job_change", args=[job.pk]))
+
+    shown = [re.search(r"job/([0-9a-f-]{36})/", each["job"])[1] for each in page.context["earlier"]]
+    assert shown == [str(each.pk) for each in reversed(earlier[2:])]
+    assert "Earlier jobs with the same arguments" in page.text

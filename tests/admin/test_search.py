@@ -7,6 +7,7 @@ from html import unescape
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
 from django.urls import reverse
 
@@ -142,6 +143,22 @@ def test_list_reads_a_window_unless_an_index_serves_it(
     text = viewer.get(f"{JOBS}?{query}").text
 
     assert ("Only the newest 2 jobs were searched" in text) != is_bounded
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="PostgreSQL only.")
+def test_indexed_argument_is_found_among_all_jobs(
+    viewer: Client, backend: Any, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = backend.config.changed(indexed_arguments="customer, token")
+    monkeypatch.setitem(vars(backend), "config", config)
+    monkeypatch.setattr("django_dbqueue.admin.windows.SIZE", 2)
+    jobs = [a_job(kwargs={"customer": 1}), a_job(metadata={"customer": "1"}), a_job(), a_job()]
+    a_job(kwargs={"token": "secret"})
+
+    assert found(viewer, "customer:1") == {job.pk for job in jobs[:2]}
+    assert "by their index" in said(viewer, "customer:1")
+    assert found(viewer, "customer:1", queue="elsewhere") == set()
+    assert found(viewer, "token:secret") == set()
 
 
 def test_jobs_are_filtered_by_error_worker_and_release(

@@ -973,6 +973,25 @@ def test_frequent_checkpoints_are_found(alive, monkeypatch, requested, written, 
 
 
 @on("postgresql")
+def test_missing_index_of_an_argument_is_found_until_its_remedy_has_run(alive, monkeypatch):
+    assert findings("search-indexes") == []
+    change_options(monkeypatch, indexed_arguments=["customer"])
+
+    (finding,) = findings("search-indexes")
+    try:
+        with connection.cursor() as cursor:
+            for statement in finding["remedy"].splitlines():
+                cursor.execute(statement)
+
+        assert "customer" in finding["what"] and "CONCURRENTLY" in finding["remedy"]
+        assert findings("search-indexes") == []
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP INDEX IF EXISTS dbqueue_job_kwargs_customer")
+            cursor.execute("DROP INDEX IF EXISTS dbqueue_job_metadata_customer")
+
+
+@on("postgresql")
 def test_pooler_is_found(alive, monkeypatch):
     assert findings("pooler") == []
     # OPTIONS may name the server's socket, and they override HOST.
