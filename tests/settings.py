@@ -48,7 +48,10 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 TIME_ZONE = "Asia/Kathmandu"
 DATABASES = {"default": database(""), "other": database("_other")}
 DATABASE_ROUTERS = ["tests.routers.TestRouter"]
+# A theme of the admin to test the pages with: unfold, jazzmin or grappelli.
+THEME = env.list("ADMIN_THEME", default=[])
 ADMIN = [
+    *THEME,
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",

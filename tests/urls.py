@@ -1,6 +1,7 @@
+from django.conf import settings
 from django.contrib import admin
 from django.http import HttpResponse
-from django.urls import path
+from django.urls import include, path
 
 from . import tasks
 
@@ -15,3 +16,5 @@ def enqueue(request):
 
 
 urlpatterns = [path("admin/", admin.site.urls), path("enqueue/", enqueue)]
+if "grappelli" in settings.INSTALLED_APPS:
+    urlpatterns.append(path("grappelli/", include("grappelli.urls")))

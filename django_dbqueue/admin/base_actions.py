@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
+from django.apps import apps
 from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
@@ -20,7 +21,6 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from ..models.bounded_count import BoundedCount, count
 from .addresses import page_address
@@ -140,7 +140,11 @@ class ActionAdmin(ReadOnlyAdmin):
         return [*map(self._path, self.actions), *super().get_urls()]
 
     def page_context(self, request: HttpRequest, row: Row) -> dict[str, object]:
-        return {**super().page_context(request, row), "buttons": self._buttons(request, row)}
+        return {
+            **super().page_context(request, row),
+            "buttons": self._buttons(request, row),
+            "is_grappelli": apps.is_installed("grappelli"),
+        }
 
     def run_action(
         self, request: HttpRequest, rows: Rows, action: Action, one: Model | None = None
@@ -311,11 +315,10 @@ def _to_log(rows: Rows, action: Action) -> list[Model]:
 
 def _counted(rows: Rows, number: int) -> str:
     opts = rows.model._meta
-    # Translators: the number of rows, and their name in the singular and in the plural. Where the
-    # plural differs by number, write it as "%(names)s: %(number)s".
-    text = ngettext("%(number)s %(name)s", "%(number)s %(names)s", number)
-    names = {"name": opts.verbose_name, "names": opts.verbose_name_plural}
-    return text % {"number": number, **names}
+    name = opts.verbose_name if number == 1 else opts.verbose_name_plural
+    # Translators: the number of rows, and their name in the singular for 1, else in the plural.
+    # Where nouns have more forms, write it as "%(name)s: %(number)s".
+    return _("%(number)s %(name)s") % {"number": number, "name": name}
 
 
 def _result(

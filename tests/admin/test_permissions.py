@@ -328,7 +328,7 @@ def test_button_is_shown_only_with_permission_for_its_action(
     assert address in operator.get(url(page, "change", pk)).text
     assert address not in viewer.get(url(page, "change", pk)).text
     assert f'<option value="{action}">' in operator.get(url(page)).text
-    assert "<option value=" not in viewer.get(url(page)).text
+    assert f'<option value="{action}">' not in viewer.get(url(page)).text
 
 
 def test_button_requires_a_csrf_token(rows_by_page: dict[str, Any], db: Any) -> None:

@@ -137,7 +137,7 @@ def test_hanged_job_is_found_understood_and_stopped(on_call):
         state="running", process=process, attempt=1, started_at=now - timedelta(hours=3)
     )
     StackTrace.objects.record(
-        Job.objects.get(pk=pk), '  File "/srv/shop/reports.py", line 40, in build\n    wait()\n'
+        Job.objects.get(pk=pk), '  File "/srv/shop/reports.py", line 40, in build\n    wait()\n', {}
     )
 
     text = on_call.click("Hanged jobs")
@@ -182,7 +182,9 @@ def test_which_worker_runs_what(on_call):
         state="running", process=process, attempt=1, started_at=timezone.now()
     )
 
-    on_call.click("Processes")
+    text = on_call.click("Processes")
+    assert "worker@web1" in text
+    assert "running for" in on_call.click("worker@web1").lower()
     on_call.click("1")
 
     assert "a=5" in first_row(on_call) and "Running" in first_row(on_call)
