@@ -84,7 +84,7 @@ def bars(
     )
 
 
-def sparkline(title: str, values: Sequence[float]) -> SafeString:
+def sparkline(title: str, values: Sequence[float], tone: str) -> SafeString:
     """Draw the values as small bars in one line of text. ``title`` says what they are."""
     highest = max(values, default=0) or 1
     shapes = format_html_join(
@@ -97,8 +97,9 @@ def sparkline(title: str, values: Sequence[float]) -> SafeString:
         ),
     )
     return format_html(
-        '<svg class="dbq-sparkline" viewBox="0 0 {} 24" role="img" aria-label="{}">'
+        '<svg class="dbq-sparkline dbq-{}" viewBox="0 0 {} 24" role="img" aria-label="{}">'
         "<title>{}</title>{}</svg>",
+        tone,
         4 * len(values),
         title,
         title,

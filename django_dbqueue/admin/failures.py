@@ -103,7 +103,7 @@ def in_window(failure: ShownFailure) -> str:
     return format_html(
         '<strong>{}</strong><br>{}<span class="dbq-quiet dbq-line">{}</span>',
         number_format(number, force_grouping=True),
-        sparkline(said, values) if number else "",
+        sparkline(said, values, "bad") if number else "",
         gettext("%(count)d in all") % {"count": failure.count},
     )
 

@@ -97,7 +97,8 @@ def timestamp(time: datetime | None) -> str:
     """Format a time as local time, with UTC as its title."""
     if time is None:
         return "–"
-    return _tag(time, plain_time(time))
+    day, clock = plain_time(time).split()
+    return _tag(time, format_html('<span class="dbq-part">{}</span> {}', day, clock))
 
 
 def plain_time(time: datetime) -> str:

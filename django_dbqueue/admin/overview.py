@@ -97,7 +97,7 @@ def _row(axis: Axis, name: str, of: list[Counts]) -> dict[str, Any]:
         "number": counts.runs + counts.enqueued,
         "enqueued": number_format(counts.enqueued, force_grouping=True),
         "runs": number_format(counts.runs, force_grouping=True),
-        "chart": sparkline(title, [each.runs for each in of]),
+        "chart": sparkline(title, [each.runs for each in of], "runs"),
         "failed": rates.share_failed(counts),
         "waiting_time": rates.percentiles(counts.wait_time, PERCENTILES),
         "run_time": rates.percentiles(counts.run_time, PERCENTILES),

@@ -663,7 +663,7 @@ class Migration(migrations.Migration):
                 ('pid', models.PositiveIntegerField(verbose_name='process id')),
                 ('release', django_dbqueue.models.identifier.IdentifierField(blank=True, db_default='', default='', max_length=100, verbose_name='release')),
                 ('request', models.CharField(blank=True, choices=[('quiet', 'Claim no more jobs'), ('stop', 'Stop')], db_default='', default='', max_length=5, verbose_name='request')),
-                ('memory', models.PositiveBigIntegerField(blank=True, help_text='Resident, in bytes.', null=True, verbose_name='memory')),
+                ('memory', models.PositiveBigIntegerField(blank=True, null=True, verbose_name='memory')),
                 ('details', django_dbqueue.models.document.DocumentField(default=dict, verbose_name='details')),
                 ('started_at', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now(), verbose_name='started at')),
                 ('expires_at', models.DateTimeField(verbose_name='expires at')),

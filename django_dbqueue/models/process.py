@@ -148,9 +148,8 @@ class Process(models.Model):
     request = models.CharField(
         _("request"), max_length=5, choices=Request.choices, blank=True, default="", db_default=""
     )
-    memory = models.PositiveBigIntegerField(
-        _("memory"), null=True, blank=True, help_text=_("Resident, in bytes.")
-    )
+    # The resident memory, in bytes.
+    memory = models.PositiveBigIntegerField(_("memory"), null=True, blank=True)
     details = DocumentField(_("details"), default=dict)
     started_at = models.DateTimeField(_("started at"), db_default=Now())
     expires_at = models.DateTimeField(_("expires at"))
