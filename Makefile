@@ -52,6 +52,13 @@ lint: $(VENV)/lint ## Check style, types and migrations
 	$(BIN)/python -W error -m django makemigrations --check --dry-run --settings tests.settings
 	$(BIN)/python -W error manage.py makemigrations --check --dry-run
 
+.PHONY: translations
+translations: $(VENV)/lint ## Update the translations after a change of texts, and compile them (needs GNU gettext)
+	@cd django_dbqueue && DJANGO=$(abspath $(BIN))/django-admin && \
+		$$DJANGO makemessages --all --no-location --no-wrap --no-obsolete -v0 && \
+		sed -i '/^"POT-Creation-Date/d' locale/*/LC_MESSAGES/django.po && \
+		$$DJANGO compilemessages -v0
+
 .PHONY: docs
 docs: $(VENV)/docs ## Build the documentation into build/docs
 	$(BIN)/sphinx-build -q -W -b html docs build/docs

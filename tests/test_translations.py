@@ -86,7 +86,7 @@ class TestLanguage:
     def test_each_text_is_translated_and_no_other(self, language: str) -> None:
         texts = translations(catalog(language))
 
-        # "django-admin makemessages --no-location --no-wrap --locale …" adds what is missing.
+        # `make translations` adds what is missing.
         assert set(texts) == texts_of_the_code()
         assert [text for text, found in texts.items() if not all(found)] == []
         assert [each.id for each in catalog(language) if each.id and each.fuzzy] == []
@@ -102,7 +102,7 @@ class TestLanguage:
                 assert each.strip() == each or text.strip() != text, each
 
     def test_it_is_compiled(self, language: str) -> None:
-        # Otherwise: "django-admin compilemessages", in the folder of the package.
+        # Otherwise: `make translations`.
         assert translations(catalog(language, "mo")) == translations(catalog(language))
 
     def test_each_page_is_shown_in_it(
