@@ -1,0 +1,97 @@
+"""``runjob`` runs a job's task here, and leaves the job as it is."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_dbqueue.exceptions import Snoozed
+from django_dbqueue.models import Execution, Job
+
+from .. import tasks, timely
+from ..models import Run
+
+pytestmark = pytest.mark.django_db(databases=["default", "other"])
+
+
+def runjob(pk: Any, *arguments: str) -> str:
+    out = io.StringIO()
+    call_command("runjob", str(pk), *arguments, stdout=out, stderr=out)
+    return out.getvalue()
+
+
+def test_task_runs_here_and_the_job_is_unchanged() -> None:
+    pk = tasks.add.enqueue(2, b=3).id
+
+    said = runjob(pk)
+
+    assert "tests.tasks.add returned 5." in said and "is unchanged: READY" in said
+    assert Job.objects.get().state == "ready" and not Execution.objects.exists()
+
+
+def test_job_of_another_database_is_found() -> None:
+    pk = tasks.add.using(backend="other").enqueue(2, b=3).id
+
+    assert "returned 5" in runjob(pk)
+    assert "returned 5" in runjob(pk, "--backend", "other")
+    with pytest.raises(CommandError, match="in the backends default"):
+        runjob(pk, "--backend", "default")
+
+
+def test_error_is_raised_without_a_debugger() -> None:
+    with pytest.raises(ValueError, match="no such order"):
+        runjob(tasks.fail.enqueue("no such order").id)
+
+
+def test_debugger_starts_where_the_task_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = []
+
+    def post_mortem(trace: Any) -> None:
+        while trace.tb_next:
+            trace = trace.tb_next
+        frames.append(trace.tb_frame.f_code.co_name)
+
+    monkeypatch.setattr("pdb.post_mortem", post_mortem)
+
+    said = runjob(tasks.fail.enqueue("no such order").id, "--pdb")
+
+    assert frames == ["fail"]
+    assert "no such order" in said and "is unchanged: READY" in said
+
+
+def test_task_with_a_context_has_it() -> None:
+    with pytest.raises(Snoozed):
+        runjob(timely.snooze.enqueue(how=60, times=0).id, "--backend", "default")
+        runjob(timely.snooze.enqueue(how=60).id)
+    assert {job.state for job in Job.objects.all()} == {"ready"}
+
+
+def test_unknown_ids_and_tasks_are_named() -> None:
+    pk = uuid4()
+    with pytest.raises(CommandError, match=f"No job has the id {pk}"):
+        runjob(pk)
+    with pytest.raises(CommandError, match="invalid UUID"):
+        runjob("nonsense")
+    with pytest.raises(CommandError, match="TASKS has no DatabaseBackend nowhere"):
+        runjob(pk, "--backend", "nowhere")
+    gone = tasks.add.enqueue(1)
+    Job.objects.update(task="tests.tasks.gone")
+    with pytest.raises(CommandError, match=r"tests\.tasks\.gone"):
+        runjob(gone.id)
+
+
+def test_atomic_task_that_fails_leaves_nothing() -> None:
+    runjob(tasks.atomic_row.enqueue("kept").id)
+    with pytest.raises(ValueError):
+        runjob(tasks.atomic_row.enqueue("undone", fail=True).id)
+
+    assert list(Run.objects.values_list("job", flat=True)) == ["kept"]
+
+
+def test_coroutine_runs() -> None:
+    with pytest.raises(Snoozed):
+        runjob(timely.snooze_async.enqueue(how=60).id)
