@@ -19,6 +19,7 @@ from django.utils import translation
 from django.utils.translation.template import templatize
 
 import django_dbqueue
+from django_dbqueue.models import Queue
 
 from .admin.conftest import *  # noqa: F403
 from .admin.test_permissions import PAGES, url
@@ -122,3 +123,14 @@ class TestLanguage:
 
         assert f'lang="{code}"' in shown and title.casefold() in shown.casefold()
         assert ('dir="rtl"' in shown) == (language == "ar")
+
+    def test_queue_is_paused_for_a_while(self, superuser: Client, language: str) -> None:
+        # Drivers may write a duration as the text that it has on the page.
+        Queue.objects.create(name="mail")
+        with translation.override(translation.to_language(language)):
+            answer = superuser.post(
+                url("queue", "pause_for", "mail"), {"value": "900", "confirmed": "yes"}
+            )
+
+        assert answer.status_code == 302
+        assert Queue.objects.paused().exists()

@@ -13,6 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..backend import DatabaseBackend
 from ..core.queue_selector import check_name
+from ..core.time_values import LONGEST_WAIT
 from ..engine.recurring import run_now
 from ..models import Execution, Operation
 from ..models.enums import HIGHEST_PRIORITY
@@ -72,11 +73,12 @@ class TimeField(forms.DateTimeField):
 
     def clean(self, value: object) -> datetime | None:
         time: datetime | None = super().clean(value)
-        if time is not None and time.year > LAST_YEAR:
+        now = timezone.now()
+        if time is not None and (time.year > LAST_YEAR or time - now > LONGEST_WAIT):
             raise forms.ValidationError(
                 _("%(time)s is too far ahead. Give an earlier time."), params={"time": value}
             )
-        if time is not None and time <= timezone.now():
+        if time is not None and time <= now:
             raise forms.ValidationError(
                 _("%(time)s is in the past. Give a later time."), params={"time": value}
             )
@@ -353,7 +355,8 @@ PAUSE_FOR = Action(
     ),
     done=_("Paused for %(value)s"),
     eligible=all_of,
-    run=lambda rows, length: rows.pause(until=length),
+    # Some drivers write the value as its text.
+    run=lambda rows, length: rows.pause(until=timedelta(seconds=length.total_seconds())),
     recorded=Operation.Verb.PAUSE,
     field=_length(
         (900, _("15 minutes")),

@@ -60,6 +60,8 @@ class ReadOnlyChangeList(ChangeList):
         return with_backend(super().url_for_result(result))
 
     def get_filters(self, request: HttpRequest) -> Any:
+        if any("\x00" in value for value in request.GET.values()):
+            raise IncorrectLookupParameters  # PostgreSQL takes no such text.
         try:
             return super().get_filters(request)
         except DisallowedModelAdminLookup as error:

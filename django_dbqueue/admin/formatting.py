@@ -194,9 +194,15 @@ def _weekdays(field: str) -> str:
     return re.sub(day, name, field, flags=re.IGNORECASE)
 
 
+def json_of(value: object, indent: int | None = None) -> str:
+    """Return a value as JSON that any page can show: half of a character is escaped."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, default=repr)
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def json_text(value: object) -> str:
     """Format a value as indented JSON; only the beginning if it is very long."""
-    text = json.dumps(value, indent=2, ensure_ascii=False, default=repr)
+    text = json_of(value, indent=2)
     if len(text) > LONGEST_JSON:
         text = text[:LONGEST_JSON] + "\n[…]"
     return format_html('<pre class="dbq-text" dir="ltr">{}</pre>', text)

@@ -16,7 +16,6 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Execution, Job, TaskState
-from ..models.document import Unreadable
 from ..models.expressions import Now
 from ..models.job import JobQuerySet
 from . import columns, formatting, progress, sources
@@ -172,14 +171,14 @@ class JobAdmin(ActionAdmin):
         return ((None, {"fields": fields}),)
 
     def get_search_results(self, request: HttpRequest, rows: Rows, text: str) -> tuple[Rows, bool]:
-        window = Window(BeforeFilter.job(request))
-        found = search(cast(JobQuerySet, rows), text.strip(), window)
-        is_bounded = found.is_bounded and not is_unbounded(request)
-        request.searched = (  # type: ignore[attr-defined]
-            found.said,
-            "" if is_bounded else window.text(request),
-        )
-        return (found.jobs if is_bounded else window.within(found.jobs)), False
+        of_all = request.POST.get("select_across") == "1"
+        window = Window(BeforeFilter.job(request), is_open=of_all)
+        jobs, said, is_windowed = search(cast(JobQuerySet, rows), text.strip(), window)
+        if is_windowed is None and (is_windowed := is_unbounded(request)):
+            jobs = window.within(jobs)
+        shown = (said, window.text(request) if is_windowed else "")
+        request.searched = shown  # type: ignore[attr-defined]
+        return jobs, False
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, object] | None = None
@@ -259,18 +258,31 @@ def _data(job: Job) -> list[tuple[Text, str]]:
 
 def _earlier(job: Job) -> list[dict[str, str]]:
     """Return the last jobs before this one of the same task with the same arguments."""
-    if any(isinstance(each, Unreadable) for each in (job.args, job.kwargs)):
+    call = job.args, job.kwargs
+    # Whether another job has the same hidden value must not show either.
+    if call_without_secrets(job) != call or not (
+        isinstance(job.args, list) and isinstance(job.kwargs, dict)
+    ):
         return []
     before = Job.objects.filter(pk__lt=job.pk, task=job.task, args=job.args, kwargs=job.kwargs)
     rows = Window(job.pk).within(before).defer(*columns.NOT_LISTED)
+    try:
+        found = list(rows.annotate(seen_at=Now()).order_by("-pk")[:MOST_EARLIER])
+    except RecursionError:  # A row inserted by hand may be nested as deep as the database takes.
+        return []
     return [
         {
             "job": columns.linked_job(each),
             "state": columns.state(each),
             "times": columns.enqueued_and_last_run(each),
         }
-        for each in rows.annotate(seen_at=Now()).order_by("-pk")[:MOST_EARLIER]
+        for each in found
     ]
+
+
+def _is_text(text: str) -> bool:
+    """Return False for text with half of a character, which an address cannot hold."""
+    return not any("\ud800" <= each <= "\udfff" for each in text)
 
 
 def _alike(job: Job) -> str:
@@ -289,6 +301,6 @@ def _alike(job: Job) -> str:
     links = (
         (formatting.jobs_link(f"{name}:{text}", q=f"{name}:{text}"),)
         for name, text in texts
-        if 0 < len(text) <= LONGEST_SHOWN and text == text.strip()
+        if 0 < len(text) <= LONGEST_SHOWN and text == text.strip() and _is_text(text)
     )
     return format_html_join(" ", "{}", links)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
@@ -49,7 +50,7 @@ class OverviewAdmin(PageAdmin):
 
     def context(self, request: HttpRequest) -> dict[str, object]:
         chosen = span_of(request.GET.get("hours"))
-        queue = request.GET.get("queue", "")
+        queue = request.GET.get("queue", "").replace("\x00", "")
         of = backend()
         database = of and QueueDatabase(of.database, backends_in(of.database))
         return {
@@ -79,13 +80,16 @@ def _over_time(span: Span, queue: str) -> dict[str, object]:
     read = Statistic.objects.by_queue(axis.start, axis.span.period, queue or None)
     by_queue = {name: _bars(axis, counts) for name, counts in read.items()}
     every = [_merged(each) for each in zip(*by_queue.values(), strict=True)]
-    rows = [_row(axis, name, of) for name, of in by_queue.items()]
-    rows.sort(key=lambda row: row["number"], reverse=True)
+    most = heapq.nlargest(MOST_ROWS, by_queue, key=lambda name: _number(by_queue[name]))
     return {
         "charts": _charts(axis, every or _bars(axis, {})),
-        "by_queue": rows[:MOST_ROWS],
-        "has_more_queues": len(rows) > MOST_ROWS,
+        "by_queue": [_row(axis, name, by_queue[name]) for name in most],
+        "has_more_queues": len(by_queue) > MOST_ROWS,
     }
+
+
+def _number(of: Iterable[Counts]) -> int:
+    return sum(each.runs + each.enqueued for each in of)
 
 
 def _row(axis: Axis, name: str, of: list[Counts]) -> dict[str, Any]:
@@ -94,7 +98,6 @@ def _row(axis: Axis, name: str, of: list[Counts]) -> dict[str, Any]:
     return {
         "name": name,
         "address": with_backend(f"?{query}"),
-        "number": counts.runs + counts.enqueued,
         "enqueued": number_format(counts.enqueued, force_grouping=True),
         "runs": number_format(counts.runs, force_grouping=True),
         "chart": sparkline(title, [each.runs for each in of], "runs"),

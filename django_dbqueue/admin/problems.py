@@ -15,6 +15,7 @@ from .backend_choice import with_backend
 PAGES = {
     "processes": "process",
     "silent-processes": "process",
+    "quiet-processes": "process",
     "lag": "queue",
     "overdue-recurring-tasks": "recurringtask",
     "failures": "failure",

@@ -39,9 +39,10 @@ def name(process: Process) -> str:
 @admin.display(description=_("state"))
 def state(process: Process) -> str:
     """Return whether the process is alive, and what an operator has asked of it."""
-    if not process.request:
+    if not process.is_quiet:
         return columns.alive(process)
-    asked = formatting.badge(process.get_request_display(), "‖", "waits")
+    text = process.get_request_display() or Process.Request.QUIET.label
+    asked = formatting.badge(text, "‖", "waits")
     return format_html("{} {}", columns.alive(process), asked)
 
 

@@ -139,7 +139,7 @@ class QueueAdmin(PausableAdmin):
     def with_details(self, request: HttpRequest, rows: list[LoadedQueue]) -> list[LoadedQueue]:
         loads = Queue.objects.loads(Job.objects.lanes(queue.name for queue in rows))
         counts = rates.of_queues()
-        alive = list(Process.objects.alive().filter(kind=Process.Kind.WORKER))
+        alive = list(Process.objects.workers())
         for queue in rows:
             queue.load = loads.get(queue.name, Load())
             queue.counts = counts.get(queue.name, Counts())

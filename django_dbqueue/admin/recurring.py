@@ -10,7 +10,6 @@ from django.contrib import admin, messages
 from django.contrib.admin.models import LogEntry
 from django.db.models import Model, OuterRef, Subquery
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.text import Truncator
@@ -195,11 +194,13 @@ class RecurringTaskAdmin(ActionAdmin):
         self, request: HttpRequest, extra_context: dict[str, object] | None = None
     ) -> HttpResponse:
         response = super().changelist_view(request, extra_context)
-        if isinstance(response, TemplateResponse) and response.context_data is not None:
-            rows = response.context_data["cl"].result_list
+        # Without a list, it is the question before an action.
+        context = getattr(response, "context_data", None)
+        if context and "cl" in context:
+            rows = context["cl"].result_list
             days = 7 if request.GET.get(CalendarFilter.parameter_name) == "7" else 1
             calendar = Calendar.of(rows, days)
-            response.context_data["calendar"] = calendar.draw() if calendar.lines else ""
+            context["calendar"] = calendar.draw() if calendar.lines else ""
         return response
 
     def page_context(self, request: HttpRequest, row: RecurringTask) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from inspect import Parameter
@@ -14,6 +13,7 @@ from ..models import Job, RecurringTask
 from ..registry import discover, load
 from ..tasks import Task
 from .config import options
+from .formatting import json_of
 
 HIDDEN = "••••••"
 DEEPEST = 100
@@ -76,7 +76,7 @@ def named_arguments(row: Job) -> dict[str, object]:
 def arguments_text(row: Job) -> str:
     """Return the redacted arguments in one line, as in a call with names."""
     named = named_arguments(row).items()
-    return ", ".join(f"{name}={json.dumps(each, ensure_ascii=False)}" for name, each in named)
+    return ", ".join(f"{name}={json_of(each)}" for name, each in named)
 
 
 def places_of(task: str, name: str) -> list[int]:

@@ -16,6 +16,7 @@ from django.utils.translation import gettext as _
 
 from ..models import Job, TaskState
 from ..models.job import JobQuerySet
+from ..registry import tasks_in
 from .config import options
 from .redaction import call_without_secrets, is_hidden, places_of, without_secrets
 from .windows import Window
@@ -30,17 +31,20 @@ PREFIXES = ("queue", "task", "key")
 
 
 class Search(NamedTuple):
-    """Matching jobs, a sentence that says what was searched, and whether an index served it."""
+    """Matching jobs, a sentence that says what was searched, and whether a window bounds it.
+
+    None: the text says nothing of it, and the filters decide.
+    """
 
     jobs: JobQuerySet
     said: str
-    is_bounded: bool = True
+    is_windowed: bool | None = False
 
 
 def search(jobs: JobQuerySet, text: str, window: Window) -> Search:
     """Search jobs for a text. Each form is one index lookup, or reads the jobs of a window."""
     if not text:
-        return Search(jobs, "")
+        return Search(jobs, "", None)
     try:
         return Search(jobs.filter(pk=UUID(text)), _("Searched: the id."))
     except ValueError:
@@ -52,18 +56,18 @@ def search(jobs: JobQuerySet, text: str, window: Window) -> Search:
     match prefix, colon:
         case "queue", ":":
             said = _("Searched: jobs of the queue %s.") % rest
-            return Search(jobs.filter(queue=rest), said, is_bounded=False)
+            return Search(window.within(jobs).filter(queue=rest), said, True)
         case "task", ":":
             said = _("Searched: tasks whose path begins with %s.") % rest
-            return Search(jobs.filter(task__startswith=rest), said, is_bounded=False)
+            return Search(window.within(jobs).filter(task__startswith=rest), said, True)
         case "key", ":":
             said = _("Searched: the key %s, of the known tasks.") % rest
             return Search(jobs.filter(_with_key(rest)), said)
     if colon and prefix.isidentifier() and rest:
         return _by_value(jobs, prefix, rest, window)
     said = _("Searched: tasks with the name %s, or whose path begins with it.") % text
-    by_name = jobs.filter(Q(task__startswith=text) | Q(task__endswith=f".{text}"))
-    return Search(by_name, said, is_bounded=False)
+    by_name = Q(task__startswith=text) | Q(task__endswith=f".{text}")
+    return Search(window.within(jobs).filter(by_name), said, True)
 
 
 def _by_part_of_id(jobs: JobQuerySet, begin: str, end: str, window: Window) -> Search:
@@ -80,7 +84,7 @@ def _by_part_of_id(jobs: JobQuerySet, begin: str, end: str, window: Window) -> S
         ending = window.within(jobs).filter(pk__endswith=end or begin)
     ids += ending.values_list("pk", flat=True)[:FOUND]
     said = _("Searched: ids with this beginning or this end.")
-    return Search(jobs.filter(pk__in=ids), said, is_bounded=bool(begin and end))
+    return Search(jobs.filter(pk__in=ids), said, not (begin and end))
 
 
 def _by_value(jobs: JobQuerySet, name: str, text: str, window: Window) -> Search:
@@ -92,9 +96,10 @@ def _by_value(jobs: JobQuerySet, name: str, text: str, window: Window) -> Search
         said = _("Values of %s are hidden, and are not searched.") % name
         return Search(jobs.none(), said)
     values = _values(text)
-    places = {
-        (task, place) for task in Job.objects.recent_tasks() for place in places_of(task, name)
-    }
+    if name in options().indexed_arguments and connections[jobs.db].vendor == "postgresql":
+        return _by_index(jobs, name, text, window)
+    tasks = {*tasks_in(options().task_modules), *Job.objects.recent_tasks()}
+    places = {(task, place) for task in tasks for place in places_of(task, name)}
     # By aliases: a name such as "contains" would be a lookup in a keyword argument.
     named = {
         "in_kwargs": KeyTransform(name, "kwargs"),
@@ -106,25 +111,35 @@ def _by_value(jobs: JobQuerySet, name: str, text: str, window: Window) -> Search
         wanted |= Q(in_kwargs=value) | Q(in_metadata=value)
         for task, place in places:
             wanted |= Q(**{f"at_{place}": value}, task=task)
-    if name in options().indexed_arguments and connections[jobs.db].vendor == "postgresql":
-        return _by_index(jobs, name, text, values)
-    rows = window.within(jobs).alias(**named, **by_place).filter(wanted).order_by("-pk")
-    rows = rows.select_related(None).only("task", "args", "kwargs", "metadata")
-    ids = [job.pk for job in rows[:FOUND] if _shows(job, name, values)]
+    rows = window.within(jobs).alias(**named, **by_place).filter(wanted)
     said = _("Searched: %(name)s = %(value)s in arguments and metadata.")
-    said %= {"name": name, "value": text}
-    return Search(jobs.filter(pk__in=ids), said, is_bounded=False)
+    found = jobs.filter(pk__in=_shown(rows, name, values, window))
+    return Search(found, said % {"name": name, "value": text}, True)
 
 
-def _by_index(jobs: JobQuerySet, name: str, text: str, values: list[Any]) -> Search:
+def _by_index(jobs: JobQuerySet, name: str, text: str, window: Window) -> Search:
     """Search all jobs for a keyword argument or metadata that has an index."""
+    values = _values(text)
     ids = []
     for column in ("kwargs", "metadata"):
         rows = jobs.alias(value=KeyTransform(name, column)).filter(value__in=values)
-        rows = rows.order_by("-pk").select_related(None).only("task", "args", "kwargs", "metadata")
-        ids += [job.pk for job in rows[:FOUND] if _shows(job, name, values)]
+        ids += _shown(rows, name, values, window)
     said = _("Searched: %(name)s = %(value)s in keyword arguments and metadata, by their index.")
-    return Search(jobs.filter(pk__in=ids), said % {"name": name, "value": text})
+    # Of two full lists, the one that goes back less far ends the window.
+    found = jobs.filter(pk__in=ids)
+    found = window.within(found) if window.most else found
+    return Search(found, said % {"name": name, "value": text}, bool(window.most))
+
+
+def _shown(rows: JobQuerySet, name: str, values: list[Any], window: Window) -> list[UUID]:
+    """Return the ids of the newest jobs that show one of the values; all, in an open window."""
+    rows = rows.order_by("-pk").select_related(None).only("task", "args", "kwargs", "metadata")
+    found: list[Any] = list(rows if window.is_open else rows[: FOUND + 1])
+    if len(found) > FOUND and not window.is_open:
+        found = found[:FOUND]
+        if not window.most or found[-1].pk > window.first:
+            window.end_at(found[-1].pk, FOUND)
+    return [job.pk for job in found if _shows(job, name, values)]
 
 
 def _values(text: str) -> list[Any]:

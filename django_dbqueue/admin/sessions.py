@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from django.db import Error, connections, transaction
+from django.db import Error, connections, router, transaction
 from django.utils.text import Truncator
 
 from ..models import StackTrace
@@ -22,8 +22,16 @@ _QUERY = """
     WHERE pid = %(pid)s OR pid = ANY (pg_blocking_pids(%(pid)s))
     ORDER BY is_blocker, pid
     """
-# Texts in quotes or between dollars. They may be secrets.
-_LITERAL = re.compile(r"'(?:[^']|'')*('|$)|\$(\w*)\$.*?(\$\2\$|$)", re.DOTALL)
+# Comments, identifiers, texts in quotes or between dollars, and long numbers. Texts, comments and
+# long numbers may hold secrets.
+_PARTS = re.compile(
+    r"""(?P<name>"(?:[^"]|"")*"?)
+    | --[^\n]* | /\*.*?(?:\*/|$)
+    | \b[eE]'(?:\\.|''|[^'\\])*(?:'|$) | '(?:[^']|'')*(?:'|$)
+    | \$(?P<tag>\w*)\$.*?(?:\$(?P=tag)\$|$)
+    | \b\d{4,}\b""",
+    re.DOTALL | re.VERBOSE,
+)
 _LONGEST = 2000
 
 
@@ -48,7 +56,7 @@ def sessions_of(stack: StackTrace | None) -> list[Session]:
 
 
 def _read(alias: str, pid: Any) -> Iterator[Session]:
-    if alias not in connections or connections[alias].vendor != "postgresql":
+    if alias not in connections or not _is_here(connections[alias]):
         return
     try:
         # A request may be one transaction, which an error would end.
@@ -63,6 +71,17 @@ def _read(alias: str, pid: Any) -> Iterator[Session]:
         yield Session(alias, own_pid, is_blocker, user, application, state, waits_for, text, since)
 
 
+def _is_here(connection: Any) -> bool:
+    """Return whether a database is on the server that answers this page.
+
+    Another server may be the cause of the trouble, and let the page wait.
+    """
+    own = connections[router.db_for_read(StackTrace)].settings_dict
+    place = ("HOST", "PORT")
+    same = all(connection.settings_dict.get(name) == own.get(name) for name in place)
+    return connection.vendor == "postgresql" and same
+
+
 def without_literals(query: str) -> str:
-    """Return SQL without the texts in it, which may be hidden values."""
-    return _LITERAL.sub("'…'", query)
+    """Return SQL without its texts, comments and long numbers, which may be hidden values."""
+    return _PARTS.sub(lambda part: part["name"] or "…", query)

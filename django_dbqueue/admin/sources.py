@@ -63,7 +63,7 @@ def recent_sources() -> list[tuple[str, str]]:
 
 
 def jobs_from(rows: JobQuerySet, kind: str, value: str) -> JobQuerySet:
-    """Filter jobs by a part of their source, among the newest MOST jobs.
+    """Filter jobs by a part of their source.
 
     For ``job``, among the first MOST jobs since that job last started. Raises ValueError for an
     unknown kind, and for a job that is not an id.
@@ -72,7 +72,7 @@ def jobs_from(rows: JobQuerySet, kind: str, value: str) -> JobQuerySet:
         raise ValueError(f"{kind!r} is not one of {', '.join(KINDS)}.")
     wanted = {f"source__{kind}": stored(value)}
     if kind != "job":
-        return rows.among_newest(MOST).filter(**wanted)
+        return rows.filter(**wanted)
     first = _start_of(UUID(value))
     ids = Job.objects.filter(pk__gte=first).order_by("pk").values_list("pk", flat=True)
     last = ids[MOST : MOST + 1].first()

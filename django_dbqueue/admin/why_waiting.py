@@ -76,7 +76,14 @@ def _ready(job: Job) -> str:
         return _paused(_("Its task “{}” is paused, {}."), task)
     if text := _full(job.queue):
         return text
-    serving = [worker for worker in _alive(Process.Kind.WORKER) if worker.serves(job.queue)]
+    there = [each for each in Process.objects.workers()[:1000] if each.has(job.queue)]
+    serving = [worker for worker in there if not worker.is_quiet]
+    if there and not serving:
+        text = _(
+            "It is ready, but all workers of the queue “{}” are quiet. Resume one on the page "
+            "of processes."
+        )
+        return format_html(text, job.queue)
     if not serving:
         text = _(
             "It is ready, but no live worker serves the queue “{}”. "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from uuid import UUID
 
@@ -20,18 +19,23 @@ from . import formatting
 # Jobs that a list reads at most.
 SIZE = 100_000
 BEFORE = "before"
-# Filters that an index serves, or that have a bound of their own.
-_BOUNDED = ("batch", "failure", "error", "process", "waits_for", "source")
-_UNBOUNDED = ("queue", "task", "attempts", "worker", "release")
-# The jobs in these states are few, or have an index of their own.
-_LONG = ("", State.SUCCESSFUL)
+# Filters that an index serves, and those that none does.
+_SERVED = ("batch", "failure", "error", "process", "waits_for")
+_NOT_SERVED = ("queue", "task", "attempts", "worker", "release", "source")
+# The jobs in other states are few, or have an index of their own.
+_MANY = ("", State.SUCCESSFUL)
 
 
-@dataclass(frozen=True)
 class Window:
-    """The newest jobs; with ``before``, the newest of those that are older than this one."""
+    """The newest jobs; with ``before``, the newest of those that are older than this one.
 
-    before: UUID | None
+    is_open: it has no end. For an action on all jobs that match, which takes its time.
+    """
+
+    def __init__(self, before: UUID | None, *, is_open: bool = False) -> None:
+        self._before, self.is_open = before, is_open
+        # The largest number of matches, if that has ended the window.
+        self.most = 0
 
     def within(self, jobs: JobQuerySet) -> JobQuerySet:
         """Filter jobs that are in the window."""
@@ -40,33 +44,43 @@ class Window:
     @cached_property
     def first(self) -> UUID | None:
         """The oldest id of the window; None if no job is older."""
-        older = {"pk__lt": self.before} if self.before else {}
+        if self.is_open:
+            return None
+        older = {"pk__lt": self._before} if self._before else {}
         ids = Job.objects.filter(**older).order_by("-pk").values_list("pk", flat=True)
         found = list(ids[SIZE - 1 : SIZE + 1])
         return found[0] if len(found) == 2 else None
+
+    def end_at(self, pk: UUID, most: int) -> None:
+        """End the window at a job, as so many were found that no more are listed."""
+        self.first, self.most = pk, most
 
     def text(self, request: HttpRequest) -> str:
         """Say how far the list goes back, with a link to the jobs before; empty if it has all."""
         if self.first is None:
             return ""
         said = _("Only the newest %(number)s jobs were searched, those since %(time)s.")
-        if self.before:
+        if self._before:
             said = _("Only the next older %(number)s jobs were searched, those since %(time)s.")
-        values = {"number": number_format(SIZE, force_grouping=True), "time": _time(self.first)}
+        if self.most:
+            said = _("Only the newest %(number)s matches are listed, those since %(time)s.")
+        number = number_format(self.most or SIZE, force_grouping=True)
         query = request.GET.copy()
         query.pop("p", None)
         query[BEFORE] = str(self.first)
         link = format_html('<a href="?{}">{}</a>', query.urlencode(), _("Search older jobs"))
-        return format_html("{} {}", said % values, link)
+        return format_html("{} {}", said % {"number": number, "time": _time(self.first)}, link)
 
 
 def is_unbounded(request: HttpRequest) -> bool:
     """Return whether the filters of a list of jobs may have to read all jobs."""
     given = {name for name, value in request.GET.items() if value}
+    if request.GET.get("source", "").startswith("job:"):  # It has a bound of its own.
+        return False
     return (
-        request.GET.get("state", "") in _LONG
-        and not given.intersection(_BOUNDED)
-        and bool(given.intersection(_UNBOUNDED))
+        request.GET.get("state", "") in _MANY
+        and not given.intersection(_SERVED)
+        and bool(given.intersection(_NOT_SERVED))
     )
 
 

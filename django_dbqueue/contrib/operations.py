@@ -140,7 +140,7 @@ def _size(operation: Operation) -> int:
 def _queue_of(backend: DatabaseBackend) -> str:
     """Return a queue that is not paused, if possible one that a live worker serves."""
     database, usual = backend.database, str(usual_place()["queue_name"])
-    workers = Process.objects.using(database).alive().filter(kind=Process.Kind.WORKER)[:1000]
+    workers = Process.objects.using(database).workers()[:1000]
     if backend.queues:
         known = sorted(backend.queues)
     else:

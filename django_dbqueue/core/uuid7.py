@@ -24,7 +24,10 @@ def uuid7_at(at: datetime) -> uuid.UUID:
 
 
 def time_of(pk: uuid.UUID) -> datetime | None:
-    """Return the time of an id, to the millisecond; None for an id of another version."""
+    """Return the time of an id, to the millisecond; None for an id without one."""
     if pk.version != 7:
         return None
-    return datetime.fromtimestamp((pk.int >> 80) / 1000, timezone.utc)
+    try:
+        return datetime.fromtimestamp((pk.int >> 80) / 1000, timezone.utc)
+    except (ValueError, OverflowError, OSError):  # After the year 9999.
+        return None

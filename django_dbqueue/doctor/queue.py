@@ -117,12 +117,31 @@ def silent_processes(database: QueueDatabase) -> Iterator[Finding]:
         )
 
 
+def quiet_processes(database: QueueDatabase) -> Iterator[Finding]:
+    rows = Process.objects.using(database.alias).quieted().order_by("name")
+    names = list(rows.values_list("name", flat=True)[:1000])
+    if names:
+        said = ngettext(
+            "%(count)s quiet process: %(names)s.",
+            "%(count)s quiet processes: %(names)s.",
+            len(names),
+        )
+        shown = ", ".join(names[:MOST] + ["…"] * (len(names) > MOST))
+        yield Finding(
+            said % {"count": _number(len(names)), "names": shown},
+            _("An operator wants them to claim no more jobs: jobs that only they would run wait."),
+            _("The page Processes of the admin can resume them."),
+        )
+
+
 def lag(database: QueueDatabase) -> Iterator[Finding]:
-    workers = [process for process in _alive(database) if process.kind == Process.Kind.WORKER]
+    workers = list(Process.objects.using(database.alias).workers()[:1000])
     waits = _waits(database) if workers else {}
     late: list[tuple[int, float, str, list[Process]]] = []
     for queue, seconds in waits.items():
         serving = [worker for worker in workers if worker.serves(queue)]
+        if not serving and any(worker.has(queue) for worker in workers):
+            continue  # See quiet_processes().
         within = _options_of(database, queue).ready_within
         if not serving and seconds > min(UNSERVED, within or UNSERVED):
             late.append((0, -seconds, queue, serving))

@@ -12,7 +12,8 @@ from .finding import Finding, NotChecked, Severity
 
 Check = Callable[[QueueDatabase], Iterable[Finding | NotChecked]]
 OF_THE_QUEUE: tuple[Check, ...] = (
-    *(queue.processes, queue.silent_processes, queue.lag, queue.overdue_recurring_tasks),
+    *(queue.processes, queue.silent_processes, queue.quiet_processes),
+    *(queue.lag, queue.overdue_recurring_tasks),
     *(queue.failures, queue.hanged_jobs, queue.stalled_operations),
     *(queue.orphaned_jobs, queue.retention),
 )

@@ -9,15 +9,19 @@ from typing import Any
 from django.db.models import Model, QuerySet
 from django.utils.dateparse import parse_datetime
 
+from ..core.notify import notify_queues
 from ..core.transactions import writing
 from ..models import Operation, Queue, TaskState
 from ..models.expressions import Now
+from ..models.queue import WOKEN
 
 Rows = QuerySet[Any]
-# Columns that an undo restores. The actions on other tables have an action that reverts them.
-RESTORED: dict[type[Model], tuple[str, ...]] = {
-    Queue: ("paused_at", "resume_at", "limit"),
-    TaskState: ("paused_at", "resume_at"),
+# Columns that an undo restores, those that belong together in one group. The actions on other
+# tables have an action that reverts them.
+PAUSE = ("paused_at", "resume_at")
+RESTORED: dict[type[Model], tuple[tuple[str, ...], ...]] = {
+    Queue: (PAUSE, ("limit",)),
+    TaskState: (PAUSE,),
 }
 _TABLES = {str(model._meta.model_name): model for model in RESTORED}
 
@@ -33,7 +37,8 @@ def record(rows: Rows, verb: str, run: Callable[[], int], **columns: Any) -> Ope
         before = _values(rows.select_for_update())
         number = run()
         after = _values(rows.model._base_manager.using(rows.db).filter(pk__in=list(before)))
-        changes = {pk: _difference(before[pk], after[pk]) for pk in before if pk in after}
+        groups = RESTORED[rows.model]
+        changes = {pk: _difference(groups, before[pk], after[pk]) for pk in before if pk in after}
         kept = {
             "table": rows.model._meta.model_name,
             "changes": {str(pk): each for pk, each in changes.items() if each},
@@ -67,6 +72,8 @@ def undo(operation: Operation, **columns: Any) -> Operation:
                 restored = {name: _loaded(value) for name, value in before.items()}
                 undoing.changed += table.filter(pk=row.pk).update(**restored)
         undoing.save(using=database, update_fields=["changed"])
+        if model is Queue:  # Workers wait for a notification of a queue that is not paused.
+            notify_queues(str(database), list(changes)[:WOKEN])
     undoing.refresh_from_db(using=database)
     return undoing
 
@@ -85,13 +92,16 @@ def _recorded(
 
 
 def _values(rows: Rows) -> dict[Any, dict[str, Any]]:
-    names = RESTORED[rows.model]
+    names = [name for group in RESTORED[rows.model] for name in group]
     return {row.pk: {name: _stored(getattr(row, name)) for name in names} for row in rows}
 
 
-def _difference(before: dict[str, Any], after: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the values before and after of the columns that differ; empty if none does."""
-    names = [name for name in before if before[name] != after[name]]
+def _difference(
+    groups: tuple[tuple[str, ...], ...], before: dict[str, Any], after: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Return the values before and after of the groups that differ; empty if none does."""
+    differ = [group for group in groups if any(before[name] != after[name] for name in group)]
+    names = [name for group in differ for name in group]
     return [{name: each[name] for name in names} for each in (before, after)] if names else []
 
 

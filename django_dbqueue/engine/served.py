@@ -28,9 +28,8 @@ class Served:
     def _workers(self) -> list[Process]:
         return list(
             Process.objects.using(self._database)
-            .alive()
-            .filter(kind=Process.Kind.WORKER)
-            .only("details", "request")
+            .workers()
+            .only("details", "request", "supervisor__request")
         )
 
     @cached_property

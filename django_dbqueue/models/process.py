@@ -66,11 +66,11 @@ class ProcessQuerySet(PrimaryQuerySet["Process"]):
 
         Running jobs continue. For a supervisor, all its workers, and those that replace them.
         """
-        return self._ask(self.active(), Process.Request.QUIET)
+        return self.active().update(request=Process.Request.QUIET)
 
     def resume(self) -> int:
         """Let quiet workers claim again. Return the number of processes."""
-        return self._ask(self.quieted(), "")
+        return self.quieted().update(request="")
 
     def stop(self) -> int:
         """Request that processes end as after SIGTERM. Return the number of processes.
@@ -78,16 +78,21 @@ class ProcessQuerySet(PrimaryQuerySet["Process"]):
         A worker finishes its jobs, and its supervisor starts another one. A supervisor ends with
         its ``runqueue``, as by SIGTERM.
         """
-        return self._ask(self.controllable(), Process.Request.STOP, of_workers=False)
+        return self.controllable().update(request=Process.Request.STOP)
 
-    def _ask(self, rows: ProcessQuerySet, request: str, *, of_workers: bool = True) -> int:
-        found = list(rows.values_list("pk", flat=True))
-        everyone = Process.objects.using(self.db)
-        number = everyone.filter(pk__in=found).update(request=request)
-        if of_workers:
-            workers = everyone.controllable().filter(supervisor__in=found)
-            workers.update(request=request)
-        return number
+    def request_of(self, process: Process) -> str:
+        """Return what is asked of a process: by its own row, or by that of its supervisor."""
+        found = dict(
+            self.filter(pk__in=[process.pk, process.supervisor_id or 0]).values_list(
+                "pk", "request"
+            )
+        )
+        of_supervisor = found.get(process.supervisor_id or 0, "")
+        return found.get(process.pk) or (Process.Request.QUIET if of_supervisor else "")
+
+    def workers(self) -> ProcessQuerySet:
+        """Filter live workers, with their supervisors."""
+        return self.alive().filter(kind=Process.Kind.WORKER).select_related("supervisor")
 
     def silent(self) -> ProcessQuerySet:
         """Filter processes whose heartbeat is too old, by their own ``dead_after``.
@@ -175,8 +180,17 @@ class Process(models.Model):
         return {"process_name": self.name}
 
     def serves(self, queue: str) -> bool:
-        """Return True if this worker claims from a queue."""
-        return not self.request and QueueSelector(self.queues).position(queue) is not None
+        """Return True if this worker claims from a queue; False while it is quiet."""
+        return not self.is_quiet and self.has(queue)
+
+    def has(self, queue: str) -> bool:
+        """Return True if this worker is there for a queue, if it is not quiet."""
+        return QueueSelector(self.queues).position(queue) is not None
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether an operator wants the process, or its supervisor, to claim no more jobs."""
+        return bool(self.request or (self.supervisor and self.supervisor.request))
 
     @property
     def queues(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -251,6 +251,8 @@ def discard(alias: str) -> None:
     with suppress(Exception):
         connections[alias].close()
     del connections[alias]
+    if alias in (of_thread := getattr(_thread, "connections", {})):
+        of_thread[alias] = connections[alias]
     database, limit = getattr(_thread, "prepared", (None, 0.0))
     if alias == database:
         unwatch_socket()
@@ -262,19 +264,22 @@ def close_connections() -> None:
         discard(connection.alias)
 
 
-def of_this_thread() -> list[BaseDatabaseWrapper]:
-    """Return this thread's connections to all databases that are configured as they should be."""
-    found = []
+def of_this_thread() -> dict[str, BaseDatabaseWrapper]:
+    """Return this thread's connections, by alias, for other threads. It stays up to date.
+
+    Databases that are not configured as they should be are left out.
+    """
+    _thread.connections = found = {}
     for alias in connections:
         with suppress(Exception):
-            found.append(connections[alias])
+            found[alias] = connections[alias]
     return found
 
 
-def sessions(of_thread: Iterable[BaseDatabaseWrapper]) -> dict[str, int]:
+def sessions(of_thread: Mapping[str, BaseDatabaseWrapper]) -> dict[str, int]:
     """Return the process id of each PostgreSQL session of another thread, by alias."""
     found = {}
-    for each in of_thread:
+    for each in list(of_thread.values()):
         # The thread may close it at the same time.
         with suppress(Exception):
             if each.vendor == "postgresql" and each.connection is not None:

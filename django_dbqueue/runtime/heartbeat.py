@@ -59,6 +59,8 @@ class Heartbeat:
         self._last = time.monotonic()
         self._is_away = self.declared_dead = False
         self._said_at = 0.0
+        # What an operator asks of the process, as of the last heartbeat.
+        self._request = ""
         hostname = socket.gethostname()[:150]
         label = f"{kind.value}-{options.name}" if options.name else kind.value
         host = hostname[: 150 - len(options.name)]
@@ -85,17 +87,19 @@ class Heartbeat:
     @property
     def is_quiet(self) -> bool:
         """Return whether an operator wants this process to claim no more jobs."""
-        return self.process.request != ""
+        return self._request != ""
 
     @property
     def is_to_stop(self) -> bool:
         """Return whether an operator wants this process to end."""
-        return self.process.request == Process.Request.STOP
+        return self._request == Process.Request.STOP
 
     def start(self, supervisor: int | None = None) -> Process:
         self.process.supervisor_id = supervisor
         with deadline(self._options.answer_limit):
             self._register()
+            # A worker that replaces one of a quiet supervisor is quiet, too.
+            self._request = self._processes.request_of(self.process)
         self._last = time.monotonic()
         self._thread.start()
         if internal_errors.note_process(self.process) and self._options.name:
@@ -137,9 +141,8 @@ class Heartbeat:
         return time.monotonic() - self._last
 
     def _register(self) -> None:
-        # A worker that replaces a quiet one is quiet, too.
-        quiet = self._processes.quieted().filter(pk=self.process.supervisor_id or 0).exists()
-        self.process.request = Process.Request.QUIET if quiet else ""
+        # What was asked of a supervisor holds when it registers again.
+        self.process.request = self._request
         self.process.heartbeat_at, self.process.expires_at = (
             Now(),
             now_plus(self._options.dead_after),
@@ -177,7 +180,7 @@ class Heartbeat:
         close_connections()
 
     def _obey(self, request: str) -> None:
-        if request == self.process.request:
+        if request == self._request:
             return
         wanted = {"": "claim jobs again", Process.Request.QUIET: "claim no more jobs"}
         logger.info(
@@ -186,7 +189,7 @@ class Heartbeat:
             wanted.get(request, request),
             extra=self.process.log_fields,
         )
-        self.process.request = request
+        self._request = request
         self._back()
 
     def _beat(self) -> None:
@@ -198,7 +201,7 @@ class Heartbeat:
                 or self._register_again()
             ):
                 self._last = began
-                self._obey(own.values_list("request", flat=True).first() or "")
+                self._obey(self._processes.request_of(self.process))
                 if self._is_away:
                     logger.warning("%s beats again.", self.process, extra=self.process.log_fields)
                     self._is_away = False

@@ -263,3 +263,42 @@ def test_earlier_jobs_with_the_same_arguments_are_listed(viewer: Client, db: Any
     shown = [re.search(r"job/([0-9a-f-]{36})/", each["job"])[1] for each in page.context["earlier"]]
     assert shown == [str(each.pk) for each in reversed(earlier[2:])]
     assert "Earlier jobs with the same arguments" in page.text
+
+
+def test_earlier_jobs_do_not_tell_whether_a_hidden_value_is_the_same(
+    viewer: Client, db: Any
+) -> None:
+    a_job(kwargs={"name": "ann", "password": "tiger"})
+    job = a_job(kwargs={"name": "ann", "password": "tiger"})
+
+    page = viewer.get(reverse("admin:dbqueue_job_change", args=[job.pk]))
+
+    assert page.context["earlier"] == []
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        "null",
+        "1",
+        pytest.param(
+            "[" * 900 + "]" * 900,
+            marks=pytest.mark.skipif(
+                connection.vendor == "mysql", reason="It refuses documents that are so deep."
+            ),
+        ),
+        pytest.param(
+            '["\\udfff"]',
+            marks=pytest.mark.skipif(
+                connection.vendor != "sqlite", reason="Others refuse half of a character."
+            ),
+        ),
+    ],
+)
+def test_odd_arguments_of_a_row_by_hand_are_shown(viewer: Client, db: Any, args: str) -> None:
+    job = a_job()
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE dbqueue_job SET args = %s", [args])
+
+    assert viewer.get(reverse("admin:dbqueue_job_change", args=[job.pk])).status_code == 200
+    assert viewer.get(reverse("admin:dbqueue_job_changelist")).status_code == 200

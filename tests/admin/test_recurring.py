@@ -22,7 +22,7 @@ from django_dbqueue.core.uuid7 import uuid7
 from django_dbqueue.models import Job, RecurringExecution, RecurringTask, Statistic
 from django_dbqueue.models.enums import State
 
-from .conftest import EDIT, OPERATE, VIEW, a_client, a_job, a_recurring_task, press
+from .conftest import EDIT, OPERATE, VIEW, a_client, a_job, a_recurring_task, act, press
 
 FORM_DATA = {
     "name": "report",
@@ -409,3 +409,12 @@ class TestCalendar:
             ):
                 calendar = Calendar(start, start + timedelta(days=1), [])
                 assert (said in calendar.draw()) == expected
+
+
+@pytest.mark.parametrize("action", ["run", "disable"])
+def test_question_about_several_tasks_is_a_page(operator: Client, db: Any, action: str) -> None:
+    rows = [a_recurring_task(name=f"task {number}") for number in range(3)]
+
+    page = act(operator, action, [row.pk for row in rows], page="recurringtask")
+
+    assert page.status_code == 200 and "3 recurring tasks" in page.text

@@ -184,3 +184,14 @@ def test_run_now_is_offered_only_for_scheduled_jobs(operator: Client) -> None:
 
     assert "run_now" not in buttons(ready)
     assert "run_now" in buttons(later)
+
+
+@pytest.mark.parametrize("time", ["2500-01-01T10:00", "9999-12-31T23:59"])
+def test_time_that_is_too_far_away_is_refused_by_the_form(
+    operator: Client, db: Any, time: str
+) -> None:
+    job = a_job(state=State.READY)
+
+    page = press(operator, "job", "reschedule", job.pk, value=time, confirmed="yes")
+
+    assert "is too far ahead" in page.text and states() == ["ready"]

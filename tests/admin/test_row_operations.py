@@ -135,3 +135,15 @@ def test_action_that_changes_nothing_is_not_listed(operator: Client, mail: Queue
     act(operator, "mute", [Failure.objects.get().pk], page="failure")
 
     assert not Operation.objects.exists()
+
+
+def test_undo_of_a_pause_leaves_the_longer_pause_of_another(operator: Client, mail: Queue) -> None:
+    press(operator, "queue", "pause", "mail")
+    press(operator, "queue", "pause_for", "mail", value="3600", confirmed="yes")
+
+    first = Operation.objects.order_by("pk").first()
+    text = press(operator, "operation", "undo", first.pk, confirmed="yes").text
+
+    assert "Unchanged" in text
+    mail.refresh_from_db()
+    assert mail.paused_at is not None and mail.resume_at is not None

@@ -13,7 +13,7 @@ from django.urls import reverse
 
 from django_dbqueue.models import Job, Process
 
-from .conftest import a_failure, a_job, an_execution
+from .conftest import a_failure, a_job, act, an_execution
 
 JOBS = reverse("admin:dbqueue_job_changelist")
 SECRET = "tests.tasks.login"
@@ -208,3 +208,73 @@ def test_nonsense_finds_nothing(viewer: Client, db: Any, text: str) -> None:
     a_job(kwargs={"a": None, "b": [1]})
 
     assert viewer.get(JOBS, {"q": text}).status_code in (200, 302)
+
+
+def test_more_matches_than_are_listed_are_found_behind_the_link(
+    viewer: Client, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_dbqueue.admin.search.FOUND", 3)
+    jobs = [a_job(kwargs={"customer": 1}) for _ in range(7)]
+
+    page, seen = f"{JOBS}?q=customer:1", []
+    while page:
+        answer = viewer.get(page)
+        seen.append([row.pk for row in answer.context["cl"].result_list])
+        assert ("newest 3 matches are listed" in answer.text) == (len(seen) < 3)
+        older = re.search(r'href="(\?[^"]*)">Search older jobs<', answer.text)
+        page = JOBS + unescape(older[1]) if older else ""
+
+    newest = [job.pk for job in reversed(jobs)]
+    assert seen == [newest[:3], newest[3:6], newest[6:]]
+
+
+@pytest.mark.parametrize("query", ["queue=default", "q=task:shop", "q=customer:1"])
+def test_action_on_all_that_match_is_not_bounded_by_the_window(
+    operator: Client, db: Any, monkeypatch: pytest.MonkeyPatch, query: str
+) -> None:
+    monkeypatch.setattr("django_dbqueue.admin.windows.SIZE", 2)
+    monkeypatch.setattr("django_dbqueue.admin.search.FOUND", 2)
+    jobs = [a_job(kwargs={"customer": 1}) for _ in range(5)]
+
+    fields = {"select_across": "1", "confirmed": "yes"}
+    act(operator, "discard", [jobs[-1].pk], query=f"?{query}", **fields)
+
+    assert Job.objects.filter(state="discarded").count() == 5
+
+
+@pytest.mark.parametrize("text", ["{pk}", "key:k", "{begin}", "{begin}…{end}"])
+def test_old_job_is_found_by_its_id_and_key_with_a_filter_too(
+    viewer: Client, db: Any, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr("django_dbqueue.admin.windows.SIZE", 1)
+    old = a_job(pk="0190a6c0-0000-7000-8000-00000000aaaa", key="shop.tasks.send_invoice k")
+    for _ in range(3):
+        a_job(key=None)
+    pk = str(old.pk)
+    text = text.format(pk=pk, begin=pk[:13], end=pk[-8:])
+
+    assert {str(each) for each in found(viewer, text, queue="default")} == {pk}
+
+
+def test_positional_value_is_found_though_its_task_is_not_among_the_newest(
+    viewer: Client, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Job.objects._queryset_class, "recent_tasks", lambda rows: [])
+    job = a_job(task="tests.tasks.add", args=[17])
+
+    assert found(viewer, "a:17") == {job.pk}
+
+
+@pytest.mark.parametrize("name", ["queue", "state", "task", "error", "worker", "release", "q"])
+def test_text_that_no_database_takes_is_no_server_error(viewer: Client, db: Any, name: str) -> None:
+    assert viewer.get(JOBS, {name: "a\x00b"}).status_code in (200, 302)
+
+
+def test_window_that_ends_after_the_last_year_is_shown(
+    viewer: Client, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_dbqueue.admin.windows.SIZE", 1)
+    a_job()
+    a_job(pk="ffffffff-ffff-7000-8000-000000000001")
+
+    assert viewer.get(JOBS, {"queue": "default"}).status_code == 200

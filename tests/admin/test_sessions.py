@@ -14,6 +14,7 @@ from django.urls import reverse
 from django_dbqueue import task
 from django_dbqueue.admin.sessions import without_literals
 from django_dbqueue.models import Job, Queue, StackTrace
+from django_dbqueue.runtime.connections import discard, of_this_thread, sessions
 
 from ..conftest import until, until_a_lock_is_awaited
 from .conftest import VIEW, a_client, a_job
@@ -69,12 +70,12 @@ def _enqueued(function: Any, *args: Any) -> Any:
     return ids[0]
 
 
-@pytest.mark.parametrize("sessions", [{"default": 2**31 - 1}, {"gone": 1}, {"default": "x"}])
+@pytest.mark.parametrize("noted", [{"default": 2**31 - 1}, {"gone": 1}, {"default": "x"}])
 def test_sessions_that_are_gone_are_not_shown(
-    viewer: Client, process: Any, sessions: dict[str, Any]
+    viewer: Client, process: Any, noted: dict[str, Any]
 ) -> None:
     job = a_job(state="running", process=process, attempt=1)
-    StackTrace.objects.record(job, "at work", sessions)
+    StackTrace.objects.record(job, "at work", noted)
 
     page = viewer.get(reverse("admin:dbqueue_job_change", args=[job.pk]))
 
@@ -85,10 +86,35 @@ def test_sessions_that_are_gone_are_not_shown(
 @pytest.mark.parametrize(
     ("query", "shown"),
     [
-        ("SELECT 'a''b', c FROM t", "SELECT '…', c FROM t"),
-        ("SELECT E'x' || 'unended", "SELECT E'…' || '…'"),
-        ("SELECT $$a'b$$, $x$ 'y' $x$, 1", "SELECT '…', '…', 1"),
+        ("SELECT 'a''b', c FROM t", "SELECT …, c FROM t"),
+        ("SELECT E'x' || 'unended", "SELECT … || …"),
+        ("SELECT $$a'b$$, $x$ 'y' $x$, 1", "SELECT …, …, 1"),
+        ("/* don't */ SELECT 'secret'", "… SELECT …"),
+        ("SELECT 1 -- it's\n, 'secret'", "SELECT 1 …\n, …"),
+        ("SELECT \"customer's\", 'secret'", 'SELECT "customer\'s", …'),
+        (r"SELECT E'it\'s secret', 'more'", "SELECT …, …"),
+        ("SELECT 1 WHERE pin = 4111111111111111 LIMIT 50", "SELECT 1 WHERE pin = … LIMIT 50"),
     ],
 )
 def test_statement_is_shown_without_its_texts(query: str, shown: str) -> None:
     assert without_literals(query) == shown
+
+
+@on_postgresql
+def test_sessions_of_a_thread_are_those_after_a_reconnect(db: Any) -> None:
+    found: list[Any] = []
+
+    def run() -> None:
+        own = of_this_thread()
+        for _time in range(2):
+            connections["default"].ensure_connection()
+            found.append(sessions(own)["default"])
+            discard("default")
+        found.append(sessions(own))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+    first, second, none = found
+    assert first != second and none == {}

@@ -13,7 +13,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_dbqueue.admin import sources
+from django_dbqueue.admin import sources, windows
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Job
 
@@ -136,7 +136,7 @@ def test_long_path_is_found_as_it_was_cut(viewer: Client) -> None:
 
 
 def test_only_the_newest_jobs_are_searched(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MOST", 3)
+    monkeypatch.setattr(windows, "SIZE", 3)
     jobs = [a_job(source=WEB) for _ in range(5)]
 
     assert found(viewer, "user", "3") == [str(job.pk) for job in reversed(jobs[2:])]

@@ -12,7 +12,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_dbqueue.models import Job, Queue, Semaphore, TaskState
+from django_dbqueue.models import Job, Process, Queue, Semaphore, TaskState
 from tests.conftest import a_process
 
 from .conftest import a_job
@@ -137,3 +137,12 @@ def test_blocked_job_shows_interval_of_its_rate_limit(viewer: Client, db: Any) -
     reason = waiting_reason(viewer, a_job(state=Job.State.BLOCKED, blocked_by="rate send"))
 
     assert "waiting on the limit “send”: one start every 600 ms. Jobs ahead of it: 0." in reason
+
+
+def test_job_whose_workers_are_all_quiet_says_so(viewer: Client, process: Process) -> None:
+    job = a_job()
+    Process.objects.quiet()
+
+    text = waiting_reason(viewer, job)
+
+    assert "all workers of the queue “default” are quiet" in text

@@ -991,6 +991,19 @@ def test_missing_index_of_an_argument_is_found_until_its_remedy_has_run(alive, m
             cursor.execute("DROP INDEX IF EXISTS dbqueue_job_metadata_customer")
 
 
+def test_quiet_processes_are_found_in_place_of_an_unserved_queue(alive):
+    tasks_of = {"state": "ready", "run_after": now_plus(-3600)}
+    Job.objects.create(task="t", queue="default", **tasks_of)
+    assert findings("quiet-processes") == []
+
+    Process.objects.filter(kind=Process.Kind.WORKER).quiet()
+
+    (finding,) = findings("quiet-processes")
+    assert finding["what"].startswith("1 quiet process: ")
+    assert finding["severity"] == "warning" and "resume" in finding["remedy"]
+    assert findings("lag") == []
+
+
 @on("postgresql")
 def test_pooler_is_found(alive, monkeypatch):
     assert findings("pooler") == []

@@ -64,12 +64,12 @@ def test_worker_that_replaces_one_of_a_quiet_supervisor_is_quiet(runqueue):
     until(live(Kind.WORKER).exists)
     quiet(live(Kind.SUPERVISOR))
     first = live(Kind.WORKER).get()
-    assert first.request == "quiet"
+    assert first.is_quiet
 
     assert live(Kind.WORKER).stop() == 1
 
     second = until(lambda: live(Kind.WORKER).exclude(pk=first.pk).first())
-    assert second.request == "quiet"
+    assert second.is_quiet
     tasks.nothing.enqueue()
     assert not within(1.5, Execution.objects.exists)
     live(Kind.SUPERVISOR).resume()
@@ -118,3 +118,48 @@ def test_dispatchers_dead_and_stopping_processes_are_not_controlled(db):
     assert own.get().request == "stop"
     own.update(request="", expires_at=worker.started_at)
     assert own.quiet() == 0
+
+
+def test_quiet_supervisor_that_was_declared_dead_stays_quiet(runqueue):
+    runqueue(**OFTEN)
+    until(live(Kind.WORKER).exists)
+    quiet(live(Kind.SUPERVISOR))
+    time.sleep(0.5)  # Longer than a heartbeat: it has read the request.
+
+    # As a dispatcher of another host does: then the supervisor registers again.
+    Process.objects.filter(kind=Kind.SUPERVISOR).delete()
+
+    until(live(Kind.SUPERVISOR).filter(request="quiet").exists)
+
+
+@pytest.mark.parametrize(("then", "outcome"), [("discard", "discarded"), ("retry", "stopped")])
+def test_job_of_a_stopped_worker_can_still_be_stopped(runqueue, then, outcome):
+    runqueue("--threads", "1", **OFTEN)
+    first = until(live(Kind.WORKER).first)
+    tasks.loop.enqueue()
+    until(lambda: states() == [State.RUNNING])
+    Process.objects.filter(pk=first.pk).stop()
+    until(lambda: live(Kind.WORKER).exclude(pk=first.pk).exists())
+
+    assert Job.objects.stop(then=then) == 1
+
+    ended = Execution.objects.filter(process=first.name)
+    until(ended.exists, 20)
+    assert ended.get().outcome == outcome
+
+
+def test_request_of_a_supervisor_holds_for_each_of_its_workers(db):
+    supervisor = a_process("supervisor", kind=Kind.SUPERVISOR)
+    worker = a_process("worker", supervisor=supervisor)
+    request = Process.objects.request_of
+
+    assert (request(worker), request(supervisor)) == ("", "")
+    Process.objects.filter(pk=supervisor.pk).quiet()
+    assert (request(worker), request(supervisor)) == ("quiet", "quiet")
+    assert not Process.objects.workers().get().serves("mail")
+    Process.objects.filter(pk=worker.pk).stop()
+    assert request(worker) == "stop"
+    Process.objects.filter(pk=supervisor.pk).resume()
+    assert (request(worker), request(supervisor)) == ("stop", "")
+    supervisor.delete()
+    assert request(worker) == "stop"

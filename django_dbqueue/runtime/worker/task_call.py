@@ -8,9 +8,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import nullcontext
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -32,7 +32,7 @@ class Call:
     runs again. ``log`` captures its log lines. ``connections`` are those of its thread.
     """
 
-    connections: Sequence[BaseDatabaseWrapper] = ()
+    connections: Mapping[str, BaseDatabaseWrapper] = MappingProxyType({})
 
     def __init__(self, job: ClaimedJob) -> None:
         self.job, self.began = job, time.monotonic()

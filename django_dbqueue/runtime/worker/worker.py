@@ -379,6 +379,7 @@ class Worker:
         """
         while not stop.requested and self._is_healthy() and self._running():
             self._status.tick()
+            self._try_to(self._watch_running)
             stop.wait(0.02)
         for call in self._running():
             call.should_stop = True
