@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from django.contrib import admin
 from django.db.models import Case, OuterRef, Subquery, Sum, When
 from django.db.models.functions import Coalesce
-from django.http import HttpRequest
+from django.http import HttpRequest, QueryDict
 from django.utils.formats import number_format
 from django.utils.html import format_html, format_html_join
 from django.utils.text import Truncator
@@ -236,7 +236,10 @@ class FailureAdmin(ActionAdmin):
 
 
 def _axis(request: HttpRequest) -> Axis:
-    return Axis.until_now(span_of(request.GET.get(WindowFilter.parameter_name)))
+    """Return the chosen time; on a page that was opened from a list, that of the list."""
+    name = WindowFilter.parameter_name
+    of_list = QueryDict(request.GET.get("_changelist_filters", "")).get(name)
+    return Axis.until_now(span_of(request.GET.get(name, of_list)))
 
 
 def _chart(failure: ShownFailure) -> str:

@@ -223,7 +223,10 @@ class StatisticQuerySet(PrimaryQuerySet["Statistic"]):
     def _since(self, period: Period, since: datetime) -> StatisticQuerySet:
         if is_aware(since) != settings.USE_TZ:
             raise ValueError(f"since must fit USE_TZ, as timezone.now() does, not {since!r}.")
-        return self.filter(period=period, start__gte=start_of(period, since))
+        try:
+            return self.filter(period=period, start__gte=start_of(period, since))
+        except OverflowError:
+            raise ValueError(f"since={since!r} is before the first year in UTC.") from None
 
 
 class Statistic(CountedTime):

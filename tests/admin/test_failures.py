@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from html import unescape
 from typing import Any
 
 import pytest
@@ -314,3 +315,15 @@ def test_process_releases_are_those_of_live_workers(db: Any) -> None:
     a_process("worker@here:3:abc", release="")
 
     assert Process.objects.releases() == {"v1"}
+
+
+def test_page_opened_from_a_list_shows_the_time_of_the_list(viewer: Client, db: Any) -> None:
+    failure = a_failure()
+    found = viewer.get(reverse("admin:dbqueue_failure_changelist"), {"hours": "1"}).text
+
+    address = re.search(r'href="([^"]*/change/[^"]*)"', found)
+    assert address
+    page = viewer.get(unescape(address[1]))
+
+    chosen = [span.hours for span, _address, is_chosen in page.context["spans"] if is_chosen]
+    assert chosen == [1] and str(failure.pk) in address[1]

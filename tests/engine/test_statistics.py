@@ -554,3 +554,10 @@ def test_old_statistics_are_pruned(backend):
 
     assert sorted(row.runs for row in Statistic.objects.all()) == [1, 89, 1001]
     assert sorted(row.number for row in FailureStatistic.objects.all()) == [1, 89, 1001]
+
+
+def test_time_before_the_first_year_is_refused():
+    first = datetime.min.replace(tzinfo=timezone(timedelta(hours=1)))
+
+    with pytest.raises(ValueError, match="before the first year"):
+        Statistic.objects.per_hour(first)
