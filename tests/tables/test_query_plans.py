@@ -10,7 +10,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_dbqueue.admin import sources
+from django_dbqueue.admin import sources, windows
 from django_dbqueue.compat import task_backends
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
@@ -342,13 +342,20 @@ def test_hundred_thousand_waiters_do_not_slow_other_statements():
             assert buffers(text) <= 20, text
 
 
-def test_filter_by_source_reads_a_bounded_number_of_jobs(many_rows, monkeypatch):
+def test_filters_without_an_index_read_a_bounded_number_of_jobs(many_rows, monkeypatch):
     monkeypatch.setattr(sources, "MOST", 200)
+    monkeypatch.setattr(windows, "SIZE", 200)
     rows = Job.objects.order_by("-pk")
     middle = rows[9000].pk
+    window, older = windows.Window(None), windows.Window(middle)
 
-    for kind, value in (("command", "none"), ("job", str(middle))):
-        found = sources.jobs_from(rows, kind, value)
+    for found in (
+        window.within(rows.filter(queue="none")),
+        window.within(rows.filter(task="none", state="successful")),
+        window.within(sources.jobs_from(rows, "command", "none")),
+        older.within(rows.filter(queue="none", pk__lt=middle)),
+        sources.jobs_from(rows, "job", str(middle)),
+    ):
         for text in (plan(found[:50]), plan(found.values("pk")[:10_001])):
             if connection.vendor == "postgresql":
                 assert "Seq Scan" not in text

@@ -209,8 +209,8 @@ def test_stack_of_hanged_job_is_recorded_despite_receivers(receivers):
     tasks.add.enqueue(1)
     job = Job.objects.get()
 
-    StackTrace.objects.record(job, "first")
-    StackTrace.objects.record(job, "second")
+    StackTrace.objects.record(job, "first", {})
+    StackTrace.objects.record(job, "second", {})
 
     assert StackTrace.objects.get().text == "second"
 
