@@ -115,10 +115,22 @@ class BrowserUser:
         ]
 
     def _wait_for_another_page(self, before) -> None:
-        from selenium.webdriver.support.expected_conditions import staleness_of
+        from selenium.common.exceptions import StaleElementReferenceException, WebDriverException
         from selenium.webdriver.support.wait import WebDriverWait
 
-        WebDriverWait(self.browser, 10).until(staleness_of(before))
+        def is_gone(_browser) -> bool:
+            try:
+                before.is_enabled()
+            except StaleElementReferenceException:
+                return True
+            except WebDriverException as error:
+                # While one document replaces the other, the driver has no word of its own for it.
+                if "does not belong to the document" not in str(error.msg):
+                    raise
+                return True
+            return False
+
+        WebDriverWait(self.browser, 10).until(is_gone)
 
 
 @pytest.fixture
