@@ -115,22 +115,19 @@ class BrowserUser:
         ]
 
     def _wait_for_another_page(self, before) -> None:
-        from selenium.common.exceptions import StaleElementReferenceException, WebDriverException
+        from selenium.common.exceptions import WebDriverException
         from selenium.webdriver.support.wait import WebDriverWait
 
-        def is_gone(_browser) -> bool:
+        def is_complete(browser) -> bool:
+            # While one document replaces the other, the driver's commands fail in several ways.
             try:
-                before.is_enabled()
-            except StaleElementReferenceException:
-                return True
-            except WebDriverException as error:
-                # While one document replaces the other, the driver has no word of its own for it.
-                if "does not belong to the document" not in str(error.msg):
-                    raise
-                return True
-            return False
+                html = browser.find_element("tag name", "html")
+                state = browser.execute_script("return document.readyState")
+                return html != before and state == "complete"
+            except WebDriverException:
+                return False
 
-        WebDriverWait(self.browser, 10).until(is_gone)
+        WebDriverWait(self.browser, 10).until(is_complete)
 
 
 @pytest.fixture
