@@ -52,7 +52,7 @@ class Window:
         return found[0] if len(found) == 2 else None
 
     def end_at(self, pk: UUID, most: int) -> None:
-        """End the window at a job, as so many were found that no more are listed."""
+        """End the window at a job: it is the last of the ``most`` matches that are listed."""
         self.first, self.most = pk, most
 
     def text(self, request: HttpRequest) -> str:
