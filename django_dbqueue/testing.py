@@ -18,10 +18,13 @@ from .models.expressions import now_plus
 from .registry import decide_limits, discover
 from .runtime.shutdown import Shutdown
 from .runtime.worker import executor
+from .runtime.worker.async_pool import is_of_coroutine
 from .runtime.worker.run_times import RunTimes
 from .runtime.worker.services import WorkerServices
-from .runtime.worker.task_call import ThreadCall
+from .runtime.worker.task_call import CoroutineCall, ThreadCall
 from .runtime.worker.watchdog import Watchdog
+
+_Call = ThreadCall | CoroutineCall
 
 
 def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
@@ -35,7 +38,7 @@ def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
     ``drain()`` works inside ``TestCase``, as no other process or connection takes part. Jobs that
     wait for their time, or for a retry, stay unchanged. KeyboardInterrupt ends it and releases the
     current job. A task's timeout is raised in it as in a worker: between two of the task's own
-    instructions, not while it waits in C code.
+    instructions, not while it waits in C code; in a coroutine at an ``await``.
     """
     queue = task_backends[backend]
     if not isinstance(queue, DatabaseBackend):
@@ -45,7 +48,7 @@ def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
     discover(queue.config.task_modules)
     jobs, attempts = ClaimedJob.objects.using(queue.database), 0
     selector = QueueSelector(("*",), frozenset(queue.queues))
-    call: list[ThreadCall] = []
+    call: list[_Call] = []
     with _process(queue) as process, _watched(queue, call):
         while True:
             dispatch(queue.database)
@@ -54,13 +57,17 @@ def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
                 return attempts
             lane = max(lanes, key=lambda lane: lane.priority)
             for job in claim(jobs, lane, process, limit=1, decide_limits=decide_limits):
-                call[:] = [ThreadCall(job)]
+                call[:] = [_call(job)]
                 _run(call[0], queue)
                 call.clear()
                 attempts += 1
 
 
-def _run(call: ThreadCall, queue: DatabaseBackend) -> None:
+def _call(job: ClaimedJob) -> _Call:
+    return CoroutineCall(job) if is_of_coroutine(job, lambda task: None) else ThreadCall(job)
+
+
+def _run(call: _Call, queue: DatabaseBackend) -> None:
     job = call.job
     try:
         outcome = executor.run(call, queue)
@@ -74,7 +81,7 @@ def _run(call: ThreadCall, queue: DatabaseBackend) -> None:
 
 
 @contextmanager
-def _watched(queue: DatabaseBackend, call: list[ThreadCall]) -> Iterator[None]:
+def _watched(queue: DatabaseBackend, call: list[_Call]) -> Iterator[None]:
     """End the current call when its timeout has passed."""
     ended = Shutdown()
     services = WorkerServices(running=lambda: tuple(call))

@@ -10,7 +10,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_dbqueue.exceptions import Snoozed
-from django_dbqueue.models import Execution, Job
+from django_dbqueue.models import Execution, Job, Process
+from django_dbqueue.models.expressions import now_plus
 
 from .. import tasks, timely
 from ..models import Run
@@ -95,3 +96,17 @@ def test_atomic_task_that_fails_leaves_nothing() -> None:
 def test_coroutine_runs() -> None:
     with pytest.raises(Snoozed):
         runjob(timely.snooze_async.enqueue(how=60).id)
+
+
+def test_metadata_of_a_job_that_runs_elsewhere_stays() -> None:
+    pk = tasks.count_to.enqueue(3).id
+    process = Process.objects.create(
+        name="elsewhere", kind="worker", pid=1, expires_at=now_plus(600)
+    )
+    Job.objects.update(state="running", process=process, attempt=1, metadata={"done": 1})
+
+    said = runjob(pk)
+
+    job = Job.objects.get()
+    assert "is unchanged: RUNNING" in said
+    assert (job.metadata, job.process, job.attempt) == ({"done": 1}, process, 1)

@@ -27,8 +27,8 @@ from ...tasks import is_coroutine
 class Command(BaseCommand):
     help = (
         "Run the task of a job in this process, with the job's arguments. The job itself stays as "
-        "it is, and no attempt is recorded: to run it again, retry it. What the task does, such as "
-        "sending a mail, is done."
+        "it is, its metadata too, and no attempt is recorded: to run it again, retry it. Timeouts "
+        "and limits do not apply. What the task does, such as sending a mail, is done."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -77,7 +77,7 @@ def _found(pk: UUID, alias: str | None) -> tuple[ClaimedJob, DatabaseBackend]:
 
 def _function(job: ClaimedJob, backend: DatabaseBackend) -> Any:
     discover(backend.config.task_modules)
-    job.claimed_at = timezone.now()
+    job.claimed_at, job.process = timezone.now(), None
     attempt = Attempt(ThreadCall(job), backend)
     try:
         attempt.task = load(job.task)

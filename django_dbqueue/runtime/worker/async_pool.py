@@ -47,7 +47,7 @@ class AsyncPool:
         mine: list[ClaimedJob] = []
         others: list[ClaimedJob] = []
         for job in jobs:
-            (mine if _is_coroutine(job, leave) else others).append(job)
+            (mine if is_of_coroutine(job, leave) else others).append(job)
         if jobs:
             self._all_mine = not others
         free = max(0, self._options.coroutines - len(self._running))
@@ -124,7 +124,8 @@ class AsyncPool:
                 self._services.wake()
 
 
-def _is_coroutine(job: ClaimedJob, leave: Callable[[str], None]) -> bool:
+def is_of_coroutine(job: ClaimedJob, leave: Callable[[str], None]) -> bool:
+    """Return True for a coroutine function; of an unknown task ``leave`` is told."""
     try:
         return is_coroutine(load(job.task).func)
     except BaseException:

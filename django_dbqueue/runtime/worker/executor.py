@@ -17,7 +17,6 @@ from django.db import DatabaseError, InterfaceError
 from ...backend import DatabaseBackend
 from ...engine.attempt_result import AttemptResult, Settled
 from ...exceptions import Interruption
-from ...tasks import is_coroutine
 from ..connections import (
     close_interrupted,
     look_after_connections,
@@ -32,8 +31,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def run(call: ThreadCall, backend: DatabaseBackend) -> AttemptResult | Settled:
-    """Run a job on this thread.
+def run(call: ThreadCall | CoroutineCall, backend: DatabaseBackend) -> AttemptResult | Settled:
+    """Run a job on this thread; a CoroutineCall on an event loop that lasts as long as the call.
 
     Return the attempt result to settle, or the settlement if the attempt has settled itself.
     """
@@ -43,9 +42,10 @@ def run(call: ThreadCall, backend: DatabaseBackend) -> AttemptResult | Settled:
         function: Any = attempt.function()
         if attempt.is_atomic:
             return attempt.settle_in_transaction(partial(call.run, function))
-        if is_coroutine(function.func):
-            function = async_to_sync(function)
-        value = call.run(function)
+        if isinstance(call, CoroutineCall):
+            value = async_to_sync(call.run)(function)
+        else:
+            value = call.run(function)
         return attempt.announce(attempt.succeed(value))
     except BaseException as error:
         if (

@@ -123,7 +123,8 @@ class CoroutineCall(Call):
                 raise
             raise self.reason().with_traceback(error.__traceback__) from None
         finally:
-            self._task = None
+            with self._lock:  # The loop may be closed next.
+                self._task = None
             running_job.set(None)
 
     def stack(self) -> str:
