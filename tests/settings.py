@@ -67,6 +67,8 @@ INSTALLED_APPS = [
 ]
 if django.VERSION < (6, 0):
     INSTALLED_APPS.append("django_tasks")
+# Thousands of users are made: the default hasher takes a quarter of a second for each.
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
