@@ -106,6 +106,7 @@ class Bench:
         self._beside.close()
         self._watcher.close()
         self._stamps.close()
+        Path(f"{self._stamps.name}-bytes").unlink(missing_ok=True)
         self.server.drop(self.database)
         time.sleep(0.5)
 

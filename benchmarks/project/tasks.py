@@ -52,6 +52,25 @@ def pay(account):
 
 
 @task
+def compute():
+    """Hold the interpreter for about 50 µs."""
+    sum(range(4000))
+
+
+@task
+def append():
+    """Append a byte to a file, and so release the interpreter, as almost every job does."""
+    with open(f"{os.environ['BENCH_STAMPS']}-bytes", "ab", buffering=0) as file:
+        file.write(b".")
+
+
+@task
+def sleep():
+    """Wait for 5 ms, like a call of a fast service."""
+    time.sleep(0.005)
+
+
+@task
 def stamp(number):
     """Note the start time."""
     note(number)

@@ -17,6 +17,14 @@ Scenario = Callable[[Bench], dict[str, Any]]
 
 # Processes and threads.
 GRID = [(1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (2, 4), (2, 8), (4, 4)]
+# The kinds of jobs: the function of each, and the number of jobs of a drain.
+KINDS = {
+    "drain": ("noop", 100_000),
+    "compute": ("compute", 100_000),
+    "append": ("append", 100_000),
+    "work": ("pay", 20_000),
+    "sleep": ("sleep", 40_000),
+}
 # The most common of them.
 SHAPES = [(1, 1), (1, 8), (2, 4)]
 # Sizes of arguments in bytes, and numbers of jobs.
@@ -27,10 +35,10 @@ BATCHES = {1: 2000, 10: 10_000, 100: 50_000, 1000: 50_000, 10_000: 50_000}
 SCENARIOS: dict[str, Scenario] = {
     "enqueue": partial(enqueue, jobs=5000),
     "enqueue many": partial(enqueue_many, jobs=20_000),
-    **{f"drain {p} × {t}": partial(drain, processes=p, threads=t, jobs=100_000) for p, t in GRID},
     **{
-        f"work {p} × {t}": partial(drain, processes=p, threads=t, jobs=20_000, task="pay")
-        for p, t in SHAPES
+        f"{kind} {p} × {t}": partial(drain, processes=p, threads=t, jobs=jobs, task=function)
+        for kind, (function, jobs) in KINDS.items()
+        for p, t in GRID
     },
     "latency": latency,
     "idle": idle,
