@@ -21,6 +21,7 @@ from ..connections import (
     ready_connections,
 )
 from ..shared_status import SharedStatus
+from .active_threads import ActiveThreads
 from .run_times import RunTimes
 from .services import DEFAULT, WorkerServices
 from .task_call import ThreadCall
@@ -33,10 +34,9 @@ class ThreadPool:
     job of the group has ended. Jobs that hold slots of limits run first: other jobs wait for the
     slots.
 
-    Threads that find work take no lock. With a lock, each of eight threads with short jobs waits
-    for the other seven, and all eight together run a third of the jobs that one thread runs alone.
-    Therefore a job enters ``_running`` before it leaves ``_waiting``, and ``_waiting.pop`` decides
-    its owner: a thread, or the caller of ``take_back``.
+    Threads that find work take no lock, as each would wait for the others. Therefore a job enters
+    ``_running`` before it leaves ``_waiting``, and ``_waiting.pop`` decides its owner: a thread, or
+    the caller of ``take_back``. How many threads take jobs at a time, ``ActiveThreads`` decides.
     """
 
     # Seconds of work to keep claimed ahead: enough to hide the latency of a claim, and little
@@ -63,17 +63,19 @@ class ThreadPool:
         # For each group that has a job waiting or running: its jobs that run after that one.
         self._followers: dict[UUID | None, deque[ClaimedJob]] = {}
         self._running: dict[int, ThreadCall] = {}
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._active = ActiveThreads(options.threads, self._order, self._running)
         self._mean = 1.0
         # Whether the worker has been woken to claim since it last asked for the room.
-        self._wake_sent = self._closed = False
+        self._wake_sent = False
 
     def start(self) -> None:
+        self._active.start()
         for number in range(self._options.threads):
             threading.Thread(target=self._work, name=f"job-{number}", daemon=True).start()
 
     def put(self, jobs: Sequence[ClaimedJob]) -> None:
-        with self._changed:
+        with self._lock:
             first = []
             for job in jobs:
                 self._status.mark_claimed(job.pk)
@@ -87,7 +89,7 @@ class ThreadPool:
                 else:
                     self._order.append(job.fence)
             self._order.extendleft(reversed(first))
-            self._changed.notify(len(jobs))
+        self._active.wake()
 
     def room(self) -> int:
         """Number of further jobs to claim.
@@ -115,7 +117,7 @@ class ThreadPool:
         return 1 if usual is None else min(self._options.prefetch, int(ahead / max(usual, 1e-4)))
 
     def waiting(self) -> list[ClaimedJob]:
-        with self._changed:
+        with self._lock:
             return [*self._waiting.values(), *chain.from_iterable(self._followers.values())]
 
     def held_bytes(self) -> int:
@@ -127,7 +129,7 @@ class ThreadPool:
 
     def late_in(self) -> float:
         """Seconds until the first waiting job has waited for too long."""
-        with self._changed:
+        with self._lock:
             late = [job.clock + self.LATE for job in list(self._waiting.values())]
             late += [
                 followers[0].clock + self._late(followers)
@@ -142,7 +144,7 @@ class ThreadPool:
         ``late``: only jobs that have waited for too long. The jobs stay in the
         shared status until they are released.
         """
-        with self._changed:
+        with self._lock:
             now = time.monotonic() if late else float("inf")
             old = [job for job in list(self._waiting.values()) if job.clock <= now - self.LATE]
             stale = [job for job in old if self._waiting.pop(job.fence, None)]
@@ -161,9 +163,7 @@ class ThreadPool:
 
     def close(self) -> None:
         """End idle threads immediately, and busy threads after their job."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._active.close()
 
     def _ahead(self) -> int:
         """Number of jobs that the threads finish within AHEAD seconds at current run times."""
@@ -199,10 +199,12 @@ class ThreadPool:
     def _next(self) -> ThreadCall | None:
         thread = threading.get_ident()
         while True:
+            if self._active.is_one_too_many and not self._active.sleep():
+                return None
             try:
                 job = self._waiting[self._order.popleft()]
             except IndexError:
-                if not self._wait():
+                if not self._active.sleep():
                     return None
             except KeyError:
                 continue
@@ -210,32 +212,27 @@ class ThreadPool:
                 self._running[thread] = call = ThreadCall(job)
                 if self._waiting.pop(job.fence, None):
                     self._status.mark_started(job.pk)
+                    if (self._run_times.estimate(job.task) or 0.0) > ActiveThreads.LONG:
+                        self._active.be_replaced()
                     return call
                 del self._running[thread]
-
-    def _wait(self) -> bool:
-        """Wait for a job. Return False if the pool is closed and no job is left."""
-        with self._changed:
-            while not self._order and not self._closed:
-                self._changed.wait()
-            return bool(self._order)
 
     def _done(self, call: ThreadCall) -> None:
         job, seconds = call.job, time.monotonic() - call.began
         if job.slot_group:
             self._let_follow(job.slot_group)
         del self._running[threading.get_ident()]
+        self._active.ended += 1
         self._mean += (seconds - self._mean) * 0.1
         if not self._wake_sent and len(self._waiting) <= self._ahead() // 2:
             self._wake_sent = True
             self._services.wake()
 
     def _let_follow(self, slot_group: UUID) -> None:
-        with self._changed:
+        with self._lock:
             if followers := self._followers.get(slot_group):
                 self._waiting[followers[0].fence] = followers[0]
                 self._order.appendleft(followers.popleft().fence)
-                self._changed.notify()
             else:
                 self._followers.pop(slot_group, None)
 

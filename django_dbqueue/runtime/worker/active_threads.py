@@ -1,0 +1,180 @@
+"""How many threads of a worker take jobs, and which of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sized
+
+from .task_call import ThreadCall
+
+
+class ActiveThreads:
+    """Lets some threads take jobs while the others sleep.
+
+    The interpreter runs one thread at a time. Each further thread with short jobs costs switches
+    between threads, and each further thread whose jobs wait for something uses that time. Which of
+    the two holds is measured: ``ThreadLimit`` finds the limit with the highest rate of jobs.
+
+    A thread that has ended a job takes the next one without waking another thread. A thread whose
+    job takes longer than LONG seconds does not count: another one takes its place, at once if the
+    task usually takes longer. The thread that fell asleep last wakes first, so that the others, and
+    their connections, stay idle.
+    """
+
+    # Seconds after which a running job no longer counts. In these intervals the running jobs are
+    # looked at, while jobs wait and threads sleep.
+    LONG = 0.005
+    # Seconds of each measurement of the rate.
+    WINDOW = 0.25
+
+    def __init__(self, threads: int, waiting: Sized, running: Mapping[int, ThreadCall]) -> None:
+        self._limit = ThreadLimit(threads)
+        self._waiting, self._running = waiting, running
+        self._number = threads
+        self._lock = threading.Lock()
+        # Threads that take jobs and count, and threads that sleep, each with the lock it waits for.
+        self._active: set[int] = set()
+        self._asleep: list[tuple[int, threading.Lock]] = []
+        self._has_backlog = threading.Event()
+        self._closed = False
+        # Number of jobs that have ended.
+        self.ended = 0
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="active-threads", daemon=True).start()
+
+    @property
+    def is_one_too_many(self) -> bool:
+        """Whether this thread is to sleep before it takes another job."""
+        return threading.get_ident() not in self._active or len(self._active) > self._number
+
+    def sleep(self) -> bool:
+        """Sleep until there is a job for this thread. Return False if the pool is closed."""
+        thread, lock = threading.get_ident(), threading.Lock()
+        with self._lock:
+            self._active.discard(thread)
+            if self._closed and not self._waiting:
+                return False
+            if self._waiting and len(self._active) < self._number:
+                self._active.add(thread)
+                return True
+            lock.acquire()
+            self._asleep.append((thread, lock))
+        lock.acquire()
+        return True
+
+    def wake(self) -> None:
+        """Wake as many threads as there are waiting jobs, and as the limit allows."""
+        with self._lock:
+            number = min(len(self._waiting), self._number - len(self._active))
+            for _ in range(min(number, len(self._asleep))):
+                thread, lock = self._asleep.pop()
+                self._active.add(thread)
+                lock.release()
+            if len(self._waiting) > max(number, 0):
+                self._has_backlog.set()
+
+    def be_replaced(self) -> None:
+        """Let another thread take jobs: this one starts a long job."""
+        self._active.discard(threading.get_ident())
+        if self._waiting:
+            self.wake()
+
+    def close(self) -> None:
+        """Let all threads go on until no job waits, and then end."""
+        with self._lock:
+            self._closed, self._number = True, len(self._active) + len(self._asleep)
+            while self._asleep:
+                thread, lock = self._asleep.pop()
+                self._active.add(thread)
+                lock.release()
+        self._has_backlog.set()
+
+    def _run(self) -> None:
+        while self._has_backlog.wait() and not self._closed:
+            self._has_backlog.clear()
+            self._follow_backlog()
+
+    def _follow_backlog(self) -> None:
+        """Look after the threads as long as jobs wait."""
+        while self._waiting and not self._closed:
+            began, ended, busy = time.monotonic(), self.ended, time.process_time()
+            is_full = True
+            while (left := began + self.WINDOW - time.monotonic()) > 0:
+                time.sleep(min(left, self.LONG) if self._asleep else left)
+                is_full = is_full and bool(self._waiting)
+                self._replace_long()
+            if is_full and not self._closed:
+                seconds = time.monotonic() - began
+                rate, share = (self.ended - ended) / seconds, (time.process_time() - busy) / seconds
+                self._number = self._limit.after(rate, share)
+                self.wake()
+
+    def _replace_long(self) -> None:
+        since = time.monotonic() - self.LONG
+        if self._asleep and self._waiting:
+            for thread, call in list(self._running.items()):
+                if call.began < since:
+                    self._active.discard(thread)
+            self.wake()
+
+
+class ThreadLimit:
+    """Finds the number of threads with the highest rate, by trying the numbers beside it.
+
+    This is hill climbing, as in the thread pool of .NET. A trial lasts for one measurement. The
+    longer no trial has been better, the more measurements lie between two of them.
+    """
+
+    # A larger number has to be better by this factor, as it costs memory and connections. A smaller
+    # one may be a little worse.
+    BETTER, AS_GOOD = 1.03, 0.98
+    # Number of measurements between two trials: at first, and at most.
+    SOON, LATE = 2, 64
+    # A rate that differs by this factor is one of other jobs.
+    OTHER = 1.4
+    # Share of one core below which threads mostly wait: a smaller number cannot be better.
+    IDLE = 0.6
+
+    def __init__(self, most: int) -> None:
+        self._levels = sorted({min(1 << power, most) for power in range(most.bit_length() + 1)})
+        self._here = len(self._levels) - 1
+        self._trial: int | None = None
+        self._rate = 0.0
+        self._step, self._pause, self._left = -1, self.SOON, self.SOON
+
+    def after(self, rate: float, busy: float) -> int:
+        """Return the number of threads for the next measurement.
+
+        rate: jobs per second in the last one. busy: share of one core that the process used in it.
+        """
+        if self._trial is not None:
+            self._judge(self._trial, rate)
+        elif not self._rate / self.OTHER < rate < self._rate * self.OTHER:
+            self._rate, self._pause, self._left = rate, self.SOON, 1
+        else:
+            self._rate += (rate - self._rate) / 2
+        self._left -= 1
+        if self._left <= 0:
+            self._trial = self._beside(busy)
+            self._left = self._pause
+        return self._levels[self._here if self._trial is None else self._trial]
+
+    def _judge(self, trial: int, rate: float) -> None:
+        factor = self.BETTER if trial > self._here else self.AS_GOOD
+        if rate >= self._rate * factor:
+            self._here, self._rate = trial, rate
+            self._pause, self._left = self.SOON, 1
+        else:
+            self._step = -self._step
+            self._pause = self._left = min(self.LATE, self._pause * 2)
+        self._trial = None
+
+    def _beside(self, busy: float) -> int | None:
+        """Return the index of the next trial, or None if there is none."""
+        steps = (1,) if busy < self.IDLE else (self._step, -self._step)
+        for step in steps:
+            if 0 <= self._here + step < len(self._levels):
+                return self._here + step
+        return None

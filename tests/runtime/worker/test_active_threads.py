@@ -1,0 +1,157 @@
+"""The number of threads that take jobs: the one with the highest rate, and no job waits for long."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from django_dbqueue.core.options import Options
+from django_dbqueue.runtime.worker.active_threads import ActiveThreads, ThreadLimit
+from django_dbqueue.runtime.worker.run_times import RunTimes
+from django_dbqueue.runtime.worker.thread_pool import ThreadPool
+
+from ...conftest import LONG
+
+# Rates of jobs with each number of threads, and the share of one core that they use.
+ALIKE: dict[int, tuple[float, float]] = dict.fromkeys((1, 2, 4, 8, 16), (6000, 1.0))
+SHORT = {1: (5400, 0.95), 2: (5200, 1.0), 4: (4300, 1.0), 8: (3700, 1.0), 16: (3100, 1.0)}
+QUERIES = {1: (760, 0.7), 2: (1000, 1.0), 4: (980, 1.0), 8: (890, 1.0), 16: (760, 1.0)}
+WAITS: dict[int, tuple[float, float]] = {n: (190 * n, 0.02 * n) for n in (1, 2, 4, 8, 16)}
+
+
+def mean_rate(limit: ThreadLimit, rates: dict[int, tuple[float, float]], number: int) -> float:
+    """Return the mean rate of as many measurements as there are in a time."""
+    threads, found = max(rates), []
+    for _ in range(number):
+        found.append(rates[threads][0])
+        threads = limit.after(*rates[threads])
+    return sum(found) / number
+
+
+@pytest.mark.parametrize("rates", [ALIKE, SHORT, QUERIES, WAITS])
+@pytest.mark.parametrize("threads", [1, 2, 4, 8, 16])
+def test_rate_is_near_that_of_the_best_number(
+    rates: dict[int, tuple[float, float]], threads: int
+) -> None:
+    allowed = {number: rate for number, rate in rates.items() if number <= threads}
+    limit = ThreadLimit(threads)
+    mean_rate(limit, allowed, 20)  # Five seconds.
+
+    found = mean_rate(limit, allowed, 400)
+
+    assert found >= 0.97 * max(rate for rate, _ in allowed.values())
+
+
+def test_other_jobs_change_the_number_within_seconds() -> None:
+    limit = ThreadLimit(16)
+    mean_rate(limit, SHORT, 400)
+    threads = limit.after(*SHORT[1])
+    assert threads <= 2
+
+    for _ in range(16):  # Four seconds.
+        threads = limit.after(*WAITS[threads])
+
+    assert threads == 16
+
+
+def test_number_that_is_no_power_of_two_is_tried() -> None:
+    rates = {1: (300.0, 1.0), 2: (350.0, 1.0), 3: (400.0, 1.0)}
+
+    assert mean_rate(ThreadLimit(3), rates, 400) > 390
+
+
+@contextmanager
+def pool_of(
+    threads: int, run: Callable[[Any], None], usual: float | None = None
+) -> Iterator[ThreadPool]:
+    run_times = RunTimes()
+    if usual is not None:
+        run_times.observe("a.task", usual)
+    status: Any = SimpleNamespace(mark_claimed=lambda pk: None, mark_started=lambda pk: None)
+    pool = ThreadPool(Options(threads=threads), status, run_times, run)
+    pool.start()
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def a_job(**given: Any) -> Any:
+    pk = uuid4()
+    return SimpleNamespace(
+        pk=pk,
+        task="a.task",
+        fence=(pk, 1, 1),
+        slot_group=None,
+        size=0,
+        limits=None,
+        clock=time.monotonic(),
+        **given,
+    )
+
+
+# Of an unknown task, a job is looked at twice at most. A usual time is known beforehand.
+@pytest.mark.parametrize(("usual", "longest"), [(None, 2 * ActiveThreads.LONG), (1.0, 0.0)])
+def test_job_does_not_wait_for_a_long_one_while_a_thread_sleeps(
+    usual: float | None, longest: float
+) -> None:
+    """Whatever the limit is: here one thread, which long jobs occupy one after the other."""
+    started: dict[int, float] = {}
+    end, all_started = threading.Event(), threading.Event()
+
+    def run(call: Any) -> None:
+        started[call.job.number] = time.monotonic()
+        if len(started) == 8:
+            all_started.set()
+        end.wait(LONG)
+
+    with pool_of(8, run, usual) as pool:
+        pool._active._limit = SimpleNamespace(after=lambda rate, busy: 1)  # type: ignore[assignment]
+        pool._active._number = 1
+        began = time.monotonic()
+        pool.put([a_job(number=number) for number in range(8)])
+        assert all_started.wait(LONG)
+        end.set()
+
+    delays = [started[number] - began for number in range(8)]
+    assert max(delays) < 7 * longest + 0.5
+    assert delays == sorted(delays)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_each_job_runs_once_and_none_is_left(threads: int) -> None:
+    ran: list[int] = []
+
+    def run(call: Any) -> None:
+        if call.job.number % 50 == 0:
+            time.sleep(0.01)
+        ran.append(call.job.number)
+
+    with pool_of(threads, run) as pool:
+        for start in range(0, 5000, 100):
+            pool.put([a_job(number=number) for number in range(start, start + 100)])
+            time.sleep(0.001)
+        end = time.monotonic() + LONG
+        while len(ran) < 5000 and time.monotonic() < end:
+            time.sleep(0.01)
+
+    assert sorted(ran) == list(range(5000))
+
+
+def test_closed_pool_runs_what_it_has_and_its_threads_end() -> None:
+    ran: list[int] = []
+    with pool_of(4, lambda call: ran.append(call.job.number)) as pool:
+        pool._active._number = 1
+        pool.put([a_job(number=number) for number in range(200)])
+    end = time.monotonic() + LONG
+    while any(t.name.startswith("job-") and t.is_alive() for t in threading.enumerate()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert len(ran) == 200
