@@ -1,6 +1,6 @@
-"""The wait of an idle worker: ends with a wake-up or, on PostgreSQL, with a NOTIFY of new jobs.
+"""The wait of an idle worker: ends with a wake-up, or when there are new jobs.
 
-Other databases have no NOTIFY.
+PostgreSQL tells of them by NOTIFY. On other databases, a probe looks for them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
-from django.db import connections
+from django.db import DatabaseError, InterfaceError, connections
 
 from ...core.notify import CHANNEL_SQL
 from ..logging_setup import RepeatedProblem
+from .ready_probe import ReadyProbe
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -78,12 +80,22 @@ class NotifyListener:
             except OSError:
                 self._is_woken = False
 
-    def wait(self, seconds: float) -> None:
-        """Wait until there is a reason to poll for jobs, for at most ``seconds``."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            if [key for key, _events in self._ready.select(left) if key.data(key.fd)]:
-                return
+    def wait(self, seconds: float, probe: ReadyProbe | None = None) -> None:
+        """Wait until there is a reason to poll for jobs, for at most ``seconds``.
+
+        A probe looks for jobs meanwhile. Its error is a reason, too: the poll reports it.
+        """
+        with probe.watching(self._ready) if probe else nullcontext():
+            now = time.monotonic()
+            end = now + seconds
+            while now < end:
+                due = min(end, probe.due) if probe else end
+                events = self._ready.select(max(0.0, due - now))
+                if [key for key, _events in events if key.data(key.fd)]:
+                    return
+                now = time.monotonic()
+                if probe and now >= probe.due and _finds(probe):
+                    return
 
     def close(self) -> None:
         """Close the listener. Called after the last wait; the listening thread then ends."""
@@ -156,3 +168,10 @@ class NotifyListener:
                 self._lost.wait()
         finally:
             connection.close()
+
+
+def _finds(probe: ReadyProbe) -> bool:
+    try:
+        return probe.finds()
+    except (DatabaseError, InterfaceError):
+        return True

@@ -106,6 +106,11 @@ class ThreadPool:
         most = self._options.threads + self._options.prefetch - running - len(self.waiting())
         return min(self._options.threads - running + ahead - waiting, most)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a thread is free for another job."""
+        return len(self._running) + len(self._waiting) < self._options.threads
+
     def group_size(self, job: ClaimedJob) -> int:
         """Number of jobs of this task that one thread finishes soon; 1 if unknown.
 

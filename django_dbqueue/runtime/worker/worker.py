@@ -35,6 +35,7 @@ from .claimer import Claimer
 from .notify_listener import NotifyListener, can_listen
 from .poll_backoff import PollBackoff
 from .progress_writer import ProgressWriter
+from .ready_probe import ReadyProbe
 from .run_times import RunTimes
 from .services import WorkerServices
 from .settler import TWICE, Settler
@@ -73,6 +74,8 @@ class Worker:
         self._recent: deque[Fence] = deque(maxlen=self.REMEMBERED)
         self._before: set[Fence] = set()
         self._going_on: set[Fence] = set()
+        # Looks for ready jobs where there is no NOTIFY.
+        self._probe: ReadyProbe | None = None
         self._problem = RepeatedProblem("worker: jobs could not be claimed")
         self._problem_at_end = RepeatedProblem("worker: database unavailable during shutdown")
         details = {"queues": str(self._selector), "threads": options.threads}
@@ -113,18 +116,24 @@ class Worker:
                 else self._poll_backoff.after_none(began, *self._longest_pause())
             ):
                 self._status.tick(ahead=pause)
-                self._listener.wait(pause * random.uniform(0.8, 1.0))
+                self._listener.wait(pause * random.uniform(0.8, 1.0), self._usable_probe())
         return self._end(stop)
 
+    def _usable_probe(self) -> ReadyProbe | None:
+        """Return the probe while the worker could claim a job, and knows of none."""
+        is_fit = self._heartbeat.healthy and not self._heartbeat.is_quiet and not self._in_doubt
+        return self._probe if is_fit and self._claimer.idle and self._pool.has_room else None
+
     def _longest_pause(self) -> tuple[float, bool]:
-        """Return the longest pause in seconds, and whether NOTIFY reports new jobs meanwhile.
+        """Return the longest pause in seconds, and whether new jobs are reported meanwhile.
 
         Running jobs limit the pause, as they may have to be stopped, and waiting jobs, as they may
         have to be released. A busy pool wakes the worker itself when it has room.
         """
         patience = self._listener.patience if self._claimer.idle and self._heartbeat.healthy else 1
         longest = min(self._options.poll_interval * patience, max(0.005, self._pool.late_in()))
-        return min(longest, self.STOPPABLE) if self._running() else longest, patience > 1
+        is_told = patience > 1 or self._usable_probe() is not None
+        return min(longest, self.STOPPABLE) if self._running() else longest, is_told
 
     def _start(self, stop: Shutdown, supervisor: int | None) -> None:
         prepare(self._backend.database, self._options.statement_limit)
@@ -137,6 +146,8 @@ class Worker:
                 self._claimer.warm_up()
             except (DatabaseError, InterfaceError):  # The first claim tries again, and reports it.
                 discard(self._backend.database)
+        else:
+            self._probe = ReadyProbe(self._jobs, self._selector)
         self._ended = Shutdown()
         stop.on_request(self._listener.wake)
         self._listener.start()
@@ -328,6 +339,8 @@ class Worker:
         self._status.mark_draining()
         end = time.monotonic() + self._options.shutdown_timeout
         self._listener.close()
+        if self._probe:
+            self._probe.close()
         process = self._heartbeat.process
         logger.info(
             "%s is shutting down; jobs still running: %d",
