@@ -31,7 +31,7 @@ class ActiveThreads:
     def __init__(self, threads: int, waiting: Sized, running: Mapping[int, ThreadCall]) -> None:
         self._limit = ThreadLimit(threads)
         self._waiting, self._running = waiting, running
-        self._number = threads
+        self._threads = self._number = threads
         self._lock = threading.Lock()
         # Threads that take jobs and count, and threads that sleep, each with the lock it waits for.
         self._active: set[int] = set()
@@ -59,6 +59,8 @@ class ActiveThreads:
             if self._waiting and len(self._active) < self._number:
                 self._active.add(thread)
                 return True
+            if self._waiting:  # The active threads may have long jobs.
+                self._has_backlog.set()
             lock.acquire()
             self._asleep.append((thread, lock))
         lock.acquire()
@@ -84,7 +86,7 @@ class ActiveThreads:
     def close(self) -> None:
         """Let all threads go on until no job waits, and then end."""
         with self._lock:
-            self._closed, self._number = True, len(self._active) + len(self._asleep)
+            self._closed, self._number = True, self._threads
             while self._asleep:
                 thread, lock = self._asleep.pop()
                 self._active.add(thread)
@@ -105,10 +107,12 @@ class ActiveThreads:
                 time.sleep(min(left, self.LONG) if self._asleep else left)
                 is_full = is_full and bool(self._waiting)
                 self._replace_long()
-            if is_full and not self._closed:
+            if is_full:
                 seconds = time.monotonic() - began
                 rate, share = (self.ended - ended) / seconds, (time.process_time() - busy) / seconds
-                self._number = self._limit.after(rate, share)
+                with self._lock:
+                    if not self._closed:
+                        self._number = self._limit.after(rate, share)
                 self.wake()
 
     def _replace_long(self) -> None:
