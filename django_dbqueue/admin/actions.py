@@ -16,7 +16,7 @@ from ..core.queue_selector import check_name
 from ..core.time_values import LONGEST_WAIT
 from ..engine.recurring import run_now
 from ..models import Execution, Operation
-from ..models.enums import HIGHEST_PRIORITY
+from ..models.enums import HIGHEST_PRIORITY, UNSUCCESSFUL, State
 from ..recurrence.target import enqueue
 from .base_actions import Action, all_of, no_warning
 from .config import alias_for, backend
@@ -213,7 +213,8 @@ RETRY_AFFECTED = replace(
         "Jobs that wait for a retry become ready now."
     ),
     target=Execution.objects.affected_jobs,
-    eligible=lambda jobs: jobs.retriable() | jobs.scheduled(),
+    # One condition: PostgreSQL would scan all jobs for two, each with the failure's attempts.
+    eligible=lambda jobs: jobs.filter(state__in=[*UNSUCCESSFUL, State.SCHEDULED]),
     verb=Operation.Verb.RETRY_NOW,
     warning=no_warning,
     confirm_from=1,

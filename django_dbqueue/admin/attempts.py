@@ -43,6 +43,15 @@ class Attempt:
         return formatting.link("failure", pk, _("All attempts with this failure")) if pk else ""
 
     @property
+    def traceback(self) -> str:
+        text = self.execution.traceback
+        return formatting.copyable_text(_("Traceback"), text) if text else ""
+
+    @property
+    def log(self) -> str:
+        return formatting.copyable_text(_("Log"), self.execution.log) if self.execution.log else ""
+
+    @property
     def waited(self) -> str:
         return formatting.duration(max(self.execution.started_at - self.since, timedelta()))
 

@@ -23,6 +23,7 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 
 from ..models.bounded_count import BoundedCount, count
+from . import formatting
 from .addresses import page_address
 from .backend_choice import PARAMETER, on_chosen_backend, with_alias, with_backend
 from .base import ReadOnlyAdmin, Row, Rows, Text
@@ -274,9 +275,13 @@ class ActionAdmin(ReadOnlyAdmin):
         }
         return TemplateResponse(request, "admin/dbqueue/confirmation.html", context)
 
+    def offered(self, one: Row) -> tuple[Action, ...]:
+        """Return the actions that the page of a row may offer."""
+        return self.actions
+
     def _buttons(self, request: HttpRequest, one: Model) -> list[dict[str, object]]:
         """Return buttons for the actions that the user may run and that would change a row."""
-        allowed = [action for action in self.actions if self.may_run(request, action)]
+        allowed = [action for action in self.offered(one) if self.may_run(request, action)]
         row = self._row(one)
         # In one statement for all of them.
         would = [Exists(action.eligible(action.target(row)).order_by()) for action in allowed]
@@ -334,7 +339,14 @@ def _result(
 
 def _shown(values: dict[str, object]) -> dict[str, object]:
     """Return the values as their text. An optional one may be empty."""
-    return {name: _("none") if value is None else value for name, value in values.items()}
+    return {
+        name: formatting.plain_number(value)
+        if isinstance(value, int)
+        else _("none")
+        if value is None
+        else value
+        for name, value in values.items()
+    }
 
 
 def _unchanged(total: int, changed: int) -> str:

@@ -15,10 +15,12 @@ from ..core.progress_value import ProgressValue
 from ..models import Batch, Job
 from ..models.bounded_count import BoundedCount
 from ..models.enums import FINISHED, UNSUCCESSFUL, State
+from ..models.job import JobQuerySet
 from . import columns, formatting, progress
 from .actions import DISCARD_BATCH, RETRY_BATCH
 from .base import Fields
 from .base_actions import ActionAdmin
+from .counting import counts
 from .filters import FinishedFilter
 
 # Unsuccessful states first, then the unfinished ones, then the successful one.
@@ -43,7 +45,7 @@ class CountedBatch(Protocol):
 
     @property
     def is_abandoned(self) -> bool: ...
-    def tally(self) -> dict[str, int]: ...
+    def jobs(self) -> JobQuerySet: ...
     def follower(self, name: str) -> str | None: ...
 
 
@@ -130,8 +132,20 @@ class BatchAdmin(ActionAdmin):
     fieldsets: ClassVar[Fields] = ((None, {"fields": ((state, bar, full_id), times)}),)
 
     def with_details(self, request: HttpRequest, rows: list[CountedBatch]) -> list[CountedBatch]:
+        """Return the batches with the number of their jobs in each state, in one statement."""
+        of = [(batch, state) for batch in rows for state in STATES]
+        # By state, as the index is: no job's row is read.
+        found = counts(
+            [
+                batch.jobs().filter(state=state).order_by("state").values("state")
+                for batch, state in of
+            ]
+        )
         for batch in rows:
-            batch.jobs_by_state = batch.tally()
+            batch.jobs_by_state = {}
+        for (batch, state), number in zip(of, found, strict=True):
+            if number:
+                batch.jobs_by_state[state.value] = number
         return rows
 
     def get_search_results(

@@ -13,7 +13,7 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..models import Failure, Job, Process
+from ..models import Failure, Job, Process, RecurringTask
 from ..models.pausing import Pausable
 from . import formatting
 from .base import Text
@@ -128,13 +128,24 @@ def running_for(job: Job) -> str:
     return formatting.duration(seen_at(job) - job.started_at) if job.started_at else "–"
 
 
+@admin.display(description=gettext_lazy("id"))
+def full_id(job: Job) -> str:
+    """Return the whole id, with a button that copies it."""
+    return formatting.copyable(_("id"), format_html('<code dir="ltr">{}</code>', job.pk))
+
+
+@admin.display(description=gettext_lazy("priority"))
+def priority(row: Job | RecurringTask) -> str:
+    return "–" if row.priority is None else formatting.number(row.priority)
+
+
 @admin.display(description=gettext_lazy("queue"))
 def queue_and_priority(job: Job) -> str:
     """Return the queue, and the priority if it is not the usual one."""
     if not job.priority:
         return str(job.queue)
-    priority = formatting.quiet(_("priority %d") % job.priority)
-    return format_html("{}<br>{}", job.queue, priority)
+    text = format_html(_("priority {}"), formatting.number(job.priority))
+    return format_html("{}<br>{}", job.queue, formatting.quiet(text))
 
 
 @admin.display(description=gettext_lazy("enqueued, last run"))

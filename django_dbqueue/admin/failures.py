@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..core.frames import project_frames
 from ..models import Execution, Failure, FailureStatistic, Process
-from ..models.execution import AffectedJobs
+from ..models.affected_jobs import AffectedJobs
 from ..models.failure import FailureQuerySet
 from ..models.statistic import Occurrences
 from . import columns, formatting
@@ -30,7 +30,7 @@ from .actions import (
     RETRY_IN_STEPS,
 )
 from .base import Fields
-from .base_actions import ActionAdmin
+from .base_actions import Action, ActionAdmin, all_of
 from .charts import Series, bars, sparkline
 from .filters import FailureOrder, OpenFilter, WindowFilter
 from .redaction import arguments_text
@@ -211,6 +211,14 @@ class FailureAdmin(ActionAdmin):
             failure.jobs, failure.occurrences = affected[failure.pk], counted[failure.pk]
         return rows
 
+    def offered(self, one: ShownFailure) -> tuple[Action, ...]:
+        """Leave out the actions on jobs if there are none.
+
+        PostgreSQL would search all attempts for the first job.
+        """
+        found = one.jobs.may_exist
+        return tuple(each for each in self.actions if found or each.target is all_of)
+
     def page_context(self, request: HttpRequest, row: Any) -> dict[str, object]:
         executions = Execution.objects.newest_of(row, SAMPLE)
         shown = executions[:MOST_EXECUTIONS]
@@ -224,7 +232,7 @@ class FailureAdmin(ActionAdmin):
             "all_jobs": formatting.jobs_link(
                 gettext("View all in the list of jobs"), failure=row.pk
             ),
-            "frames": project_frames(newest.traceback) if newest else "",
+            **(_traceback_of(newest) if newest else {}),
             "attempts": list(reversed(newest_by_job.values())),
             "chart": _chart(row),
             "spans": span_links(row.axis.span),
@@ -233,6 +241,15 @@ class FailureAdmin(ActionAdmin):
             "compared": compared,
             "may_view_jobs": may_view_jobs,
         }
+
+
+def _traceback_of(newest: Execution) -> dict[str, str]:
+    """Return the traceback, and the frames of the project if it has some, to be copied."""
+    frames, what = project_frames(newest.traceback), gettext("Traceback")
+    return {
+        "frames": formatting.copyable_text(what, frames) if frames else "",
+        "traceback": formatting.copyable_text(gettext("Whole traceback"), newest.traceback),
+    }
 
 
 def _axis(request: HttpRequest) -> Axis:

@@ -13,21 +13,31 @@ from django.contrib.admin.views.main import ChangeList
 from django.db.models import Exists, F, Model, OuterRef, Q, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
+from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from ..core.uuid7 import uuid7_at
 from ..models import Batch, Execution, Failure, Job, Process, Queue
-from ..models.enums import WAITING
+from ..models.enums import FINISHED, WAITING, State
 from ..models.job import JobQuerySet
 from ..registry import tasks_in
 from .base import Rows, Text
 from .config import options
+from .counting import counts
 from .sources import jobs_from, recent_sources
 from .spans import SPANS, USUAL, span_of
-from .windows import BEFORE
+from .windows import BEFORE, Window, is_unbounded
 
 Choices = Iterable[tuple[str, Any]]
 MOST_OFFERED = 100
+# States whose jobs are counted, and the order of the index that holds them: see count().
+COUNTED_STATES = {
+    State.READY: ("queue", "priority", "run_after"),
+    State.RUNNING: ("process",),
+    State.SCHEDULED: ("run_after",),
+    State.BLOCKED: ("blocked_by", "-priority"),
+    State.FAILED: ("finished_at",),
+}
 
 
 class Filter(SimpleListFilter):
@@ -49,11 +59,37 @@ class Filter(SimpleListFilter):
         return queryset if self.value() is None else queryset.filter(**{self.column: self.value()})
 
 
+def number_by_state() -> dict[State, int]:
+    """Return the number of jobs in each of COUNTED_STATES, up to a limit, in one statement."""
+    found = counts(
+        [
+            Job.objects.filter(state=state).order_by(*along).values("pk")
+            for state, along in COUNTED_STATES.items()
+        ]
+    )
+    return dict(zip(COUNTED_STATES, found, strict=True))
+
+
 class StateFilter(Filter):
+    """Filter by the state of a job.
+
+    Choices have the number of jobs, unless a search or another filter narrows the list.
+    """
+
     title, parameter_name, column = _("state"), "state", "state"
 
-    def options(self, model: type[Job | Failure]) -> Choices:
+    def options(self, model: type[Job]) -> Choices:
         return model.State.choices
+
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        others = {*changelist.get_filters_params(), *(["q"] if changelist.query else [])}
+        numbers = {} if others - {self.parameter_name} else number_by_state()
+        values = ["", *(value for value, _text in self.lookup_choices)]
+        for value, choice in zip(values, super().choices(changelist), strict=True):
+            if value in numbers:
+                text = format_html("{} ({})", choice["display"], numbers[State(value)])
+                choice = {**choice, "display": text}
+            yield choice
 
 
 class QueueFilter(Filter):
@@ -86,6 +122,18 @@ class TimeFilter(SimpleListFilter):
             return queryset
         first = uuid7_at(timezone.now() - timedelta(hours=span_of(self.value()).hours))
         return queryset.filter(pk__gte=first)
+
+
+class EndFilter(TimeFilter):
+    """Filter by the time at which the job ended: a job may end long after its enqueue."""
+
+    title, parameter_name = _("finished"), "ended"
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        if self.value() is None:
+            return queryset
+        first = timezone.now() - timedelta(hours=span_of(self.value()).hours)
+        return queryset.filter(state__in=FINISHED, finished_at__gte=first)
 
 
 class AttemptsFilter(SimpleListFilter):
@@ -127,8 +175,7 @@ class ErrorFilter(Filter):
         if self.value() is None:
             return queryset
         failures = Failure.objects.filter(error_type=self.value())
-        attempts = Execution.objects.filter(failure__in=failures.values("pk"))
-        return queryset.filter(pk__in=attempts.values("job"))
+        return _with_attempt(request, queryset, failure__in=failures.values("pk"))
 
 
 class WorkerFilter(Filter):
@@ -142,8 +189,7 @@ class WorkerFilter(Filter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
         if self.value() is None:
             return queryset
-        own = Execution.objects.filter(job=OuterRef("pk"), process=self.value())
-        return queryset.filter(Exists(own))
+        return _with_attempt(request, queryset, process=self.value())
 
 
 class ReleaseFilter(Filter):
@@ -157,8 +203,26 @@ class ReleaseFilter(Filter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
         if self.value() is None:
             return queryset
-        own = Execution.objects.filter(job=OuterRef("pk"), release=self.value())
-        return queryset.filter(Exists(own))
+        return _with_attempt(request, queryset, release=self.value())
+
+
+def window_of(request: HttpRequest) -> Window:
+    """Return the window of a list of jobs: the same for its filters and its search."""
+    kept = request.__dict__
+    if "_dbqueue_window" not in kept:
+        of_all = request.POST.get("select_across") == "1"
+        kept["_dbqueue_window"] = Window(BeforeFilter.job(request), is_open=of_all)
+    window: Window = kept["_dbqueue_window"]
+    return window
+
+
+def _with_attempt(request: HttpRequest, jobs: QuerySet[Job], **values: object) -> QuerySet[Job]:
+    """Filter jobs that have an attempt with these values."""
+    own = Execution.objects.filter(job=OuterRef("pk"), **values)
+    if is_unbounded(request) and not request.GET.get("q"):
+        # PostgreSQL may read all attempts, and does not see that only those of the window matter.
+        own = own.filter(**window_of(request).bounds("job_id"))
+    return jobs.filter(Exists(own))
 
 
 class SourceFilter(Filter):
@@ -286,7 +350,7 @@ class FailureFilter(IdFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
         if self.value() is None:
             return queryset
-        return queryset.filter(pk__in=Execution.objects.filter(failure=self.pk).values("job"))
+        return _with_attempt(request, queryset, failure=self.pk)
 
 
 class ProcessFilter(IdFilter):

@@ -93,6 +93,38 @@ def quiet(text: object) -> str:
     return format_html('<span class="dbq-quiet">{}</span>', text)
 
 
+def number(value: int) -> str:
+    """Return a number with its sign before it, in a text from right to left too."""
+    return format_html('<span dir="ltr">{}</span>', value)
+
+
+def plain_number(value: int) -> str:
+    """Return a number for plain text. A negative one is isolated, to keep its sign before it."""
+    return f"\u2066{value}\u2069" if value < 0 else str(value)
+
+
+def copyable(what: Text, block: str) -> str:
+    """Return a block with a button that copies its text.
+
+    The button is hidden until the script has found that it can write to the clipboard.
+    """
+    return format_html(
+        '<div class="dbq-copyable">{}<button type="button" class="dbq-button dbq-copy" '
+        'aria-label="{}: {}" data-dbq-copied="{}" hidden>{}</button>'
+        '<span class="dbq-copied dbq-quiet" role="status"></span></div>',
+        block,
+        _("Copy"),
+        what,
+        _("Copied"),
+        _("Copy"),
+    )
+
+
+def copyable_text(what: Text, text: str) -> str:
+    """Return a long text, such as a traceback, with a button that copies it."""
+    return copyable(what, format_html('<pre class="dbq-text" dir="ltr">{}</pre>', text))
+
+
 def timestamp(time: datetime | None) -> str:
     """Format a time as local time, with UTC as its title."""
     if time is None:

@@ -10,6 +10,7 @@ from django.db.models.functions import Cast, Length
 from django.db.models.lookups import LessThanOrEqual
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
+from django.utils.formats import number_format
 from django.utils.html import format_html, format_html_join
 from django.utils.text import Truncator
 from django.utils.translation import gettext
@@ -32,11 +33,13 @@ from .actions import (
 from .attempts import attempts_of, stack_of, timeline_of
 from .base import Fields, Rows, Text
 from .base_actions import ActionAdmin
+from .charts import sparkline
 from .config import options
 from .filters import (
     AttemptsFilter,
     BatchFilter,
     BeforeFilter,
+    EndFilter,
     ErrorFilter,
     FailureFilter,
     LimitFilter,
@@ -48,8 +51,10 @@ from .filters import (
     TaskFilter,
     TimeFilter,
     WorkerFilter,
+    window_of,
 )
 from .limits import limits_of
+from .overview import bars_of, merged
 from .redaction import (
     HIDDEN,
     arguments_text,
@@ -59,6 +64,7 @@ from .redaction import (
 )
 from .search import PREFIXES, search
 from .sessions import sessions_of
+from .spans import USUAL, Axis
 from .stages import children_of, stages_of
 from .tasks import enqueue_address
 from .why_waiting import why_waiting
@@ -132,6 +138,7 @@ class JobAdmin(ActionAdmin):
         QueueFilter,
         TaskFilter,
         TimeFilter,
+        EndFilter,
         AttemptsFilter,
         ErrorFilter,
         WorkerFilter,
@@ -171,8 +178,7 @@ class JobAdmin(ActionAdmin):
         return ((None, {"fields": fields}),)
 
     def get_search_results(self, request: HttpRequest, rows: Rows, text: str) -> tuple[Rows, bool]:
-        of_all = request.POST.get("select_across") == "1"
-        window = Window(BeforeFilter.job(request), is_open=of_all)
+        window = window_of(request)
         jobs, said, is_windowed = search(cast(JobQuerySet, rows), text.strip(), window)
         if is_windowed is None and (is_windowed := is_unbounded(request)):
             jobs = window.within(jobs)
@@ -195,7 +201,7 @@ class JobAdmin(ActionAdmin):
             **super().page_context(request, row),
             "why": why_waiting(row),
             "progress": progress.summary(row),
-            "stack": stack,
+            "stack": stack and formatting.copyable_text(gettext("Stack trace"), stack.text),
             "sessions": sessions_of(stack),
             "stack_taken": stack and formatting.ago(stack.taken_at),
             "attempts": attempts,
@@ -211,6 +217,20 @@ class JobAdmin(ActionAdmin):
         }
 
 
+@admin.display(description=_("task, last 24 hours"))
+def task_history(job: Job) -> str:
+    """Return the attempts of the job's task by hour, their number, and how many failed."""
+    axis = Axis.until_now(USUAL)
+    of = bars_of(axis, axis.counts(job.task))
+    total = merged(of)
+    if not total.runs:
+        return "–"
+    chart = sparkline(gettext("attempts"), [each.runs for each in of], "runs")
+    said = gettext("%(attempts)s (%(failures)d failed)")
+    number = number_format(total.runs, force_grouping=True)
+    return format_html("{} {}", chart, said % {"attempts": number, "failures": total.failures})
+
+
 def _fields(job: Job, with_batch: bool) -> Fields:
     """Return the rows of fields, without fields that the job does not have."""
     batch = [columns.linked_batch] if with_batch and job.batch else []
@@ -223,8 +243,9 @@ def _fields(job: Job, with_batch: bool) -> Fields:
         if getattr(job, each.__name__) and not (at_once and each.__name__ == "run_after")
     ]
     rows = (
+        [columns.full_id, task_history],
         [columns.state, columns.attempts, *[columns.owner] * (job.process_id is not None)],
-        [columns.linked_task, columns.linked_queue, "priority"],
+        [columns.linked_task, columns.linked_queue, columns.priority],
         [*batch, *key],
         times[:3],
         times[3:],
@@ -252,7 +273,9 @@ def _data(job: Job) -> list[tuple[Text, str]]:
         (_("options of the call"), job.options),
     )
     return [
-        (name, formatting.json_text(value)) for name, value in named if value not in (None, [], {})
+        (name, formatting.copyable(name, formatting.json_text(value)))
+        for name, value in named
+        if value not in (None, [], {})
     ]
 
 

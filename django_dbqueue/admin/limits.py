@@ -12,10 +12,10 @@ from django.utils.translation import gettext_lazy
 
 from ..limits import RATE
 from ..models import Job, Semaphore, Slot
-from ..models.bounded_count import count
 from ..models.expressions import Now
 from . import columns, formatting
 from .base import Fields, ReadOnlyAdmin
+from .counting import counts
 from .filters import WaitingJobsFilter
 
 MOST_JOBS = 20
@@ -80,10 +80,10 @@ class SemaphoreAdmin(ReadOnlyAdmin):
 
     def with_details(self, request: HttpRequest, rows: list[UsedLimit]) -> list[UsedLimit]:
         taken = Slot.objects.count_by_key(row.pk for row in rows)
-        for row in rows:
-            blocked = Job.objects.waiting_for(row.pk)
-            row.taken_slots = taken[row.pk]
-            row.waiting_jobs = count(blocked, "blocked_by", "-priority", "id")
+        along = "blocked_by", "-priority", "id"
+        waiting = [Job.objects.waiting_for(row.pk).order_by(*along).values("pk") for row in rows]
+        for row, number in zip(rows, counts(waiting), strict=True):
+            row.taken_slots, row.waiting_jobs = taken[row.pk], number
         return rows
 
     def page_context(self, request: HttpRequest, row: Semaphore) -> dict[str, object]:
@@ -108,7 +108,7 @@ def _job(job: Job, since: datetime | None) -> dict[str, object]:
     return {
         "job": columns.linked_job(job),
         "since": formatting.ago(since),
-        "priority": job.priority,
+        "priority": formatting.number(job.priority),
     }
 
 

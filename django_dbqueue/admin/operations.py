@@ -33,7 +33,8 @@ def what(operation: Operation) -> str:
     if operation.undoes_id:
         text = f"{text} #{operation.undoes_id}"
     elif operation.value:
-        text = f"{text}: {operation.value}"
+        # The value may be a negative number, or a name in another script.
+        text = format_html("{}: <bdi>{}</bdi>", text, operation.value)
     return format_html(
         "{}<br>{}", text, formatting.quiet(operation.scope[:200] or f"#{operation.pk}")
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,34 +14,27 @@ from django.http import HttpRequest
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
-from ..core.counts import Counts, Times
+from ..core.counts import BOUNDS, Counts, Times
 from ..doctor.database import QueueDatabase
 from ..doctor.runner import of_the_queue
-from ..models import Job, Overview, Queue, Statistic
-from ..models.bounded_count import count
-from ..models.enums import State
+from ..models import Overview, Queue, Statistic
 from . import rates
 from .backend_choice import with_backend
 from .base import PageAdmin
 from .charts import Series, bars, sparkline
 from .config import backend, backends_in
-from .formatting import job_count
+from .filters import number_by_state
+from .formatting import duration, job_count
 from .problems import verdict
 from .spans import Axis, Span, deploys_of, span_links, span_of
 
-# The order of the index that holds the jobs of each state: see count().
-INDEXES = {
-    State.READY: ("queue", "priority", "run_after"),
-    State.RUNNING: ("process",),
-    State.SCHEDULED: ("run_after",),
-    State.BLOCKED: ("blocked_by", "-priority"),
-    State.FAILED: ("finished_at",),
-}
 # The largest number of queues that can be chosen for the charts.
 MOST_QUEUES = 200
 # The largest number of queues in the table, those that did most.
 MOST_ROWS = 20
 PERCENTILES = (50, 95, 99)
+# The first bucket of a distribution: it has all times up to 2 ms.
+SHORTEST = 2
 
 
 @admin.register(Overview)
@@ -55,18 +49,16 @@ class OverviewAdmin(PageAdmin):
         database = of and QueueDatabase(of.database, backends_in(of.database))
         return {
             **verdict(of_the_queue(database) if database else ()),
-            "states": [(state.label, _number_in(state)) for state in INDEXES],
+            "states": [
+                (state.label, job_count(number, state=state.value))
+                for state, number in number_by_state().items()
+            ],
             **_over_time(chosen, queue),
             "hours": chosen.hours,
             "queue": queue,
             "queues": _queues(queue),
             "spans": span_links(chosen, **({"queue": queue} if queue else {})),
         }
-
-
-def _number_in(state: State) -> str:
-    rows = Job.objects.filter(state=state)
-    return job_count(count(rows, *INDEXES[state]), state=state.value)
 
 
 def _queues(chosen: str) -> list[str]:
@@ -78,11 +70,11 @@ def _over_time(span: Span, queue: str) -> dict[str, object]:
     """Return the charts of the chosen time, and a row for each queue that did most in it."""
     axis = Axis.until_now(span)
     read = Statistic.objects.by_queue(axis.start, axis.span.period, queue or None)
-    by_queue = {name: _bars(axis, counts) for name, counts in read.items()}
-    every = [_merged(each) for each in zip(*by_queue.values(), strict=True)]
+    by_queue = {name: bars_of(axis, counts) for name, counts in read.items()}
+    every = [merged(each) for each in zip(*by_queue.values(), strict=True)]
     most = heapq.nlargest(MOST_ROWS, by_queue, key=lambda name: _number(by_queue[name]))
     return {
-        "charts": _charts(axis, every or _bars(axis, {})),
+        "charts": charts_of(axis, every or bars_of(axis, {})),
         "by_queue": [_row(axis, name, by_queue[name]) for name in most],
         "has_more_queues": len(by_queue) > MOST_ROWS,
     }
@@ -93,7 +85,7 @@ def _number(of: Iterable[Counts]) -> int:
 
 
 def _row(axis: Axis, name: str, of: list[Counts]) -> dict[str, Any]:
-    counts, title = _merged(of), _("attempts")
+    counts, title = merged(of), _("attempts")
     query = urlencode({"hours": axis.span.hours, "queue": name})
     return {
         "name": name,
@@ -107,7 +99,8 @@ def _row(axis: Axis, name: str, of: list[Counts]) -> dict[str, Any]:
     }
 
 
-def _charts(axis: Axis, of: list[Counts]) -> list[str]:
+def charts_of(axis: Axis, of: list[Counts]) -> list[str]:
+    """Return the charts of jobs and attempts, of waiting times and of run times."""
     times, deploys = axis.labels(), deploys_of(axis)
     numbers = (
         Series(_("enqueued jobs"), "waits", [each.enqueued for each in of]),
@@ -122,6 +115,24 @@ def _charts(axis: Axis, of: list[Counts]) -> list[str]:
     ]
 
 
+def distribution_of(times: Times) -> str:
+    """Return a chart of how many attempts ran for how long; empty without any."""
+    if not times.buckets:
+        return ""
+    numbers: Counter[int] = Counter()
+    for place, number in times.buckets.items():
+        numbers[max(place, SHORTEST)] += number
+    places = range(min(numbers), max(numbers) + 1)
+    labels = [
+        f"≤ {duration(timedelta(seconds=BOUNDS[each]))}"
+        if each < len(BOUNDS)
+        else f"> {duration(timedelta(seconds=BOUNDS[-1]))}"
+        for each in places
+    ]
+    series = Series(_("attempts"), "runs", [numbers[each] for each in places])
+    return bars(_("Distribution of run times"), labels, [series])
+
+
 def _percentiles(times: list[Times]) -> list[Series]:
     tones = dict(zip(PERCENTILES, ("good", "waits", "bad"), strict=True))
     return [
@@ -132,7 +143,7 @@ def _percentiles(times: list[Times]) -> list[Series]:
     ]
 
 
-def _bars(axis: Axis, of: Mapping[datetime, Counts]) -> list[Counts]:
+def bars_of(axis: Axis, of: Mapping[datetime, Counts]) -> list[Counts]:
     """Return the counts of each bar; also of those without a job."""
     found = [Counts() for _bar in range(axis.span.bars)]
     for start, counts in of.items():
@@ -141,7 +152,8 @@ def _bars(axis: Axis, of: Mapping[datetime, Counts]) -> list[Counts]:
     return found
 
 
-def _merged(each: Iterable[Counts]) -> Counts:
+def merged(each: Iterable[Counts]) -> Counts:
+    """Return the sum of counts."""
     total = Counts()
     for counts in each:
         total.merge(counts)

@@ -156,7 +156,9 @@ class RecurringTaskAdmin(ActionAdmin):
     def get_fieldsets(self, request: HttpRequest, obj: RecurringTask | None = None) -> Fields:
         may_change = obj is None or self.has_change_permission(request, obj)
         args = ("args", "kwargs") if may_change else arguments
-        fields = ("name", ("task", "command"), args, ("queue", "priority"))
+        is_given = not may_change and obj is not None and obj.priority is not None
+        priority = columns.priority if is_given else "priority"
+        fields = ("name", ("task", "command"), args, ("queue", priority))
         fieldsets: list[Fields] = [(_("Task"), {"fields": fields}), *self.schedule_fieldsets]
         if obj:
             fieldsets = [(None, {"fields": self.status_fields}), *fieldsets]
@@ -168,7 +170,7 @@ class RecurringTaskAdmin(ActionAdmin):
         status = [state, origin, schedule, next_run, last_run]
         if obj is None or self.has_change_permission(request, obj):
             return status
-        return [*status, arguments, *RecurringTaskForm.Meta.fields]
+        return [*status, arguments, columns.priority, *RecurringTaskForm.Meta.fields]
 
     def with_details(self, request: HttpRequest, rows: list[WithLastJob]) -> list[WithLastJob]:
         newest = RecurringExecution.objects.filter(task=OuterRef("pk")).order_by("-run_at")

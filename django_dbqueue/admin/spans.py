@@ -11,6 +11,7 @@ from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.translation import gettext, gettext_lazy
 
+from ..core.counts import Counts
 from ..models import Statistic
 from ..models.statistic import Period, start_of
 from .backend_choice import with_backend
@@ -62,6 +63,12 @@ class Axis(NamedTuple):
             if 0 <= (place := self.place(time)) < len(found):
                 found[place] += number
         return found
+
+    def counts(self, task: str) -> dict[datetime, Counts]:
+        """Return what a task has done, by the start of each hour or minute."""
+        rows = Statistic.objects
+        per = rows.per_minute if self.span.period == Period.MINUTE else rows.per_hour
+        return per(self.start, task=task)
 
     def label(self, time: datetime) -> str:
         local = timezone.localtime(time) if timezone.is_aware(time) else time

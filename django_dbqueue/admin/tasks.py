@@ -26,8 +26,10 @@ from .addresses import page_address
 from .backend_choice import on_chosen_backend, with_backend
 from .base import Fields
 from .enqueue_form import EnqueueForm, backend_for
+from .overview import bars_of, charts_of, distribution_of, merged
 from .queues import PausableAdmin
 from .redaction import known_task
+from .spans import Axis, span_links, span_of
 
 ENQUEUE = "dbqueue.enqueue_taskstate"
 
@@ -120,8 +122,14 @@ class TaskStateAdmin(PausableAdmin):
         return rows
 
     def page_context(self, request: HttpRequest, row: Any) -> dict[str, object]:
-        address = enqueue_address(request, row.name)
-        return {**super().page_context(request, row), "enqueue_address": address}
+        axis = Axis.until_now(span_of(request.GET.get("hours")))
+        of = bars_of(axis, axis.counts(row.name))
+        return {
+            **super().page_context(request, row),
+            "enqueue_address": enqueue_address(request, row.name),
+            "charts": [*charts_of(axis, of), distribution_of(merged(of).run_time)],
+            "spans": span_links(axis.span),
+        }
 
     def get_urls(self) -> list[URLPattern]:
         view = on_chosen_backend(self.admin_site.admin_view(self.enqueue_view), self.admin_site)

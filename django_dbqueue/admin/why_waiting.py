@@ -70,11 +70,12 @@ def _blocked(job: Job) -> str:
 
 
 def _ready(job: Job) -> str:
-    if queue := Queue.objects.paused().filter(name=job.queue).first():
+    queue = Queue.objects.filter(name=job.queue).first() or Queue(name=job.queue)
+    if queue.is_paused(seen_at(job)):
         return _paused(_("Its queue “{}” is paused, {}."), queue)
     if task := TaskState.objects.paused().filter(name=job.task).first():
         return _paused(_("Its task “{}” is paused, {}."), task)
-    if text := _full(job.queue):
+    if text := _full(queue):
         return text
     there = [each for each in Process.objects.workers()[:1000] if each.has(job.queue)]
     serving = [worker for worker in there if not worker.is_quiet]
@@ -100,12 +101,11 @@ def _ready(job: Job) -> str:
     return _("It is ready: %(jobs)s, and %(by)s.") % {"jobs": jobs, "by": by}
 
 
-def _full(name: str) -> str:
+def _full(queue: Queue) -> str:
     """Return the reason if the queue has reached its limit; otherwise empty."""
-    queue = Queue.objects.filter(name=name).first() or Queue(name=name)
     if not (limit := limit_of(queue)):
         return ""
-    running = count(Job.objects.running().filter(queue=name), "process_id")
+    running = count(Job.objects.running().filter(queue=queue.name), "process_id")
     text = _("It is ready, but its queue “{}” has reached its limit: {} of {} jobs are running.")
     return format_html(text, _linked(queue), running, limit) if running >= limit else ""
 

@@ -20,8 +20,10 @@ from . import formatting
 SIZE = 100_000
 BEFORE = "before"
 # Filters that an index serves, and those that none does.
-_SERVED = ("batch", "failure", "error", "process", "waits_for")
-_NOT_SERVED = ("queue", "task", "attempts", "worker", "release", "source")
+_SERVED = ("batch", "process", "waits_for")
+_NOT_SERVED = ("queue", "task", "attempts", "worker", "release", "source", "ended")
+# Filters by attempts, which none serves in any state: a failure may have very many attempts.
+_BY_ATTEMPTS = ("failure", "error")
 # The jobs in other states are few, or have an index of their own.
 _MANY = ("", State.SUCCESSFUL)
 
@@ -40,6 +42,13 @@ class Window:
     def within(self, jobs: JobQuerySet) -> JobQuerySet:
         """Filter jobs that are in the window."""
         return jobs.filter(pk__gte=self.first) if self.first else jobs
+
+    def bounds(self, name: str) -> dict[str, UUID]:
+        """Return the filters for an id in the window, such as that of an attempt's job."""
+        return {
+            **({f"{name}__gte": self.first} if self.first else {}),
+            **({f"{name}__lt": self._before} if self._before else {}),
+        }
 
     @cached_property
     def first(self) -> UUID | None:
@@ -77,11 +86,11 @@ def is_unbounded(request: HttpRequest) -> bool:
     given = {name for name, value in request.GET.items() if value}
     if request.GET.get("source", "").startswith("job:"):  # It has a bound of its own.
         return False
-    return (
-        request.GET.get("state", "") in _MANY
-        and not given.intersection(_SERVED)
-        and bool(given.intersection(_NOT_SERVED))
-    )
+    if given.intersection(_SERVED):
+        return False
+    if given.intersection(_BY_ATTEMPTS):
+        return True
+    return request.GET.get("state", "") in _MANY and bool(given.intersection(_NOT_SERVED))
 
 
 def _time(pk: UUID) -> str:

@@ -11,7 +11,6 @@ from django.utils.translation import gettext_lazy as _
 from ..core.transactions import writing
 from ..core.uuid7 import uuid7
 from .batch_share import BatchShare
-from .bounded_count import LIMIT, count
 from .document import DocumentField
 from .enums import UNFINISHED, State
 from .expressions import Now
@@ -112,18 +111,6 @@ class Batch(models.Model):
 
     def jobs(self) -> JobQuerySet:
         return Job.objects.using(self._state.db).filter(batch=self.pk)
-
-    def tally(self) -> dict[str, int]:
-        """Count the batch's jobs in each state, each up to the limit; above it, a BoundedCount.
-
-        One query, or eight for a large batch.
-        """
-        jobs = self.jobs().order_by("state")
-        numbers = {state.value: Count("pk", filter=Q(state=state)) for state in State}
-        seen = jobs.values("pk", "state")[: LIMIT + 1].aggregate(**numbers)
-        if sum(seen.values()) > LIMIT:
-            seen = {state.value: count(jobs.filter(state=state), "state") for state in State}
-        return {state: number for state, number in seen.items() if number}
 
     def progress(self) -> Counter[str]:
         """Count the batch's jobs in each state."""

@@ -1,28 +1,17 @@
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 from django.db import models
-from django.db.models import Exists, F, OuterRef
+from django.db.models import Exists, OuterRef
 from django.utils.translation import gettext_lazy as _
 
-from .bounded_count import LIMIT, BoundedCount
-from .enums import WAITING, Outcome, State
+from .affected_jobs import AFFECTED, AffectedJobs, count_affected_jobs
+from .enums import Outcome
 from .failure import Failure
 from .identifier import IdentifierField
 from .job import Job, JobQuerySet
 from .primary import PrimaryQuerySet
-
-_AFFECTED = [State.FAILED, *WAITING]
-
-
-class AffectedJobs(NamedTuple):
-    """Numbers of jobs that a failure has failed, and that wait to be retried after it."""
-
-    failed: int
-    waiting: int
 
 
 class ExecutionQuerySet(PrimaryQuerySet["Execution"]):
@@ -49,23 +38,11 @@ class ExecutionQuerySet(PrimaryQuerySet["Execution"]):
         They are failed now, or wait to be retried.
         """
         last = self.filter(job=OuterRef("pk"), attempt=OuterRef("attempt"), failure__in=failures)
-        return Job.objects.using(self.db).filter(Exists(last), state__in=_AFFECTED)
+        return Job.objects.using(self.db).filter(Exists(last), state__in=AFFECTED)
 
-    def count_affected_jobs(self, failures: Collection[int]) -> dict[int, AffectedJobs]:
-        """Count the affected jobs of each of these failures.
-
-        The counts are lower bounds if there are very many jobs in all.
-        """
-        last = self.filter(
-            failure__in=failures, job__state__in=_AFFECTED, attempt=F("job__attempt")
-        )
-        rows = last.values_list("failure_id", "job__state")[: LIMIT + 1]
-        found = Counter((failure, state == State.FAILED) for failure, state in rows)
-        number = BoundedCount if found.total() > LIMIT else int
-        return {
-            failure: AffectedJobs(number(found[failure, True]), number(found[failure, False]))
-            for failure in failures
-        }
+    def count_affected_jobs(self, failures: Sequence[int]) -> dict[int, AffectedJobs]:
+        """Count the affected jobs of each of these failures, up to a limit."""
+        return count_affected_jobs(self, failures)
 
     def last_of_each(self) -> models.QuerySet[Execution]:
         """Return each job's last attempt, for a subquery in a query of jobs."""

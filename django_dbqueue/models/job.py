@@ -18,11 +18,20 @@ from ..core.uuid7 import uuid7
 from ..limits import LONGEST_KEY
 from .document import DocumentField
 from .enums import FINISHED, HIGHEST_PRIORITY, UNSUCCESSFUL, WAITING, Lane, OnLost, State
-from .expressions import Now, PartialIndex, StrictOnSQLite, UniqueIfPresent, by_index, now_plus
+from .expressions import (
+    Now,
+    PartialIndex,
+    StrictOnSQLite,
+    UniqueIfPresent,
+    by_index,
+    composed,
+    now_plus,
+)
 from .identifier import IdentifierField
 from .lanes import lanes
 from .primary import PrimaryQuerySet
 from .process import Process
+from .union import time_converter, union_all
 
 # The times that Python can read. A row that no claim can read, such as one with PostgreSQL's
 # infinity, would stop its lane.
@@ -234,15 +243,30 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
             queue = rows.filter(queue__gt=queue).first()
 
     def waits(self, lanes: Iterable[Lane]) -> dict[Lane, float]:
-        """Return the seconds since the oldest job of each lane could have run.
+        """Return the seconds since the oldest job of each lane could have run."""
+        return {
+            lane: (now - oldest).total_seconds()
+            for lane, (oldest, now) in self.oldest(lanes).items()
+        }
 
-        One lookup in the lane index for each lane.
+    def oldest(self, lanes: Iterable[Lane]) -> dict[Lane, tuple[datetime, datetime]]:
+        """Return the time since which the oldest job of each lane could have run, and now.
+
+        One lookup in the lane index for each lane, and one statement for hundreds of lanes.
         """
-        found = {}
-        for lane in lanes:
-            if times := self.of_lane(lane).values_list("run_after", Now()).first():
-                found[lane] = (times[1] - times[0]).total_seconds()
-        return found
+        each = list(lanes)
+        convert = time_converter(self.db)
+        compiler = self.query.get_compiler(self.db)
+        now, of_now = compiler.compile(Now())
+        selects = []
+        for place, lane in enumerate(each):
+            sql, values = composed(self.of_lane(lane).values("run_after")[:1])
+            selects.append((f"SELECT {place}, ({sql}), {now}", (*values, *of_now)))
+        return {
+            each[place]: (convert(oldest), convert(now_at))
+            for place, oldest, now_at in union_all(self.db, selects)
+            if oldest is not None
+        }
 
     def ahead_of(self, job: Job) -> JobQuerySet:
         """Return the ready jobs of a job's queue that are claimed before it."""

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
-from django.db import connections, models
+from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
@@ -14,16 +13,29 @@ from ..core.notify import notify_queues
 from ..core.queue_selector import check_name
 from .bounded_count import LIMIT, BoundedCount
 from .enums import WAITING, Lane, State
-from .expressions import Now, composed
+from .expressions import Now, by_index, composed
 from .identifier import IdentifierField
 from .job import Job, JobQuerySet
 from .pausing import Pausable, PausableQuerySet
+from .union import union_all
 
 # Maximum number of queues notified at once. Workers find the jobs of other queues by polling,
 # within their poll interval.
 WOKEN = 1000
-# Number of lanes whose load is read in one statement.
-TOGETHER = 100
+# Number of jobs that one statement counts for the load of queues.
+MOST_COUNTED = 100_000
+# The states that are counted for all queues together, and the order of the index that holds them:
+# see count().
+OTHER_STATES = {
+    State.SCHEDULED: "run_after",
+    State.BLOCKED: "blocked_by",
+    State.RUNNING: "process_id",
+}
+_COUNTED = ("queue", "attempt", "attempts_before")
+_COUNT = (
+    "SELECT {place}, queue, COUNT(*), SUM(CASE WHEN attempt > attempts_before THEN 1 ELSE 0 END) "
+    "FROM ({rows}) AS part GROUP BY queue"
+)
 # Number of jobs that one statement of clear() discards.
 CLEARED_TOGETHER = 1000
 
@@ -90,79 +102,51 @@ class QueueQuerySet(PausableQuerySet["Queue"]):
     def loads(self, lanes: Iterable[Lane]) -> dict[str, Load]:
         """Return the load of queues that have these lanes, or jobs in other states than READY.
 
-        Takes a few index probes for each lane, and one statement for very many lanes.
+        Takes two statements for hundreds of lanes, and reads MOST_COUNTED jobs. Of many queues,
+        fewer jobs of each are counted.
         """
         found: defaultdict[str, Load] = defaultdict(Load)
-        jobs = Job.objects.using(self.db)
-        for queue, ready, retries, oldest, now in _load_of_lanes(jobs, list(lanes)):
-            load = found[queue]
-            load.ready = _sum(load.ready, BoundedCount(LIMIT) if ready > LIMIT else ready)
-            load.retries += retries
-            if oldest and (load.oldest is None or oldest < load.oldest):
+        jobs, of = Job.objects.using(self.db), list(lanes)
+        for lane, (oldest, now) in jobs.oldest(of).items():
+            load = found[lane.queue]
+            if load.oldest is None or oldest < load.oldest:
                 load.oldest, load.age = oldest, max(now - oldest, timedelta())
-        # Each state in the order of its index: see count().
-        for state, along in (
-            (State.SCHEDULED, "run_after"),
-            (State.BLOCKED, "blocked_by"),
-            (State.RUNNING, "process_id"),
-        ):
-            for queue, number in _by_queue(jobs.filter(state=state).order_by(along)).items():
-                setattr(found[queue], state.value, number)
-        for queue, number in _retries(jobs.scheduled()).items():
-            found[queue].retries += number
+        for state, queue, number, retries in _counted(jobs, {lane.queue for lane in of}):
+            load = found[queue]
+            setattr(load, state.value, number)
+            if state in (State.READY, State.SCHEDULED):
+                load.retries += retries
         return found
 
 
-def _load_of_lanes(jobs: JobQuerySet, lanes: list[Lane]) -> Iterator[tuple[Any, ...]]:
-    """Yield the queue of each lane, its ready jobs, their retries, the oldest's time, and now."""
-    connection = connections[jobs.db]
-    time = models.Value(None, output_field=models.DateTimeField())
-
-    def converted(value: Any) -> Any:
-        for convert in connection.ops.get_db_converters(time):
-            value = convert(value, time, connection)
-        return value
-
-    for start in range(0, len(lanes), TOGETHER):
-        part = lanes[start : start + TOGETHER]
-        statements, values = [], []
-        for place, lane in enumerate(part):
-            rows = jobs.of_lane(lane)
-            first, tried = rows.values("pk")[: LIMIT + 1], rows.values("attempt", "attempts_before")
-            oldest, now = rows.values("run_after"), rows.annotate(now=Now()).values("now")
-            of = [composed(each) for each in (first, tried[:LIMIT], oldest[:1], now[:1])]
-            statements.append(
-                f"SELECT {place}, (SELECT COUNT(*) FROM ({of[0][0]}) AS ready), (SELECT COUNT(*) "
-                f"FROM ({of[1][0]}) AS tried WHERE tried.attempt > tried.attempts_before), "
-                f"({of[2][0]}), ({of[3][0]})"
-            )
-            values += [value for _sql, those in of for value in those]
-        with connection.cursor() as cursor:
-            cursor.execute(" UNION ALL ".join(statements), values)
-            for place, ready, retries, oldest_at, now_at in cursor.fetchall():
-                times = converted(oldest_at), converted(now_at)
-                yield part[place].queue, ready, retries, *times
+def _counted(jobs: JobQuerySet, queues: Collection[str]) -> Iterator[tuple[State, str, int, int]]:
+    """Yield the number of jobs of each queue in each state, and of retries among them."""
+    most_ready = min(LIMIT, (MOST_COUNTED - len(OTHER_STATES) * LIMIT) // max(1, len(queues)))
+    parts = [
+        (State.READY, most_ready, _ready(jobs, queue).values(*_COUNTED)) for queue in sorted(queues)
+    ]
+    parts += [
+        (state, LIMIT, jobs.filter(state=state).order_by(along).values(*_COUNTED))
+        for state, along in OTHER_STATES.items()
+    ]
+    selects = []
+    for place, (_state, most, rows) in enumerate(parts):
+        sql, values = composed(rows[: most + 1])
+        selects.append((_COUNT.format(place=place, rows=sql), values))
+    by_part: defaultdict[int, list[tuple[str, int, int]]] = defaultdict(list)
+    for place, queue, number, retries in union_all(jobs.db, selects):
+        by_part[place].append((queue, number, int(retries)))
+    for place, counted in by_part.items():
+        state, most, _rows = parts[place]
+        is_bounded = sum(number for _queue, number, _retries in counted) > most
+        for queue, number, retries in counted:
+            shown = BoundedCount(min(number, most)) if is_bounded else number
+            yield state, queue, shown, retries
 
 
-def _sum(one: int, other: int) -> int:
-    return (
-        BoundedCount(LIMIT)
-        if BoundedCount in (type(one), type(other)) or one + other > LIMIT
-        else one + other
-    )
-
-
-def _by_queue(jobs: models.QuerySet[Job]) -> dict[str, int]:
-    found = Counter(jobs.values_list("queue", flat=True)[: LIMIT + 1])
-    number = BoundedCount if found.total() > LIMIT else int
-    return {queue: number(each) for queue, each in found.items()}
-
-
-def _retries(waiting: JobQuerySet) -> Counter[str]:
-    """Count the retries among the first waiting jobs, for each queue."""
-    columns = "queue", "attempt", "attempts_before"
-    rows = waiting.order_by("run_after").values_list(*columns)[:LIMIT]
-    return Counter(queue for queue, attempt, before in rows if attempt > before)
+def _ready(jobs: JobQuerySet, queue: str) -> JobQuerySet:
+    rows = jobs.ready().filter(queue=queue).order_by("priority", "run_after", "id")
+    return by_index(rows, "dbqueue_job_lane")
 
 
 def clear(jobs: JobQuerySet) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from django_dbqueue.core.counts import Counts
 from django_dbqueue.core.error_reports import ErrorReport
 from django_dbqueue.models import (
     Batch,
@@ -21,9 +23,11 @@ from django_dbqueue.models import (
     Queue,
     RecurringTask,
     Semaphore,
+    Statistic,
     TaskState,
 )
 from django_dbqueue.models.operation import STORED
+from django_dbqueue.models.statistic import Period, start_of
 from tests.conftest import a_process
 
 VIEW = [
@@ -160,6 +164,13 @@ def an_execution(job: Job, failure: Failure | None = None, **values: Any) -> Exe
             "traceback": "Traceback …",
         }
     return Execution.objects.create(**{**given, **values})
+
+
+def a_statistic(hours_ago: int, queue: str = "q", task: str = "t", **counts: Any) -> None:
+    start = start_of(Period.HOUR, timezone.now()) - timedelta(hours=hours_ago)
+    row = Statistic(period=Period.HOUR, start=start, queue=queue, task=task)
+    row.counts = Counts(**counts)
+    row.save()
 
 
 def act(

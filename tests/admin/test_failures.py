@@ -286,6 +286,22 @@ def test_page_has_the_times_of_a_failure_and_deploys(viewer: Client) -> None:
     assert "failed attempts: 0" in page_of(viewer, failure, "?hours=1")
 
 
+def test_failure_without_affected_jobs_offers_no_action_on_jobs(
+    operator: Client, failed: Callable[..., Job]
+) -> None:
+    unaffected, affected = a_failure("Out of stock"), a_failure()
+    failed(affected)
+
+    def offered(failure: Failure) -> set[str]:
+        page = operator.get(f"{LIST}{failure.pk}/change/")
+        return {button["action"].name for button in page.context["buttons"]}
+
+    on_jobs = {"retry", "retry_in_steps", "discard"}
+    assert offered(affected) >= on_jobs
+    assert not offered(unaffected) & on_jobs
+    assert "mute" in offered(unaffected)
+
+
 def test_queries_do_not_grow_with_failures_or_their_numbers(
     viewer: Client, failed: Callable[..., Job]
 ) -> None:

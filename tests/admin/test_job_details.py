@@ -15,7 +15,16 @@ from django.urls import reverse
 
 from django_dbqueue.models import Job, Semaphore, Slot, TaskState
 
-from .conftest import VIEW, a_batch, a_client, a_job, an_execution
+from .conftest import (
+    VIEW,
+    a_batch,
+    a_client,
+    a_failure,
+    a_job,
+    a_recurring_task,
+    an_execution,
+    press,
+)
 from .test_jobs import ids, page
 
 State = Job.State
@@ -249,6 +258,49 @@ class TestBatches:
         response = viewer.get(reverse("admin:dbqueue_job_changelist") + "?batch=5")
 
         assert response.headers["Location"].endswith("?e=1")
+
+
+def test_id_and_blocks_have_hidden_buttons_that_copy_them(viewer: Client, db: Any) -> None:
+    job = a_job(state=State.FAILED, args=["<b>"], kwargs={"total": 3}, result="x")
+    an_execution(job, a_failure(), log="one line")
+
+    text = viewer.get(page(job)).text
+
+    buttons = re.findall(r"<button[^>]*dbq-copy[^>]*>", text)
+    names = [re.search(r'aria-label="(.*?)"', each)[1] for each in buttons]
+    assert names == [
+        *("Copy: id", "Copy: Traceback", "Copy: Log"),
+        *("Copy: arguments", "Copy: keyword arguments", "Copy: result"),
+    ]
+    # Without the script there is nothing that does not work.
+    assert all(" hidden>" in each and 'type="button"' in each for each in buttons)
+    assert text.count('class="dbq-copied dbq-quiet" role="status"></span>') == len(buttons)
+    assert f'<code dir="ltr">{job.pk}</code>' in text
+    assert "&lt;b&gt;" in text and "<b>" not in text
+
+
+def test_negative_priority_is_isolated_wherever_it_is_shown(viewer: Client, db: Any) -> None:
+    # In a text from right to left, its sign would be after it.
+    job = a_job(priority=-5, state=State.BLOCKED, blocked_by="bank")
+    Semaphore.objects.create(key="bank", max_running=1)
+    recurring = a_recurring_task(is_from_code=True, priority=-5)
+
+    for address in (
+        page(job),
+        reverse("admin:dbqueue_job_changelist"),
+        reverse("admin:dbqueue_semaphore_change", args=["bank"]),
+        reverse("admin:dbqueue_recurringtask_change", args=[recurring.pk]),
+    ):
+        text = viewer.get(address).text
+        assert text.count('<span dir="ltr">-5</span>') == text.count("-5<") == 1, address
+
+
+def test_negative_priority_is_isolated_in_the_message_of_its_change(
+    operator: Client, db: Any
+) -> None:
+    done = press(operator, "job", "reprioritise", a_job().pk, confirmed="yes", value="-7")
+
+    assert "Priority set to \u2066-7\u2069: 1 job." in done.text
 
 
 def test_earlier_jobs_with_the_same_arguments_are_listed(viewer: Client, db: Any) -> None:

@@ -315,6 +315,55 @@ def test_loaded_scripts_and_styles_have_a_csp_nonce(
         assert len(loaded) > 3 and all("nonce=" in tag for tag in loaded), loaded
 
 
+def test_list_is_filtered_by_the_time_of_the_end(viewer: Client, db: Any) -> None:
+    ago = [timezone.now() - timedelta(hours=hours) for hours in (3, 30)]
+    new, old = (a_job(state=State.SUCCESSFUL, finished_at=time) for time in ago)
+    a_job()
+
+    assert ids(viewer, "?ended=6") == ids(viewer, "?ended=24") == [str(new.pk)]
+    assert sorted(ids(viewer, "?ended=168")) == sorted([str(old.pk), str(new.pk)])
+    assert ids(viewer, "?ended=1") == []
+
+
+def test_list_of_ended_jobs_reads_a_window(
+    viewer: Client, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_dbqueue.admin.windows.SIZE", 2)
+    jobs = [a_job(state=State.SUCCESSFUL) for _number in range(4)]
+
+    assert ids(viewer, "?ended=6") == [str(job.pk) for job in reversed(jobs[2:])]
+    # An index holds the failed ones.
+    assert ids(viewer, "?ended=6&state=failed") == []
+    assert "Search older jobs" not in viewer.get(JOBS + "?ended=6&state=failed").text
+
+
+def states_offered(client: Client, query: str = "") -> list[str]:
+    """Return the texts of the choices of the state."""
+    filters = client.get(JOBS + query).context["cl"].filter_specs
+    [spec] = [each for each in filters if each.parameter_name == "state"]
+    changelist = client.get(JOBS + query).context["cl"]
+    return [str(each["display"]) for each in spec.choices(changelist)]
+
+
+def test_states_have_the_number_of_their_jobs(
+    viewer: Client, failed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_dbqueue.models.bounded_count.LIMIT", 2)
+    failed()
+    for _number in range(3):
+        a_job()
+
+    everywhere = [
+        *("All", "Scheduled (0)", "Blocked (0)", "Ready (2+)", "Running (0)"),
+        *("Successful", "Failed (1)", "Discarded"),
+    ]
+    assert sorted(states_offered(viewer)) == sorted(everywhere)
+    assert states_offered(viewer, "?state=failed") == states_offered(viewer)
+    # A number of all jobs would be read as that of the narrower list.
+    for query in ("?queue=mail", "?q=customer:17", "?state=failed&task=gone"):
+        assert {"Ready", "Failed"} <= set(states_offered(viewer, query))
+
+
 def test_list_ignores_the_requested_order(viewer: Client, db: Any) -> None:
     old, new = a_job(priority=9), a_job(priority=1)
 
@@ -475,7 +524,7 @@ def test_list_shows_priorities_that_are_not_the_usual_one(viewer: Client) -> Non
 
     text = viewer.get(reverse("admin:dbqueue_job_changelist")).text
 
-    assert 'mail<br><span class="dbq-quiet">priority -7</span>' in text
+    assert 'mail<br><span class="dbq-quiet">priority <span dir="ltr">-7</span></span>' in text
     assert "priority 0" not in text
 
 

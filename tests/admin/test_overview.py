@@ -15,12 +15,11 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_dbqueue.admin.charts import Series, bars
-from django_dbqueue.core.counts import Counts, Times
-from django_dbqueue.models import Job, Process, Statistic
+from django_dbqueue.core.counts import Times
+from django_dbqueue.models import Job, Process
 from django_dbqueue.models.enums import State
-from django_dbqueue.models.statistic import Period, start_of
 
-from .conftest import a_client, a_failure, a_job, a_process, a_recurring_task
+from .conftest import a_client, a_failure, a_job, a_process, a_recurring_task, a_statistic
 
 PAGE = "/admin/dbqueue/overview/"
 
@@ -29,13 +28,6 @@ PAGE = "/admin/dbqueue/overview/"
 def all_alive(db: Any) -> None:
     a_process("worker@here:1:abc", details={"queues": "*", "threads": 2})
     a_process("dispatcher@here:1:abc", kind=Process.Kind.DISPATCHER)
-
-
-def a_statistic(hours_ago: int, queue: str = "q", **counts: Any) -> None:
-    start = start_of(Period.HOUR, timezone.now()) - timedelta(hours=hours_ago)
-    row = Statistic(period=Period.HOUR, start=start, queue=queue, task="t")
-    row.counts = Counts(**counts)
-    row.save()
 
 
 def problems(client: Client) -> list[str]:

@@ -98,7 +98,8 @@ class TestFailures:
     def test_failed_jobs_above_the_limit_are_shown_with_plus(
         self, viewer: Client, failed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("django_dbqueue.models.execution.LIMIT", 5)
+        for name in ("MOST_ATTEMPTS", "MOST_JOBS"):
+            monkeypatch.setattr(f"django_dbqueue.models.affected_jobs.{name}", 5)
         failure = a_failure()
         for _number in range(8):
             failed(failure)
@@ -231,7 +232,7 @@ class TestQueues:
 
         assert 'state=ready">20+</a>' in text.split(">mail<")[1].split("</tr>")[0]
         assert 'state=ready">20+</a>' in text.split(">slow<")[1].split("</tr>")[0]
-        assert 'state=scheduled">21+</a>' in text.split(">slow<")[1].split("</tr>")[0]
+        assert 'state=scheduled">20+</a>' in text.split(">slow<")[1].split("</tr>")[0]
 
 
 class TestProcesses:

@@ -39,7 +39,7 @@ def test_pause_is_listed_with_its_reason_and_can_be_undone(operator: Client, mai
     )
     assert "Details and undo" in operator.get(answer.url).text
     listed = operator.get(OPERATIONS).text
-    assert "Pause: 1 h" in listed and "SMTP is down" in listed and "operator" in listed
+    assert "Pause: <bdi>1 h</bdi>" in listed and "SMTP is down" in listed and "operator" in listed
     page = operator.get(
         reverse("admin:dbqueue_operation_change", args=[Operation.objects.get().pk])
     )

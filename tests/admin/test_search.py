@@ -130,7 +130,10 @@ def test_only_the_newest_jobs_are_read(
         ("release=2", False),
         ("", True),
         ("q=key:1", True),
-        ("failure=1&queue=rare", True),
+        ("failure=1", False),
+        ("error=none&state=failed", False),
+        ("failure=1&state=running", False),
+        ("batch=0190a6c0-0000-7000-8000-000000000000&failure=1", True),
     ],
 )
 def test_list_reads_a_window_unless_an_index_serves_it(
@@ -159,6 +162,25 @@ def test_indexed_argument_is_found_among_all_jobs(
     assert "by their index" in said(viewer, "customer:1")
     assert found(viewer, "customer:1", queue="elsewhere") == set()
     assert found(viewer, "token:secret") == set()
+
+
+def test_windows_of_a_release_have_all_its_jobs(
+    viewer: Client, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_dbqueue.admin.windows.SIZE", 2)
+    jobs = [a_job(state=Job.State.SUCCESSFUL) for _ in range(5)]
+    for job in jobs:
+        an_execution(job, release="2.1")
+
+    page, seen = f"{JOBS}?release=2.1", []
+    while page:
+        answer = viewer.get(page)
+        seen += [row.pk for row in answer.context["cl"].result_list]
+        older = re.search(r'href="(\?[^"]*)">Search older jobs<', answer.text)
+        page = JOBS + unescape(older[1]) if older else ""
+
+    assert seen == [job.pk for job in reversed(jobs)]
+    assert found(viewer, str(jobs[0].pk), release="2.1") == {jobs[0].pk}
 
 
 def test_jobs_are_filtered_by_error_worker_and_release(

@@ -183,7 +183,7 @@ def test_log_is_collapsed_and_escaped(viewer: Client, failed: Any) -> None:
     text = viewer.get(page(job)).text
 
     assert re.search(
-        r"<details><summary>Log</summary><pre class=.dbq-text. dir=.ltr.>12:00 INFO shop: &lt;script&gt;",
+        r"<details><summary>Log</summary><div class=.dbq-copyable.><pre class=.dbq-text. dir=.ltr.>12:00 INFO shop: &lt;script&gt;",
         text,
     )
     assert "<script>alert" not in text

@@ -91,8 +91,9 @@ def test_stopped_worker_finishes_its_job_and_is_replaced(runqueue):
     assert live(Kind.WORKER).get().request == ""
 
 
-def test_stopped_supervisor_ends_with_its_processes(runqueue):
-    child = runqueue(**OFTEN)
+@pytest.mark.parametrize("how", [[], ["--reload"]])
+def test_stopped_supervisor_ends_with_its_processes(runqueue, how):
+    child = runqueue(*how, **OFTEN)
     until(lambda: live(Kind.WORKER).exists() and live(Kind.DISPATCHER).exists())
 
     assert live(Kind.SUPERVISOR).stop() == 1

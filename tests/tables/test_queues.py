@@ -10,6 +10,7 @@ from django.db import connection, transaction
 from django_dbqueue.models import Job, Queue
 from django_dbqueue.models import queue as queue_module
 from django_dbqueue.models.bounded_count import BoundedCount
+from django_dbqueue.models.enums import Lane
 from django_dbqueue.models.expressions import now_plus
 from django_dbqueue.models.job import JobQuerySet
 
@@ -170,14 +171,44 @@ def test_loads_of_very_many_lanes_are_read_together(django_assert_num_queries):
     Job.objects.create(task="t", queue="q7", priority=9, attempt=1)
     lanes = Job.objects.lanes()
 
-    # Two for 121 lanes, and four for all other states.
-    with django_assert_num_queries(6):
+    # One for the oldest jobs of 121 lanes, and one for all counts.
+    with django_assert_num_queries(2):
         loads = Queue.objects.loads(lanes)
 
     assert len(loads) == 120
     assert (loads["q7"].ready, loads["q7"].retries) == (2, 1)
     assert {load.scheduled for load in loads.values()} == {1}
     assert all(load.oldest for load in loads.values())
+
+
+def test_load_counts_fewer_jobs_of_each_of_many_queues(monkeypatch):
+    monkeypatch.setattr("django_dbqueue.models.queue.LIMIT", 10)
+    monkeypatch.setattr("django_dbqueue.models.queue.MOST_COUNTED", 3 * 10 + 8)
+    for queue in ("one", "two"):
+        Job.objects.bulk_create([Job(task="t", queue=queue) for _ in range(5)])
+    in_states("three", *[State.SCHEDULED] * 11)
+
+    loads = Queue.objects.loads(Job.objects.lanes())
+
+    assert [str(loads[queue].ready) for queue in ("one", "two", "three")] == ["4+", "4+", "0"]
+    assert str(loads["three"].scheduled) == "10+"
+
+
+def test_waits_of_hundreds_of_lanes_are_read_in_few_statements(django_assert_num_queries):
+    lanes = [Lane(f"q{number}", priority) for number in range(100) for priority in range(6)]
+    rows = [Job(task="t", queue=lane.queue, priority=lane.priority) for lane in lanes[1:]]
+    Job.objects.bulk_create([*rows, Job(task="u", queue="q7", priority=2)])
+    Job.objects.filter(queue="q7", priority=2, task="t").update(run_after=now_plus(-60))
+
+    with django_assert_num_queries(2):
+        waits = Job.objects.waits(lanes)
+    assert waits.keys() == {*lanes[1:]}
+    assert 60 <= waits[Lane("q7", 2)] < 90
+    assert all(wait < 30 for lane, wait in waits.items() if lane != ("q7", 2))
+    # Filters of the jobs, such as those without paused tasks, hold for each lane.
+    assert Job.objects.exclude(task__in=["t", "gone"]).waits(lanes)[Lane("q7", 2)] < 30
+    with django_assert_num_queries(0):
+        assert Job.objects.waits([]) == {}
 
 
 def test_load_of_empty_queue_is_zero():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import logging
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -170,8 +172,10 @@ class Command(BaseCommand):
             supervisors = _supervisors({**options, "embedded": True})
             for each in supervisors:
                 _have_broken_modules_watched(each.options)
-            run_all([partial(_run, each, stop) for each in supervisors], stop)
+            code = run_all([partial(_run, each, stop) for each in supervisors], stop)
             ended.set()
+            if code == 0 and not stop.immediate:  # An operator has asked its supervisor to stop.
+                _thread.interrupt_main(signal.SIGTERM)
 
         autoreload.run_with_reloader(run)
 

@@ -1,6 +1,39 @@
+"use strict";
+
+/* Show the buttons that copy a text, where the clipboard can be written: with HTTPS, or on localhost.
+   Without the permission, the text is selected instead. */
+const showCopyButtons = (() => {
+    const SHOWN_MS = 3000;
+    const canCopy = window.isSecureContext && Boolean(navigator.clipboard);
+
+    const announce = (button) => {
+        const status = button.parentElement.querySelector(".dbq-copied");
+        status.textContent = button.dataset.dbqCopied;
+        setTimeout(() => { status.textContent = ""; }, SHOWN_MS);
+    };
+
+    document.addEventListener("click", async ({ target }) => {
+        const button = target.closest?.(".dbq-copy");
+        if (!button) {
+            return;
+        }
+        const text = button.parentElement.querySelector("pre, code");
+        try {
+            await navigator.clipboard.writeText(text.textContent);
+            announce(button);
+        } catch {
+            document.getSelection().selectAllChildren(text);
+        }
+    });
+
+    return (within) => {
+        within.querySelectorAll(".dbq-copy").forEach((button) => { button.hidden = !canCopy; });
+    };
+})();
+showCopyButtons(document);
+
 /* Reload the parts of a page that have data-dbq-live, each that many seconds, as long as the page has such parts.
    Nothing is loaded while the tab is hidden. What is open stays open, the focus stays, and selected text is left alone. */
-"use strict";
 (() => {
     const LONGEST = 60;
     let failures = 0;
@@ -17,6 +50,7 @@
         }
         const focused = focusable(part).indexOf(document.activeElement);
         const wasOpen = [...part.querySelectorAll("details")].map((each) => each.open);
+        showCopyButtons(next);
         part.replaceWith(next);
         next.querySelectorAll("details").forEach((each, place) => {
             each.open = wasOpen[place] ?? each.open;
