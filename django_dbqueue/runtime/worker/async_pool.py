@@ -125,7 +125,7 @@ class AsyncPool:
 
 
 def is_of_coroutine(job: ClaimedJob, leave: Callable[[str], None]) -> bool:
-    """Return True for a coroutine function; of an unknown task ``leave`` is told."""
+    """Return whether the task is a coroutine function. Call ``leave`` with an unknown task."""
     try:
         return is_coroutine(load(job.task).func)
     except BaseException:
