@@ -62,12 +62,15 @@ class RollingReplacement:
         return not successors or spec is not None
 
     def _complete(self, old: Child, new: Child, children: Sequence[Child]) -> bool:
-        """Return whether the handover has ended. A successor that is ready replaces the child."""
+        """Return whether the handover has ended. A successor that is ready replaces the child.
+
+        A dead successor is one of the children until the supervisor has removed it.
+        """
         if new.status.is_ready:
             if old in children:
                 self._retire(old)
             return True
-        if is_dead := new not in children or new.exitcode is not None:
+        if is_dead := new not in children:
             logger.error(
                 "supervisor: the successor of %s (pid %s) died at its start; the %s goes on, and "
                 "another successor is started.",
