@@ -31,7 +31,7 @@ class ActiveThreads:
     def __init__(self, threads: int, waiting: Sized, running: Mapping[int, ThreadCall]) -> None:
         self._limit = ThreadLimit(threads)
         self._waiting, self._running = waiting, running
-        self._threads = self._number = threads
+        self._threads, self._number = threads, self._limit.number
         self._lock = threading.Lock()
         # Threads that take jobs and count, and threads that sleep, each with the lock it waits for.
         self._active: set[int] = set()
@@ -141,12 +141,21 @@ class ThreadLimit:
     # Share of one core below which threads mostly wait: a smaller number cannot be better.
     IDLE = 0.6
 
+    # Number to begin with: no kind of job is much slower with two threads than with one, and threads
+    # that wait are doubled in each measurement.
+    FIRST = 2
+
     def __init__(self, most: int) -> None:
         self._levels = sorted({min(1 << power, most) for power in range(most.bit_length() + 1)})
-        self._here = len(self._levels) - 1
+        self._here = self._levels.index(min(self.FIRST, most))
         self._trial: int | None = None
         self._rate = 0.0
         self._step, self._pause, self._left = -1, self.SOON, self.SOON
+
+    @property
+    def number(self) -> int:
+        """Number of threads for the next measurement."""
+        return self._levels[self._here if self._trial is None else self._trial]
 
     def after(self, rate: float, busy: float) -> int:
         """Return the number of threads for the next measurement.
@@ -163,7 +172,7 @@ class ThreadLimit:
         if self._left <= 0:
             self._trial = self._beside(busy)
             self._left = self._pause
-        return self._levels[self._here if self._trial is None else self._trial]
+        return self.number
 
     def _judge(self, trial: int, rate: float) -> None:
         factor = self.BETTER if trial > self._here else self.AS_GOOD
