@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Mapping, Sized
 
+from .job_cpu_time import JobCpuTime
+from .run_times import RunTimes
 from .task_call import ThreadCall
 
 
@@ -17,20 +19,32 @@ class ActiveThreads:
     the two holds is measured: ``ThreadLimit`` finds the limit with the highest rate of jobs.
 
     A thread that has ended a job takes the next one without waking another thread. A thread whose
-    job takes longer than LONG seconds does not count: another one takes its place, at once if the
-    task usually takes longer. The thread that fell asleep last wakes first, so that the others, and
-    their connections, stay idle.
+    job is long does not count: another one takes its place, at once if the task usually is. A job
+    is long if it takes more than LONG seconds. While the process uses a whole core, jobs take long
+    because they wait for each other, and a further thread would make all of them slower: then only
+    a job that has computed for that long itself is long.
+
+    The thread that fell asleep last wakes first, so that the others, and their connections, stay
+    idle.
     """
 
-    # Seconds after which a running job no longer counts. In these intervals the running jobs are
-    # looked at, while jobs wait and threads sleep.
+    # Seconds. In these intervals the running jobs are looked at, while jobs wait and threads sleep.
     LONG = 0.005
+    # Share of one core from which on threads wait for each other, and the weight of its last value.
+    BUSY, WEIGHT = 0.8, 0.3
     # Seconds of each measurement of the rate.
     WINDOW = 0.25
 
-    def __init__(self, threads: int, waiting: Sized, running: Mapping[int, ThreadCall]) -> None:
+    def __init__(
+        self,
+        threads: int,
+        waiting: Sized,
+        running: Mapping[int, ThreadCall],
+        run_times: RunTimes,
+    ) -> None:
         self._limit = ThreadLimit(threads)
-        self._waiting, self._running = waiting, running
+        self._waiting, self._running, self._run_times = waiting, running, run_times
+        self._cpu, self._cpu_times = JobCpuTime(), RunTimes()
         self._threads, self._number = threads, self._limit.number
         self._lock = threading.Lock()
         # Threads that take jobs and count, and threads that sleep, each with the lock it waits for.
@@ -39,10 +53,17 @@ class ActiveThreads:
         self._has_backlog = threading.Event()
         self._closed = False
         # Number of jobs that have ended.
-        self.ended = 0
+        self._ended = 0
+        # Share of one core that the process uses, while jobs wait.
+        self._share = 0.0
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="active-threads", daemon=True).start()
+
+    @property
+    def number(self) -> int:
+        """The number of threads that take jobs, not counting those with long ones."""
+        return self._number
 
     @property
     def is_one_too_many(self) -> bool:
@@ -77,11 +98,23 @@ class ActiveThreads:
             if len(self._waiting) > max(number, 0):
                 self._has_backlog.set()
 
-    def be_replaced(self) -> None:
-        """Let another thread take jobs: this one starts a long job."""
-        self._active.discard(threading.get_ident())
-        if self._waiting:
-            self.wake()
+    def enter(self) -> None:
+        """Add this thread."""
+        self._cpu.enter()
+
+    def begin(self, task: str) -> None:
+        """Note that this thread starts a job. If it is long, let another thread take jobs."""
+        self._cpu.begin()
+        usual = (self._cpu_times if self._is_busy else self._run_times).estimate(task)
+        if usual is not None and usual > self.LONG:
+            self._active.discard(threading.get_ident())
+            if self._waiting:
+                self.wake()
+
+    def end(self, task: str) -> None:
+        """Note that this thread has ended its job."""
+        self._cpu_times.observe(task, self._cpu.of_this_thread())
+        self._ended += 1
 
     def close(self) -> None:
         """Let all threads go on until no job waits, and then end."""
@@ -100,26 +133,37 @@ class ActiveThreads:
 
     def _follow_backlog(self) -> None:
         """Look after the threads as long as jobs wait."""
+        self._share = 0.0
         while self._waiting and not self._closed:
-            began, ended, busy = time.monotonic(), self.ended, time.process_time()
+            began, ended, used = time.monotonic(), self._ended, time.process_time()
             is_full = True
             while (left := began + self.WINDOW - time.monotonic()) > 0:
-                time.sleep(min(left, self.LONG) if self._asleep else left)
+                self._measure_share(min(left, self.LONG) if self._asleep else left)
                 is_full = is_full and bool(self._waiting)
                 self._replace_long()
             if is_full:
                 seconds = time.monotonic() - began
-                rate, share = (self.ended - ended) / seconds, (time.process_time() - busy) / seconds
+                rate, share = (self._ended - ended) / seconds, (time.process_time() - used) / seconds
                 with self._lock:
                     if not self._closed:
                         self._number = self._limit.after(rate, share)
                 self.wake()
 
+    def _measure_share(self, seconds: float) -> None:
+        began, used = time.monotonic(), time.process_time()
+        time.sleep(seconds)
+        share = (time.process_time() - used) / (time.monotonic() - began)
+        self._share += (share - self._share) * self.WEIGHT
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._share > self.BUSY
+
     def _replace_long(self) -> None:
-        since = time.monotonic() - self.LONG
         if self._asleep and self._waiting:
+            since = time.monotonic() - self.LONG
             for thread, call in list(self._running.items()):
-                if call.began < since:
+                if call.began < since and (not self._is_busy or self._cpu.of(thread) > self.LONG):
                     self._active.discard(thread)
             self.wake()
 

@@ -64,7 +64,7 @@ class ThreadPool:
         self._followers: dict[UUID | None, deque[ClaimedJob]] = {}
         self._running: dict[int, ThreadCall] = {}
         self._lock = threading.Lock()
-        self._active = ActiveThreads(options.threads, self._order, self._running)
+        self._active = ActiveThreads(options.threads, self._order, self._running, run_times)
         self._mean = 1.0
         # Whether the worker has been woken to claim since it last asked for the room.
         self._wake_sent = False
@@ -175,13 +175,15 @@ class ThreadPool:
         mean = max(self._mean, 1e-4)
         if len(running := self.running()) == self._options.threads:
             mean = max(mean, time.monotonic() - max(call.began for call in running))
-        return min(self._options.prefetch, int(self._options.threads * self.AHEAD / mean))
+        threads = max(len(running), self._active.number)
+        return min(self._options.prefetch, int(threads * self.AHEAD / mean))
 
     def _late(self, followers: deque[ClaimedJob]) -> float:
         return self.LATE if followers and _has_the_only_slot(followers[0]) else self.GROUP_LATE
 
     def _work(self) -> None:
         own = of_this_thread()
+        self._active.enter()
         while call := self._next():
             call.connections = own
             try:
@@ -217,8 +219,7 @@ class ThreadPool:
                 self._running[thread] = call = ThreadCall(job)
                 if self._waiting.pop(job.fence, None):
                     self._status.mark_started(job.pk)
-                    if (self._run_times.estimate(job.task) or 0.0) > ActiveThreads.LONG:
-                        self._active.be_replaced()
+                    self._active.begin(job.task)
                     return call
                 del self._running[thread]
 
@@ -227,7 +228,7 @@ class ThreadPool:
         if job.slot_group:
             self._let_follow(job.slot_group)
         del self._running[threading.get_ident()]
-        self._active.ended += 1
+        self._active.end(job.task)
         self._mean += (seconds - self._mean) * 0.1
         if not self._wake_sent and len(self._waiting) <= self._ahead() // 2:
             self._wake_sent = True

@@ -14,6 +14,7 @@ import pytest
 
 from django_dbqueue.core.options import Options
 from django_dbqueue.runtime.worker.active_threads import ActiveThreads, ThreadLimit
+from django_dbqueue.runtime.worker.job_cpu_time import JobCpuTime
 from django_dbqueue.runtime.worker.run_times import RunTimes
 from django_dbqueue.runtime.worker.thread_pool import ThreadPool
 
@@ -156,3 +157,91 @@ def test_closed_pool_runs_what_it_has_and_its_threads_end() -> None:
         assert time.monotonic() < end
         time.sleep(0.01)
     assert len(ran) == 200
+
+
+def compute_until(end: threading.Event) -> None:
+    while not end.is_set():
+        sum(range(1000))
+
+
+@pytest.mark.parametrize(
+    ("is_busy", "first", "is_replaced"),
+    [
+        (False, lambda end: end.wait(LONG), True),
+        (True, lambda end: end.wait(LONG), False),
+        (True, compute_until, True),
+    ],
+    ids=["waits, core idle", "waits, core busy", "computes, core busy"],
+)
+def test_job_that_waits_is_replaced_only_while_the_core_is_idle(
+    monkeypatch: pytest.MonkeyPatch,
+    is_busy: bool,
+    first: Callable[[threading.Event], object],
+    is_replaced: bool,
+) -> None:
+    """On a busy core, jobs wait for each other: with more threads, all of them take longer still."""
+    monkeypatch.setattr(ActiveThreads, "_is_busy", property(lambda self: is_busy))
+    end, second_started = threading.Event(), threading.Event()
+
+    def run(call: Any) -> None:
+        if call.job.number == 0:
+            first(end)
+        else:
+            second_started.set()
+
+    with pool_of(8, run, usual=1.0) as pool:
+        pool._active._limit = SimpleNamespace(after=lambda rate, busy: 1)  # type: ignore[assignment]
+        pool._active._number = 1
+        pool.put([a_job(number=0), a_job(number=1)])
+        assert second_started.wait(LONG if is_replaced else 0.2) is is_replaced
+        end.set()
+        assert second_started.wait(LONG)
+
+
+def test_task_that_computes_for_long_is_replaced_at_once_on_a_busy_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ActiveThreads, "_is_busy", property(lambda self: True))
+    monkeypatch.setattr(ActiveThreads, "_replace_long", lambda self: None)
+    end, started = threading.Event(), threading.Event()
+
+    def run(call: Any) -> None:
+        if call.job.number == 1:
+            started.set()
+        elif call.job.number == 0:
+            compute_until(end)
+
+    with pool_of(8, run) as pool:
+        pool._active._cpu_times.observe("a.task", 1.0)
+        pool._active._limit = SimpleNamespace(after=lambda rate, busy: 1)  # type: ignore[assignment]
+        pool._active._number = 1
+        pool.put([a_job(number=0), a_job(number=1)])
+        assert started.wait(LONG)
+        end.set()
+
+
+def test_processor_time_of_another_thread_is_that_since_its_job_began() -> None:
+    cpu, ready, end = JobCpuTime(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        cpu.enter()
+        compute_for(0.05)
+        cpu.begin()
+        compute_for(0.02)
+        ready.set()
+        end.wait(LONG)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert ready.wait(LONG)
+    assert thread.ident
+    assert 0.02 <= cpu.of(thread.ident) < 0.05
+    end.set()
+    thread.join()
+    assert cpu.of(thread.ident) == cpu.of(12345) == float("inf")
+
+
+def compute_for(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
