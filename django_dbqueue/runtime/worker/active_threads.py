@@ -143,7 +143,10 @@ class ActiveThreads:
                 self._replace_long()
             if is_full:
                 seconds = time.monotonic() - began
-                rate, share = (self._ended - ended) / seconds, (time.process_time() - used) / seconds
+                rate, share = (
+                    (self._ended - ended) / seconds,
+                    (time.process_time() - used) / seconds,
+                )
                 with self._lock:
                     if not self._closed:
                         self._number = self._limit.after(rate, share)
@@ -184,9 +187,8 @@ class ThreadLimit:
     OTHER = 1.4
     # Share of one core below which threads mostly wait: a smaller number cannot be better.
     IDLE = 0.6
-
-    # Number to begin with: no kind of job is much slower with two threads than with one, and threads
-    # that wait are doubled in each measurement.
+    # Number to begin with: two threads are never much slower than one, and while threads mostly
+    # wait, each measurement doubles them.
     FIRST = 2
 
     def __init__(self, most: int) -> None:
