@@ -6,7 +6,7 @@ Figures are per row, on two cores shared with the database.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -20,6 +20,9 @@ from ..models.expressions import Sql
 
 # The number of rows up to which COPY takes longer than INSERT: it has one more round trip.
 FEW = 4
+# The largest statement on MariaDB, whose max_allowed_packet is 16 MB by default. The time per row
+# falls up to about a thousand rows.
+MOST_ROWS, MOST_CHARACTERS = 1000, 250_000
 
 
 def create(
@@ -86,42 +89,89 @@ def insert(
         return
     connection, meta = connections[rows.db], rows.model._meta
     fields = [meta.get_field(name) for name in names]
-    table, *columns = map(
-        connection.ops.quote_name, (meta.db_table, *(field.column for field in fields))
-    )
-    places = f"({', '.join(['%s'] * len(fields))})"
     with connection.cursor() as cursor:
         # psycopg 3: values need no conversion for PostgreSQL, except JSON.
         if hasattr(cursor, "copy"):
-            documents = [
-                place for place, field in enumerate(fields) if isinstance(field, models.JSONField)
-            ]
-            rows_as_text: Iterable[Sequence[Any]] = (
-                _with_text(each, documents) if documents else each for each in values
-            )
-            if len(values) <= FEW:
-                cursor.execute(
-                    f"INSERT INTO {table} ({', '.join(columns)}) "
-                    f"VALUES {', '.join([places] * len(values))}",
-                    list(chain.from_iterable(rows_as_text)),
-                )
-                return
-            # Django does not wrap copy(): it raises the driver's errors.
-            with (
-                connection.wrap_database_errors,
-                cursor.copy(f"COPY {table} ({', '.join(columns)}) FROM STDIN") as copy,
-            ):
-                for row in rows_as_text:
-                    copy.write_row(row)
+            _copy(cursor, meta.db_table, fields, values)
         else:
-            ready = [
-                [
-                    field.get_db_prep_save(value, connection)
-                    for field, value in zip(fields, each, strict=True)
-                ]
-                for each in values
-            ]
-            cursor.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES {places}", ready)
+            _insert_converted(cursor, meta.db_table, fields, values)
+
+
+def _copy(
+    cursor: Any, table: str, fields: Sequence[Any], values: Sequence[Sequence[object]]
+) -> None:
+    target, places = _target(cursor, table, fields)
+    documents = [place for place, field in enumerate(fields) if isinstance(field, models.JSONField)]
+    rows: Iterable[Sequence[Any]] = (
+        _with_text(each, documents) if documents else each for each in values
+    )
+    if len(values) <= FEW:
+        all_places = ", ".join([places] * len(values))
+        cursor.execute(f"INSERT INTO {target} VALUES {all_places}", list(chain.from_iterable(rows)))
+        return
+    # Django does not wrap copy(): it raises the driver's errors.
+    with cursor.db.wrap_database_errors, cursor.copy(f"COPY {target} FROM STDIN") as copy:
+        for row in rows:
+            copy.write_row(row)
+
+
+def _insert_converted(
+    cursor: Any, table: str, fields: Sequence[Any], values: Sequence[Sequence[object]]
+) -> None:
+    """Insert the rows. A value that all of them share is converted and, on MariaDB, sent once.
+
+    For a job 44 µs on MariaDB, 36 of which are the server's; 100 if all are sent.
+    """
+    own: list[tuple[Any, list[Any]]] = []
+    shared: list[tuple[Any, list[Any]]] = []
+    for field, column in zip(fields, zip(*values, strict=True), strict=True):
+        # The first column is never shared: it counts the rows.
+        is_shared = field is not fields[0] and len(set(map(id, column))) == 1
+        found = column[:1] if is_shared else column
+        converted = [field.get_db_prep_save(value, cursor.db) for value in found]
+        (shared if is_shared else own).append((field, converted))
+    target, places = _target(cursor, table, [field for field, _ in [*own, *shared]])
+    rows = zip(*(column for _, column in own), strict=True)
+    common = [value for _, (value,) in shared]
+    if not (common and cursor.db.vendor == "mysql" and cursor.db.mysql_is_mariadb):
+        cursor.executemany(
+            f"INSERT INTO {target} VALUES {places}", [(*row, *common) for row in rows]
+        )
+        return
+    own_names = [f"c{number}" for number in range(len(own))]
+    own_places = _places(own)
+    for part in _chunks(rows):
+        all_places = ", ".join([own_places] * len(part))
+        cursor.execute(
+            f"INSERT INTO {target} WITH own ({', '.join(own_names)}) AS (VALUES {all_places}) "
+            f"SELECT {', '.join([*own_names, *['%s'] * len(common)])} FROM own",
+            [*chain.from_iterable(part), *common],
+        )
+
+
+def _target(cursor: Any, table: str, fields: Sequence[Any]) -> tuple[str, str]:
+    """Return the table with its columns, and the places of one row's values."""
+    quote = cursor.db.ops.quote_name
+    columns = ", ".join(quote(field.column) for field in fields)
+    return f"{quote(table)} ({columns})", _places(fields)
+
+
+def _places(columns: Sequence[object]) -> str:
+    return f"({', '.join(['%s'] * len(columns))})"
+
+
+def _chunks(rows: Iterable[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield the rows in lists that are no longer than a statement may be."""
+    part: list[tuple[Any, ...]] = []
+    size = 0
+    for row in rows:
+        length = sum(len(value) for value in row if isinstance(value, str))
+        if part and (size + length > MOST_CHARACTERS or len(part) == MOST_ROWS):
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += length
+    yield part
 
 
 def set_json(rows: models.QuerySet[Any], name: str, values: Mapping[UUID, Json]) -> None:
