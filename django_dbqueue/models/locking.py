@@ -58,19 +58,25 @@ def lock_first(rows: QS, limit: int) -> list[Any]:
     return found
 
 
+def lock_first_part(rows: QS, limit: int) -> QS:
+    """Lock some of the first rows that no other transaction has locked; there may be more.
+
+    It takes one statement.
+    """
+    return lock(_first(rows, MARGIN * limit) if _is_mysql(rows) else rows)[:limit]
+
+
 def locked_parts(rows: QS, limit: int, found: list[Any]) -> Iterator[QS]:
     """Yield the first rows that no other transaction has locked, in parts, and lock them.
 
     The caller adds each part to ``found`` before it takes the next.
     """
-    if not _is_mysql(rows):
-        yield lock(rows)[:limit]
-        return
     try:
-        first = _first(rows, MARGIN * limit)
+        yield lock_first_part(rows, limit)
     except EmptyResultSet:  # By their filter or the limit there are none.
         return
-    yield lock(first)[:limit]
+    if not _is_mysql(rows):
+        return
     prepare = rows.model._meta.pk.get_db_prep_value
     passed = {str(prepare(_key_of(row), connections[rows.db])) for row in found}
     size = limit

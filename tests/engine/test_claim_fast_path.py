@@ -1,4 +1,4 @@
-"""Claim fast path: an idle worker claims from a notified lane with one statement."""
+"""Claim fast path: an idle worker claims from a lane that it was told of, without a scan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django_dbqueue.core.notify import parse_payload
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
-from django_dbqueue.engine.claim_fast_path import SingleStatementClaim
+from django_dbqueue.engine.claim_fast_path import FastClaim
 from django_dbqueue.models import Job, Process, Queue, TaskState
 from django_dbqueue.models.enums import Lane
 from django_dbqueue.runtime.connections import close_connections, prepare
@@ -24,12 +24,12 @@ from django_dbqueue.runtime.worker.task_call import ThreadCall
 from .. import direct, tasks
 from ..conftest import LONG, a_process, all_claimed, until
 
-pytestmark = [
-    pytest.mark.django_db,
-    pytest.mark.skipif(
-        connection.vendor != "postgresql", reason="LISTEN/NOTIFY is PostgreSQL only"
-    ),
-]
+pytestmark = pytest.mark.django_db
+
+IS_POSTGRESQL = connection.vendor == "postgresql"
+ONLY_POSTGRESQL = pytest.mark.skipif(not IS_POSTGRESQL, reason="It is PostgreSQL's way alone.")
+# The statements of a claim on the fast path.
+FAST = ["UPDATE"] if IS_POSTGRESQL else ["SELECT", "UPDATE"]
 
 
 @pytest.fixture
@@ -65,19 +65,19 @@ def test_warm_up_claims_nothing_and_caches_the_statement(process, selector):
 
     claimer._known, claimer.idle = {queue}, True
     jobs, statements = claim_after_notify(claimer, lane=f"{queue},0")
-    assert (len(jobs), statements, claimer._at_once.cache_info().misses) == (1, ["UPDATE"], 1)
+    assert (len(jobs), statements, claimer._at_once.cache_info().misses) == (1, FAST, 1)
 
 
-def test_notified_lane_is_claimed_in_one_statement(claimer, process):
+def test_notified_lane_is_claimed_without_a_scan(claimer, process):
     tasks.add.enqueue_many([(number,) for number in range(5)])
 
-    jobs, statements = claim_after_notify(claimer, limit=3)
+    jobs, statements = claim_after_notify(claimer, limit=4)
 
-    assert statements == ["UPDATE"]
-    assert [job.args for job in jobs] == [[0], [1], [2]]
+    assert statements == FAST
+    assert [job.args for job in jobs] == [[0], [1], [2], [3]]
     assert [(job.state, job.attempt, job.process_id) for job in jobs] == [
         ("running", 1, process.pk)
-    ] * 3
+    ] * 4
     assert list(Job.objects.running().order_by("id").values_list("pk", "attempt")) == [
         (job.pk, 1) for job in jobs
     ]
@@ -89,7 +89,7 @@ def test_dead_process_claims_nothing(claimer):
 
     jobs, statements = claim_after_notify(claimer)
 
-    assert (jobs, statements[0]) == ([], "UPDATE")
+    assert (jobs, statements[0]) == ([], FAST[0])
     assert Job.objects.get().state == "ready"
 
 
@@ -110,9 +110,9 @@ def test_fast_path_job_equals_ordinary_claim(claimer, claim, backend):
 
 
 def test_statement_is_composed_once(claimer, monkeypatch):
-    compose, composed = SingleStatementClaim.__init__, []
+    compose, composed = FastClaim.__init__, []
     monkeypatch.setattr(
-        SingleStatementClaim, "__init__", lambda *args: composed.append(args) or compose(*args)
+        FastClaim, "__init__", lambda *args: composed.append(args) or compose(*args)
     )
     for limit in (1, 2, 3):
         tasks.add.enqueue_many([(1,), (2,)])
@@ -123,6 +123,7 @@ def test_statement_is_composed_once(claimer, monkeypatch):
     assert len(composed) == 1
 
 
+@ONLY_POSTGRESQL
 @pytest.mark.parametrize(("pooled", "planned"), [(False, 1), (True, 0)])
 def test_statement_is_prepared_unless_connection_is_pooled(process, monkeypatch, pooled, planned):
     monkeypatch.setitem(connections.settings["default"], "DISABLE_SERVER_SIDE_CURSORS", pooled)
@@ -144,6 +145,7 @@ def test_statement_is_prepared_unless_connection_is_pooled(process, monkeypatch,
         assert thread.submit(claim).result() == planned
 
 
+@ONLY_POSTGRESQL
 @pytest.mark.django_db(databases=["default", "other"])
 def test_statement_uses_quoting_of_its_own_database(process, monkeypatch):
     """The default database may be of another vendor."""
@@ -223,7 +225,7 @@ def test_limited_jobs_fall_back_to_ordinary_claim(claimer):
     jobs, statements = claim_after_notify(claimer)
 
     assert len(jobs) == 1
-    assert statements[0] == "UPDATE"
+    assert statements[0] == FAST[0]
     assert sorted(Job.objects.values_list("state", flat=True)) == ["blocked", "running"]
 
 
@@ -252,14 +254,16 @@ def test_payload_accepts_queue_name_with_space_and_number():
     assert parse_payload("a queue,-5") == ("a queue", -5)
 
 
+@ONLY_POSTGRESQL
 def test_job_enqueued_from_sql_is_claimed_in_one_statement(claimer):
     with connection.cursor() as cursor:
         cursor.execute("SELECT dbqueue_enqueue('tests.tasks.add', '[1]'::jsonb, priority => 7)")
     jobs, statements = claim_after_notify(claimer, "default,7")
 
-    assert (len(jobs), statements) == (1, ["UPDATE"])
+    assert (len(jobs), statements) == (1, FAST)
 
 
+@ONLY_POSTGRESQL
 @pytest.mark.django_db(transaction=True)
 def test_idle_worker_does_not_rescan_after_each_notify(worker, monkeypatch):
     claim, claims = Claimer.claim, []

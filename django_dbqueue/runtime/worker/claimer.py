@@ -13,7 +13,7 @@ from ...core.notify import parse_payload
 from ...core.options import Options
 from ...core.queue_selector import QueueSelector
 from ...engine.claim import claim, queue_room
-from ...engine.claim_fast_path import SingleStatementClaim
+from ...engine.claim_fast_path import FastClaim, fast_claim
 from ...engine.claim_size import Budget
 from ...engine.slot_group import GroupSize, ungrouped
 from ...models import ClaimedJob, Process, Queue, TaskState
@@ -91,8 +91,13 @@ class Claimer:
         if self._rank(queue) is None:
             return False
         if priority is not None:
-            self._notified.add(Lane(queue, priority))
+            self.note_ready(Lane(queue, priority))
         return True
+
+    def note_ready(self, lane: Lane) -> None:
+        """Note a lane that has a ready job. If the worker knows of no other, it claims there."""
+        if self._rank(lane.queue) is not None:
+            self._notified.add(lane)
 
     def claim(self, limit: int, held_bytes: int = 0) -> Iterator[list[ClaimedJob]]:
         """Claim up to ``limit`` jobs for the process, and yield them lane by lane.
@@ -138,7 +143,7 @@ class Claimer:
                 jobs += self._at_once(lane)(limit - len(jobs))
         return jobs
 
-    def _claim_at_once(self, lane: Lane) -> SingleStatementClaim:
+    def _claim_at_once(self, lane: Lane) -> FastClaim:
         held_back = self._queues.filter(PAUSED | Q(limit__isnull=False), name=lane.queue)
         # A job that was enqueued by SQL may have limits that its first claim decides.
         without_limits = unlimited_tasks(self._options.task_modules)
@@ -146,7 +151,7 @@ class Claimer:
         wanted = self._jobs.filter(
             decided, ~Exists(held_back), queue=lane.queue, priority=lane.priority
         )
-        return SingleStatementClaim(
+        return fast_claim(
             wanted.exclude(task__in=self._tasks.paused().values("name")), self._process
         )
 

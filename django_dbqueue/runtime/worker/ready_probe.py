@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from selectors import EVENT_READ, BaseSelector
 from typing import Any
@@ -14,12 +14,15 @@ from typing import Any
 from django.db import connections
 
 from ...core.queue_selector import QueueSelector
+from ...models.enums import Lane
 from ...models.expressions import composed
 from ...models.job import JobQuerySet
 
 
 class ReadyProbe:
     """Tells whether a worker's queues have ready jobs, by one lookup in the lane index.
+
+    ``found`` is called with the lane of such a job: the most urgent one of its queue.
 
     It is meant for workers that know of no ready job. On SQLite, it first asks whether another
     connection has written to the file. Linux tells of writes to the file: then it asks only after
@@ -36,10 +39,13 @@ class ReadyProbe:
     # its transaction, and a lookup before that end finds nothing. The pause doubles.
     FIRST, LAST = 0.0005, 0.1
 
-    def __init__(self, jobs: JobQuerySet, selector: QueueSelector) -> None:
-        names, ready = selector.names(), jobs.ready().order_by()
+    def __init__(
+        self, jobs: JobQuerySet, selector: QueueSelector, found: Callable[[Lane], None]
+    ) -> None:
+        self._found = found
+        names, ready = selector.names(), jobs.ready().order_by("-state", "-queue", "-priority")
         wanted = ready if names is None else ready.filter(queue__in=names)
-        self._statement, self._values = composed(wanted.values("state")[:1])
+        self._statement, self._values = composed(wanted.values_list("queue", "priority")[:1])
         self._database, self._version = jobs.db, 0
         self._is_sqlite = connections[jobs.db].vendor == "sqlite"
         # The time of the next lookup, the pause after it, and the time at which a job was found.
@@ -103,7 +109,10 @@ class ReadyProbe:
     def _has_ready(self) -> bool:
         with connections[self._database].cursor() as cursor:
             cursor.execute(self._statement, self._values)
-            return cursor.fetchone() is not None
+            row = cursor.fetchone()
+        if row:
+            self._found(Lane(*row))
+        return row is not None
 
 
 class FileWatch:

@@ -147,7 +147,7 @@ class Worker:
             except (DatabaseError, InterfaceError):  # The first claim tries again, and reports it.
                 discard(self._backend.database)
         else:
-            self._probe = ReadyProbe(self._jobs, self._selector)
+            self._probe = ReadyProbe(self._jobs, self._selector, self._claimer.note_ready)
         self._ended = Shutdown()
         stop.on_request(self._listener.wake)
         self._listener.start()

@@ -13,6 +13,7 @@ from django.db import OperationalError, connection, connections
 
 from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import ClaimedJob
+from django_dbqueue.models.enums import Lane
 from django_dbqueue.runtime.worker import notify_listener, ready_probe
 from django_dbqueue.runtime.worker.notify_listener import NotifyListener
 from django_dbqueue.runtime.worker.ready_probe import ReadyProbe
@@ -26,9 +27,10 @@ FOUND_BY_PROBE = pytest.mark.skipif(
 )
 
 
-def a_probe(*patterns: str) -> ReadyProbe:
+def a_probe(*patterns: str, lanes: list[Lane] | None = None) -> ReadyProbe:
     allowed = frozenset({"default", "mail"})
-    return ReadyProbe(ClaimedJob.objects.all(), QueueSelector(patterns or ("*",), allowed))
+    selector = QueueSelector(patterns or ("*",), allowed)
+    return ReadyProbe(ClaimedJob.objects.all(), selector, ([] if lanes is None else lanes).append)
 
 
 @pytest.fixture
@@ -64,6 +66,20 @@ def test_ready_jobs_of_the_served_queues_are_found():
 
     elsewhere(tasks.nothing.using(queue_name="mail").enqueue)
     assert mail.finds()
+
+
+@FOUND_BY_PROBE
+def test_most_urgent_lane_of_a_queue_is_told():
+    lanes: list[Lane] = []
+    probe = a_probe("default", lanes=lanes)
+    probe.finds()
+    for priority in (-5, 7, 0):
+        elsewhere(tasks.nothing.using(priority=priority).enqueue)
+    elsewhere(tasks.nothing.using(queue_name="mail", priority=9).enqueue)
+
+    assert probe.finds()
+
+    assert lanes == [Lane("default", 7)]
 
 
 @FOUND_BY_PROBE
