@@ -91,7 +91,8 @@ def claim(process: Process) -> Callable[..., list[Job]]:
 
     def claim(owner: Process = process, limit: int = 100, group_size: int = 1) -> list[Job]:
         found = (
-            direct.claim(lane, owner, limit, lambda job: group_size) for lane in Job.objects.lanes()
+            direct.claim(lane, owner, limit, lambda job, line: group_size)
+            for lane in Job.objects.lanes()
         )
         return list(itertools.chain.from_iterable(found))
 

@@ -11,11 +11,14 @@ from ..models.enums import State
 from ..models.job import JobQuerySet
 from ..models.locking import lock_first
 
-# Number of jobs like the given one that a worker thread finishes soon.
-GroupSize = Callable[[ClaimedJob], int]
+# Number of jobs like the given one that a worker thread is to run one after the other, if that many
+# wait for each slot.
+GroupSize = Callable[[ClaimedJob, int], int]
+# The number of waiting jobs that are counted.
+COUNTED = 1000
 
 
-def ungrouped(job: ClaimedJob) -> int:
+def ungrouped(job: ClaimedJob, line: int) -> int:
     """Return 1, for callers that form no groups."""
     return 1
 
@@ -31,14 +34,16 @@ def next_in_line(
     alike = defaultdict(list)
     for job in leaders:
         # A rate counts the start of each job, so jobs with a rate form no group.
-        if group_size(job) > 1 and all("max_running" in each for each in job.limits):
-            alike[job.task, job.queue, tuple(each["key"] for each in job.limits)].append(job)
+        if group_size(job, COUNTED) > 1 and all("max_running" in each for each in job.limits):
+            slots = tuple((each["key"], each["max_running"]) for each in job.limits)
+            alike[job.task, job.queue, slots].append(job)
     found: list[ClaimedJob] = []
-    for (_task, _queue, keys), first in alike.items():
-        for key in keys:
-            if (number := min(limit - len(found), (group_size(first[0]) - 1) * len(first))) > 0:
-                waiting = lock_first(jobs.waiting_for(key), number)
-                found += _join(first, waiting)
+    for (_task, _queue, slots), first in alike.items():
+        for key, number in slots:
+            line = COUNTED if number == 1 else jobs.waiting_for(key)[:COUNTED].count() // number
+            size = group_size(first[0], line)
+            if (most := min(limit - len(found), (size - 1) * len(first))) > 0:
+                found += _join(first, lock_first(jobs.waiting_for(key), most))
     jobs.filter(pk__in=[job.pk for job in found], state=State.BLOCKED).update(
         state=State.READY, blocked_by=None
     )

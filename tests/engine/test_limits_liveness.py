@@ -216,7 +216,8 @@ def test_sweep_starts_a_job_while_one_can_run(seed):
         wanted = ClaimedJob.objects.exclude(task__in=paused_tasks)
         group_size = chance.choice([1, 1, 2])
         claims = [
-            direct.claim(lane, worker, limit, lambda job: group_size, jobs=wanted) for lane in lanes
+            direct.claim(lane, worker, limit, lambda job, line: group_size, jobs=wanted)
+            for lane in lanes
         ]
         found = list(chain.from_iterable(claims))
         ends = [job for job in found if job.not_to_run]

@@ -15,6 +15,7 @@ from django_dbqueue import limit, task
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.engine.slot_group import COUNTED
 from django_dbqueue.models import ClaimedJob, Execution, Job, Process, Queue, Slot
 from django_dbqueue.models.enums import UNFINISHED
 from django_dbqueue.runtime.shared_status import SharedStatus
@@ -148,7 +149,7 @@ def test_queue_limit_counts_each_job_of_slot_group(process):
     one_at_a_time.enqueue_many([()] * 9)
 
     jobs = all_claimed(
-        Claimer("default", process, QueueSelector(("*",)), group_size=lambda job: 5), 10
+        Claimer("default", process, QueueSelector(("*",)), group_size=lambda job, line: 5), 10
     )
 
     assert len(jobs) == 2
@@ -288,6 +289,24 @@ def test_late_jobs_are_released_earlier_in_a_slot_group(recording_pool):
     assert pool.late_in() == float("inf")
 
 
+def test_members_of_a_group_that_advances_as_usual_are_not_late(recording_pool):
+    pool = recording_pool(threads=1)
+    pool.run_times.observe("t", 0.04)
+    slot_group = uuid4()
+    pool.pool.put([a_job(str(number), 0.04, slot_group) for number in range(10)])
+    released = []
+
+    def is_done():
+        released.extend(pool.pool.take_back(late=True))
+        return len(pool.spans) + len(released) == 10
+
+    until(is_done)
+
+    # The machine may be slow for a moment.
+    assert len(released) < 8
+    until(lambda: pool.pool._followers == {} == pool.pool._advanced_at)
+
+
 def test_group_members_without_other_slot_are_not_late(recording_pool):
     pool = recording_pool(threads=1).pool
     slot_group, limits = uuid4(), [{"key": "a", "max_running": 1}]
@@ -370,21 +389,46 @@ def test_slot_group_members_take_no_room_from_other_jobs(recording_pool):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "max_running", "prefetch", "expected"),
-    [(0.005, 2, 500, 5), (0.005, 1, 500, 40), (0.0, 2, 7, 7), (0.1, 2, 500, 0), (0.3, 1, 500, 0)],
+    ("seconds", "max_running", "line", "prefetch", "expected"),
+    [
+        # A job of 5 ms: 25 ms of work, or as much as 0.2 s of it if the line is long.
+        (0.005, 2, 0, 500, 5),
+        (0.005, 2, 30, 500, 15),
+        (0.005, 2, 1000, 500, 40),
+        (0.005, 1, 0, 500, 40),
+        (0.0, 2, 0, 7, 7),
+        (0.1, 2, 0, 500, 0),
+        (0.1, 2, 100, 500, 2),
+        (0.3, 1, 1000, 500, 0),
+    ],
 )
-def test_group_size_follows_observed_run_time(
-    recording_pool, seconds, max_running, prefetch, expected
+def test_group_size_follows_run_time_and_line(
+    recording_pool, seconds, max_running, line, prefetch, expected
 ):
     pool = recording_pool(threads=1, prefetch=prefetch)
     job = a_job(
         "one", limits=[{"key": "a", "max_running": 9}, {"key": "b", "max_running": max_running}]
     )
-    assert pool.pool.group_size(job) == 1
+    assert pool.pool.group_size(job, line) == 1
 
     pool.run_times.observe("t", seconds)
 
-    assert pool.pool.group_size(job) == expected
+    assert pool.pool.group_size(job, line) == expected
+
+
+def test_longer_line_makes_larger_groups(process):
+    """Two slots: with few waiting jobs, the other slot may be free for them soon."""
+    asked = []
+
+    def size(job, line):
+        asked.append(line)
+        return 3
+
+    charge.enqueue_many([(1,)] * 21)
+
+    direct.claim(Job.objects.lanes()[0], process, 100, size)
+
+    assert set(asked) == {COUNTED, 19 // 2}
 
 
 # Worker

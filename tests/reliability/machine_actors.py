@@ -90,7 +90,7 @@ class Actor:
         self.call(Process.objects.register, self.process)
         options = Options(prefetch_bytes=PREFETCHED)
         self.claimer = Claimer(
-            "default", self.process, self.selector, options, group_size=lambda job: 3
+            "default", self.process, self.selector, options, group_size=lambda job, line: 3
         )
         self.claimer.FRESH = -1.0
         self.held: list[Job] = []

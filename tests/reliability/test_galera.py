@@ -147,7 +147,7 @@ class TestTwoNodes:
         Job.objects.update(limits=[limit := {**Job.objects.first().limits[0], "max_running": 1}])
         Semaphore.objects.create(pk=limit["key"], max_running=1)
 
-        def claim_elsewhere(job):
+        def claim_elsewhere(job, line):
             first(
                 lambda: direct.claim(
                     LANE, processes[0], 1, jobs=ClaimedJob.objects.filter(pk=one.id)

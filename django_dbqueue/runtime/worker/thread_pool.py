@@ -44,7 +44,7 @@ class ThreadPool:
     AHEAD = 0.2
     # Jobs that have waited longer than this, in seconds, are released.
     LATE = 2.0
-    # The same for a group whose jobs another slot may be free for.
+    # The same for a group whose jobs another slot may be free for: without a long line, and always.
     GROUP_AHEAD, GROUP_LATE = 0.025, 0.05
 
     def __init__(
@@ -62,6 +62,8 @@ class ThreadPool:
         self._order: deque[Fence] = deque()
         # For each group that has a job waiting or running: its jobs that run after that one.
         self._followers: dict[UUID | None, deque[ClaimedJob]] = {}
+        # For each of these groups: the time at which its last follower was let go.
+        self._advanced_at: dict[UUID | None, float] = {}
         self._running: dict[int, ThreadCall] = {}
         self._lock = threading.Lock()
         self._active = ActiveThreads(options.threads, self._order, self._running, run_times)
@@ -111,15 +113,20 @@ class ThreadPool:
         """Whether a thread is free for another job."""
         return len(self._running) + len(self._waiting) < self._options.threads
 
-    def group_size(self, job: ClaimedJob) -> int:
-        """Number of jobs of this task that one thread finishes soon; 1 if unknown.
+    def group_size(self, job: ClaimedJob, line: int) -> int:
+        """Number of jobs of this task that one thread is to run in a row; 1 if unknown.
 
-        That is within AHEAD seconds, or within GROUP_AHEAD seconds if another slot may be free for
-        them.
+        That is what it finishes within AHEAD seconds, or else half of the ``line``, the number of
+        jobs that wait for each slot, if another slot may be free for them; but at least what it
+        finishes within GROUP_AHEAD seconds.
         """
-        ahead = self.AHEAD if _has_the_only_slot(job) else self.GROUP_AHEAD
-        usual = self._run_times.estimate(job.task)
-        return 1 if usual is None else min(self._options.prefetch, int(ahead / max(usual, 1e-4)))
+        if (usual := self._run_times.estimate(job.task)) is None:
+            return 1
+        usual = max(usual, 1e-4)
+        most = min(self._options.prefetch, int(self.AHEAD / usual))
+        if _has_the_only_slot(job):
+            return most
+        return min(most, max(line // 2, int(self.GROUP_AHEAD / usual)))
 
     def waiting(self) -> list[ClaimedJob]:
         with self._lock:
@@ -137,8 +144,8 @@ class ThreadPool:
         with self._lock:
             late = [job.clock + self.LATE for job in list(self._waiting.values())]
             late += [
-                followers[0].clock + self._late(followers)
-                for followers in self._followers.values()
+                self._late_at(slot_group, followers[0])
+                for slot_group, followers in self._followers.items()
                 if followers
             ]
             return min(late, default=float("inf")) - time.monotonic()
@@ -153,8 +160,11 @@ class ThreadPool:
             now = time.monotonic() if late else float("inf")
             old = [job for job in list(self._waiting.values()) if job.clock <= now - self.LATE]
             stale = [job for job in old if self._waiting.pop(job.fence, None)]
-            for followers in self._followers.values():
-                stale += _take_old(followers, now - self._late(followers))
+            for slot_group, followers in self._followers.items():
+                old = [job for job in followers if self._late_at(slot_group, job) <= now]
+                stale += old
+                for job in old:
+                    followers.remove(job)
             here = {
                 job.slot_group
                 for job in [*self._waiting.values(), *(call.job for call in self.running())]
@@ -163,6 +173,9 @@ class ThreadPool:
                 slot_group: followers
                 for slot_group, followers in self._followers.items()
                 if slot_group in here
+            }
+            self._advanced_at = {
+                slot_group: at for slot_group, at in self._advanced_at.items() if slot_group in here
             }
             return stale
 
@@ -178,8 +191,13 @@ class ThreadPool:
         threads = max(len(running), self._active.number)
         return min(self._options.prefetch, int(threads * self.AHEAD / mean))
 
-    def _late(self, followers: deque[ClaimedJob]) -> float:
-        return self.LATE if followers and _has_the_only_slot(followers[0]) else self.GROUP_LATE
+    def _late_at(self, slot_group: UUID | None, follower: ClaimedJob) -> float:
+        """Return the time at which a follower has waited for too long."""
+        if _has_the_only_slot(follower):
+            return follower.clock + self.LATE
+        usual = self._run_times.estimate(follower.task) or 0.0
+        since = max(follower.clock, self._advanced_at.get(slot_group, 0.0))
+        return since + max(self.GROUP_LATE, 2 * usual)
 
     def _work(self) -> None:
         own = of_this_thread()
@@ -239,8 +257,10 @@ class ThreadPool:
             if followers := self._followers.get(slot_group):
                 self._waiting[followers[0].fence] = followers[0]
                 self._order.appendleft(followers.popleft().fence)
+                self._advanced_at[slot_group] = time.monotonic()
             else:
                 self._followers.pop(slot_group, None)
+                self._advanced_at.pop(slot_group, None)
 
 
 def _has_the_only_slot(job: ClaimedJob) -> bool:
@@ -249,11 +269,3 @@ def _has_the_only_slot(job: ClaimedJob) -> bool:
     Jobs behind it then could not start any sooner in another process.
     """
     return any(limit.get("max_running") == 1 for limit in job.limits or ())
-
-
-def _take_old(jobs: deque[ClaimedJob], since: float) -> list[ClaimedJob]:
-    old = [job for job in jobs if job.clock <= since]
-    young = [job for job in jobs if job.clock > since]
-    jobs.clear()
-    jobs.extend(young)
-    return old
