@@ -148,7 +148,7 @@ def test_mixed_load_has_no_deadlock():
 
     def worker(name):
         process = a_process(name)
-        claimer = Claimer("default", process, QueueSelector(("*",)), Options(), lambda job: 2)
+        claimer = Claimer("default", process, QueueSelector(("*",)), Options(), lambda job, line: 2)
 
         def work(chance):
             jobs = list(chain.from_iterable(claimer.claim(chance.randint(1, 20))))

@@ -319,7 +319,8 @@ def test_workers_with_long_jobs_are_kept_past_max_jobs(runqueue):
         pytest.skip("An embedded worker ends its last jobs before its successor starts.")
     tasks.sleep.enqueue_many([(20,)] * 12)
     runqueue("--max-jobs", "1", "--threads", "2", "--shutdown-timeout", "0.5")
-    until(lambda: Job.objects.running().count() == 4)
+    # Of two workers: the first may have released a job that it had not started.
+    until(lambda: Job.objects.running().count() >= 3)
 
     def workers() -> int:
         time.sleep(0.1)
