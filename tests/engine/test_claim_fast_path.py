@@ -1,4 +1,4 @@
-"""Claim fast path: an idle worker claims from a lane that it was told of, without a scan."""
+"""Fast path of a claim: a worker that is told of a lane claims from it without a scan."""
 
 from __future__ import annotations
 
