@@ -31,8 +31,8 @@ def queue_room(queue: str, limit: int) -> int:
     return claiming.queue_room(DATABASE, queue, limit)
 
 
-def settle(outcomes: list[AttemptResult]) -> Settled:
-    return settling.settle(DATABASE, outcomes)
+def settle(outcomes: list[AttemptResult], *args: Any) -> Settled:
+    return settling.settle(DATABASE, outcomes, *args)
 
 
 def dispatch(limit: int = 1000) -> list[str]:

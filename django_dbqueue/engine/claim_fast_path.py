@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from django.db import connections
+from django.db import OperationalError, connections
 from django.db.backends.utils import CursorWrapper
 from django.db.models import Exists
 
-from ..core.transactions import writing
+from ..core.transactions import is_conflict, writing
 from ..models import ClaimedJob, Process
 from ..models.document import DocumentField, decoded
 from ..models.enums import State
@@ -89,7 +89,10 @@ class SingleStatementClaim(FastClaim):
 
 
 class LockingClaim(FastClaim):
-    """A claim on other databases: it locks the rows, and changes them by primary key."""
+    """A claim on other databases: it locks the rows, and changes them by primary key.
+
+    It claims nothing if another transaction has overtaken it: idle workers look at the same moment.
+    """
 
     def __init__(self, wanted: JobQuerySet, process: Process) -> None:
         super().__init__(wanted, process)
@@ -99,6 +102,20 @@ class LockingClaim(FastClaim):
     def __call__(self, limit: int) -> list[ClaimedJob]:
         if not limit:
             return []
+        try:
+            jobs, now = self._lock_and_own(limit)
+        except OperationalError as error:
+            if connections[self._database].in_atomic_block or not is_conflict(error):
+                raise
+            return []
+        clock = time.monotonic()
+        for job in jobs:
+            job.attempt, job.has_begun = job.attempt + 1, False
+            job.belong_to(self._process, now, clock)
+        return jobs
+
+    def _lock_and_own(self, limit: int) -> tuple[list[ClaimedJob], Any]:
+        """Return the jobs, in the state before the claim, and the database's time."""
         # Few different statements: the limit varies with the run times of jobs.
         limit = 1 << (limit.bit_length() - 1)
         connection = connections[self._database]
@@ -109,14 +126,10 @@ class LockingClaim(FastClaim):
             jobs: list[Any] = [
                 self._model.from_db(self._database, self._names, row) for *row, _ in found
             ]
+            now = found[0][-1] if found else None
             if jobs:
-                now = found[0][-1]
                 self._own(cursor, jobs, now)
-        clock = time.monotonic()
-        for job in jobs:
-            job.attempt, job.has_begun = job.attempt + 1, False
-            job.belong_to(self._process, now, clock)
-        return jobs
+        return jobs, now
 
     def _compose(self, limit: int) -> tuple[Any, str, Any]:
         """Return the compiler of a locking SELECT, the statement, and its values."""

@@ -8,7 +8,7 @@ snapshot: six claimers then ran 4 to 12 jobs with a limit of 2.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from math import inf
 from typing import Any
@@ -133,7 +133,7 @@ def _signal(
     with writing(database, savepoint=False):
         held = {row.pk: row for row in _locked(database, keys) if row.max_running}
         if left_by:
-            delete(Slot.objects.using(database).filter(job__in=[job.pk for job in left_by]))
+            _delete_slots(database, left_by)
         keys = list(
             _rows(database).filter(pk__in=list(held)).waiting().values_list("pk", flat=True)
         )
@@ -226,15 +226,24 @@ def _assign_times(database: str, row: Semaphore) -> None:
     _store(database, [row])
 
 
-def release_slots(database: str, jobs: Sequence[Job]) -> list[str]:
-    """Release the slots of settled jobs. Return the queue of each job that becomes ready."""
-    if not (
-        keys := {
-            limit["key"] for job in jobs for limit in job.limits or () if "max_running" in limit
-        }
-    ):
-        return []
-    return _signal(database, keys, left_by=[job for job in jobs if job.limits])
+def release_slots(
+    database: str, jobs: Sequence[ClaimedJob], keeps_slot: Callable[[ClaimedJob], bool]
+) -> list[str]:
+    """Release the slots of settled jobs. Return the queue of each job that becomes ready.
+
+    A slot that the next job of the slot group keeps does not become free: no semaphore is locked.
+    """
+    keeping, leaving = [], []
+    for job in jobs:
+        (keeping if keeps_slot(job) else leaving).append(job)
+    if keeping:
+        _delete_slots(database, keeping)
+    keys = {limit["key"] for job in leaving for limit in job.limits or () if "max_running" in limit}
+    return _signal(database, keys, left_by=leaving) if keys else []
+
+
+def _delete_slots(database: str, jobs: Iterable[Job]) -> None:
+    delete(Slot.objects.using(database).filter(job__in=[job.pk for job in jobs]))
 
 
 def _insert_and_lock(database: str, limits: dict[str, dict[str, Json]]) -> dict[str, Semaphore]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
 from django.db.models import F
 
 from ..core.transactions import writing
-from ..models import Execution, Failure, Job, Progress
+from ..models import ClaimedJob, Execution, Failure, Job, Progress
 from ..models.enums import FINISHED, Outcome, State
 from ..models.expressions import Among, Now, now_plus
 from ..models.job import JobQuerySet
@@ -19,7 +19,7 @@ from .attempt_result import AttemptResult, Settled
 from .batches import EndedRun, close_shares
 from .enqueue import write
 from .fast_sql import insert, set_json
-from .limits import release_slots
+from .limits import block_surplus, release_slots
 from .retention import erase
 from .statistics import count_attempts, count_enqueued
 from .unique import restart_run
@@ -37,11 +37,21 @@ _OF_A_STAGE = ["stage", "task", "queue", "priority", "max_attempts", "on_lost", 
 _OF_EACH = ["args", "kwargs", "limits", "options"]
 
 
-def settle(database: str, results: Sequence[AttemptResult]) -> Settled:
+def keeps_none(job: ClaimedJob) -> bool:
+    """Release every slot, for callers that run no slot groups."""
+    return False
+
+
+def settle(
+    database: str,
+    results: Sequence[AttemptResult],
+    keeps_slot: Callable[[ClaimedJob], bool] = keeps_none,
+) -> Settled:
     """Record the results of attempts and advance their jobs, in one transaction.
 
     Each attempt gets its execution. Only the owner of a job settles it: see Fence. A job that
-    an operator has stopped ends here, however its attempt ended.
+    an operator has stopped ends here, however its attempt ended. ``keeps_slot`` returns whether
+    another job of the same slot group, that the caller settles later, keeps the slot.
     """
     with writing(database):
         jobs = Job.objects.using(database)
@@ -88,7 +98,7 @@ def settle(database: str, results: Sequence[AttemptResult]) -> Settled:
         if restarted := [job for job in left if job.id in again]:
             count_enqueued(database, Counter((again[job.id], job.task) for job in restarted))
         if limited := [job for job in left if job.limits]:
-            settled.unblocked.extend(release_slots(database, limited))
+            settled.unblocked.extend(release_slots(database, limited, keeps_slot))
         settled.unblocked.extend(again[job.id] for job in restarted)
         if len(settled.written) < len(results):
             _classify_unlocked(
@@ -136,11 +146,13 @@ def _move_jobs(jobs: JobQuerySet, results: Sequence[AttemptResult], again: set[U
         set_json(jobs, "result", return_values)
 
 
-def _enter_stages(jobs: JobQuerySet, moves: Iterable[tuple[UUID, Job]]) -> None:
+def _enter_stages(jobs: JobQuerySet, moves: Sequence[tuple[UUID, Job]]) -> None:
     """Advance running jobs of pipelines.
 
-    Each move is a job's id, and the job as it is at its next stage.
+    Each move is a job's id, and the job as it is at its next stage. It waits at once for a limit
+    that other jobs wait for.
     """
+    block_surplus(jobs.db, [there for _pk, there in moves])
     alike = defaultdict(list)
     for pk, there in moves:
         alike[tuple(getattr(there, name) for name in _OF_A_STAGE)].append((pk, there))
@@ -153,12 +165,11 @@ def _enter_stages(jobs: JobQuerySet, moves: Iterable[tuple[UUID, Job]]) -> None:
             failures=0,
             finished_at=None,
         )
+        is_blocked = any(there.blocked_by for _pk, there in group)
+        columns = [*_OF_EACH, "state", "blocked_by"] if is_blocked else _OF_EACH
         jobs.bulk_update(
-            [
-                Job(pk=pk, **{name: getattr(there, name) for name in _OF_EACH})
-                for pk, there in group
-            ],
-            _OF_EACH,
+            [Job(pk=pk, **{name: getattr(there, name) for name in columns}) for pk, there in group],
+            columns,
         )
 
 

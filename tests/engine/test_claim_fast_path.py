@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 from django.test.utils import CaptureQueriesContext
 
 from django_dbqueue.core.notify import parse_payload
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
-from django_dbqueue.engine.claim_fast_path import FastClaim
+from django_dbqueue.engine.claim_fast_path import FastClaim, LockingClaim
 from django_dbqueue.models import Job, Process, Queue, TaskState
 from django_dbqueue.models.enums import Lane
 from django_dbqueue.runtime.connections import close_connections, prepare
@@ -66,6 +66,25 @@ def test_warm_up_claims_nothing_and_caches_the_statement(process, selector):
     claimer._known, claimer.idle = {queue}, True
     jobs, statements = claim_after_notify(claimer, lane=f"{queue},0")
     assert (len(jobs), statements, claimer._at_once.cache_info().misses) == (1, FAST, 1)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(IS_POSTGRESQL, reason="There the claim is one statement, and repeats itself.")
+def test_claim_that_another_transaction_overtakes_falls_back_to_a_scan(claimer, monkeypatch):
+    """Idle workers look at the same moment; an error would make this one drop its connection."""
+    overtaken = []
+
+    def own(*args):
+        overtaken.append(args)
+        raise OperationalError from RuntimeError(1213, "Deadlock found when trying to get lock")
+
+    monkeypatch.setattr(LockingClaim, "_own", own)
+    tasks.add.enqueue(1)
+
+    jobs, _statements = claim_after_notify(claimer)
+
+    assert (len(overtaken), len(jobs)) == (1, 1)
+    assert Job.objects.get().attempt == 1
 
 
 def test_notified_lane_is_claimed_without_a_scan(claimer, process):

@@ -10,6 +10,7 @@ import pytest
 
 from django_dbqueue import Rate, limit, task
 from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.engine.settle import keeps_none
 from django_dbqueue.models import (
     ClaimedJob,
     Execution,
@@ -33,9 +34,9 @@ LIMITS = (limit(1, key=lambda a: a), limit(4, group="bank"))
 statement = task(concurrency=LIMITS)(add.func)
 
 
-def settle(*jobs):
+def settle(*jobs, keeps_slot=keeps_none):
     return direct.settle(
-        [AttemptResult.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in jobs]
+        [AttemptResult.of(job, Outcome.SUCCESSFUL, State.SUCCESSFUL) for job in jobs], keeps_slot
     )
 
 
@@ -254,7 +255,12 @@ def test_sweep_starts_a_job_while_one_can_run(seed):
                 own.pop(chance.randrange(len(own)))
                 for _ in range(min(len(own), chance.randint(1, 3)))
             ]
-            settle(*ends) if act == "settle" else direct.release(ends)
+            if act == "settle":
+                # A worker settles the jobs of one slot group in turn.
+                groups = {job.slot_group for job in own} - {None}
+                settle(*ends, keeps_slot=lambda job, groups=groups: job.slot_group in groups)
+            else:
+                direct.release(ends)
         elif act == "pause":
             if chance.random() < 0.5:
                 paused_queues = {chance.choice(QUEUES)}

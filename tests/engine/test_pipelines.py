@@ -11,6 +11,7 @@ from django_dbqueue.compat import InvalidTask, signals, task_backends
 from django_dbqueue.core.options import Options
 from django_dbqueue.engine.attempt_result import AttemptResult
 from django_dbqueue.models import Execution, Job
+from django_dbqueue.models.enums import Lane
 from django_dbqueue.runtime.worker import executor
 from django_dbqueue.runtime.worker.settler import Settler
 from django_dbqueue.runtime.worker.task_call import ThreadCall
@@ -265,6 +266,22 @@ def test_stage_keeps_its_limits():
     assert the_job().limits == [
         {"key": "tests.tasks.charge account=ground arabica", "max_running": 2, "discard": False}
     ]
+
+
+def test_stage_joins_the_line_of_its_limit_at_once():
+    """Otherwise a worker claims it in vain, reads its arguments, and makes it wait."""
+    charge.enqueue_many([("ground arabica",)] * 3)
+    direct.claim(Lane("default", 0), a_process("busy"), 3)
+    assert Job.objects.filter(state=State.BLOCKED).count() == 1
+    pipelined = pipeline(grind, charge)
+    first, other = pipelined.enqueue("arabica"), pipelined.enqueue("robusta")
+
+    for _ in range(2):
+        drain_one()
+
+    stages = {str(job.pk): (job.stage, job.state, job.blocked_by) for job in Job.objects.all()}
+    assert stages[first.id] == (1, State.BLOCKED, "tests.tasks.charge account=ground arabica")
+    assert stages[other.id] == (1, State.READY, None)
 
 
 def test_workers_run_all_stages(worker):

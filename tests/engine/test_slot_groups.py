@@ -10,6 +10,8 @@ from statistics import median
 from uuid import uuid4
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from django_dbqueue import limit, task
 from django_dbqueue.core.options import Options
@@ -32,8 +34,10 @@ State, Outcome = Job.State, Execution.Outcome
 ACCOUNT = "tests.tasks.charge account=1"
 
 
-def settle(*jobs, outcome=Outcome.SUCCESSFUL, state=State.SUCCESSFUL):
-    return direct.settle([AttemptResult.of(job, outcome, state) for job in jobs])
+def settle(*jobs, outcome=Outcome.SUCCESSFUL, state=State.SUCCESSFUL, keeping=()):
+    return direct.settle(
+        [AttemptResult.of(job, outcome, state) for job in jobs], lambda job: job in keeping
+    )
 
 
 def taken(key=ACCOUNT):
@@ -72,6 +76,19 @@ def test_slot_is_held_until_slot_group_ends(claim):
     assert taken("tests.tasks.one_at_a_time") == 1
     assert settle(third).unblocked == ["default"]
     assert Job.objects.ready().count() == 1
+
+
+def test_slot_that_the_group_keeps_is_settled_without_its_semaphore(claim):
+    """Each settlement that locked it would wait for the claims of other processes."""
+    one_at_a_time.enqueue_many([()] * 4)
+    first, second, third = claim(group_size=3)
+
+    with CaptureQueriesContext(connection) as captured:
+        assert settle(first, second, keeping=[first, second]).unblocked == []
+
+    assert not any("dbqueue_semaphore" in query["sql"] for query in captured)
+    assert Slot.objects.get().job_id == third.pk
+    assert settle(third).unblocked == ["default"]
 
 
 def test_retried_job_leaves_its_slot_group(claim):
@@ -176,6 +193,7 @@ class RecordingPool:
         self.began: list[tuple[str, float]] = []
         self.spans: dict[str, tuple[float, float]] = {}
         self.run_times = RunTimes()
+        self.ended = lambda job: None
         self.pool = ThreadPool(
             Options(**options),
             SharedStatus.private(1000),
@@ -188,6 +206,7 @@ class RecordingPool:
         time.sleep(call.job.args[0])
         self.spans[call.job.args[1]] = began, time.monotonic()
         self.run_times.observe(call.job.task, call.job.args[0])
+        self.ended(call.job)
 
     def max_concurrent(self, names):
         spans = [self.spans[name] for name in names]
@@ -234,6 +253,18 @@ def test_slot_group_runs_serially_beside_other_jobs(recording_pool):
     assert pool.max_concurrent(pool.spans) >= 2
     assert sorted(names[one], key=lambda name: pool.spans[name]) == names[one]
     assert pool.pool._followers == {}
+
+
+def test_all_but_the_last_job_of_a_slot_group_keep_the_slot(recording_pool):
+    pool = recording_pool(threads=2)
+    jobs = [a_job(str(number), 0.01, slot_group) for slot_group in [uuid4()] for number in range(3)]
+    pool.pool.put([*jobs, a_job("free")])
+    kept = {}
+    pool.ended = lambda job: kept.setdefault(job.args[1], pool.pool.keeps_slot(job))
+
+    until(lambda: len(kept) == 4)
+
+    assert kept == {"0": True, "1": True, "2": False, "free": False}
 
 
 def test_slot_group_continues_before_waiting_jobs(recording_pool):

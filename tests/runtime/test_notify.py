@@ -215,11 +215,11 @@ def test_due_jobs_are_notified_although_sweep_fails(backend, notified, process, 
 def test_outcome_written_at_second_try_is_reported(claim, monkeypatch):
     settle, calls, notified = settler_module.settle, [], []
 
-    def refuse_once(database, outcomes):
+    def refuse_once(database, outcomes, *args):
         calls.append(outcomes)
         if len(calls) == 1:
             raise OperationalError("a passing error")
-        return settle(database, outcomes)
+        return settle(database, outcomes, *args)
 
     monkeypatch.setattr(settler_module, "settle", refuse_once)
     tasks.one_at_a_time.enqueue()

@@ -22,7 +22,9 @@ def wake_dependents(settled: Settled, backend: DatabaseBackend, limited: Contain
         for result in settled.written
         if result.state == State.READY and not result.then
     )
-    queues.update(new.queue for result in settled.written for new in result.new)
+    queues.update(
+        new.queue for result in settled.written for new in result.new if new.state == State.READY
+    )
     if queues:
         notify_queues(backend.database, queues)
     return bool(queues)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from ...engine.attempt_result import Settled
+from ...engine.settle import keeps_none
+from ...models import ClaimedJob
 from .task_call import Call
 
 
@@ -18,6 +20,8 @@ class WorkerServices:
     owns: whether the process may still own the jobs that it has claimed.
     settled: handle the results that have been written.
     limited_queues: the queues that have a concurrency limit.
+    has_room: whether a thread is free for another job.
+    keeps_slot: whether another claimed job of the same slot group keeps the job's slot.
     """
 
     wake: Callable[[], None] = lambda: None
@@ -25,6 +29,8 @@ class WorkerServices:
     owns: Callable[[], bool] = lambda: True
     settled: Callable[[Settled], None] = lambda settled: None
     limited_queues: Callable[[], Container[str]] = tuple
+    has_room: Callable[[], bool] = lambda: True
+    keeps_slot: Callable[[ClaimedJob], bool] = keeps_none
 
 
 DEFAULT = WorkerServices()

@@ -165,10 +165,14 @@ class Settler:
     def _is_awaited(self, result: AttemptResult) -> bool:
         """Return whether other jobs may wait until the result is written.
 
-        They wait for its slot, its place in a queue with a limit, or the next stage.
+        They wait for its slot, or its place in a queue with a limit. The next stage waits if a
+        thread is free for it.
         """
+        job = result.job
         return bool(
-            result.job.limits or result.new or result.job.queue in self._services.limited_queues()
+            (job.limits and not self._services.keeps_slot(job))
+            or (result.new and self._services.has_room())
+            or job.queue in self._services.limited_queues()
         )
 
     def _put_back(self, results: list[AttemptResult]) -> None:
@@ -179,7 +183,7 @@ class Settler:
     def _write(self, group: list[AttemptResult]) -> list[AttemptResult]:
         """Settle a group. Return the results to retry after an outage."""
         try:
-            settled = settle(self._database, group)
+            settled = settle(self._database, group, self._services.keeps_slot)
             self._services.settled(settled)
         except Exception as error:
             discard(self._database)

@@ -113,6 +113,10 @@ class ThreadPool:
         """Whether a thread is free for another job."""
         return len(self._running) + len(self._waiting) < self._options.threads
 
+    def keeps_slot(self, job: ClaimedJob) -> bool:
+        """Return whether claimed jobs that will run after this one share its slot."""
+        return bool(self._followers.get(job.slot_group))
+
     def group_size(self, job: ClaimedJob, line: int) -> int:
         """Number of jobs of this task that one thread is to run in a row; 1 if unknown.
 

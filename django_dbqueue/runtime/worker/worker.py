@@ -85,6 +85,8 @@ class Worker:
             owns=self._owns,
             settled=self._settled,
             limited_queues=lambda: self._claimer.limits,
+            has_room=lambda: self._pool.has_room,
+            keeps_slot=lambda job: self._pool.keeps_slot(job),
         )
         self._heartbeat = Heartbeat(
             Process.Kind.WORKER, backend.database, options, status, details, services.wake

@@ -180,10 +180,10 @@ def test_job_keeps_result_if_database_refuses_log_text(claim, backend, monkeypat
     """A database whose character set is not Unicode refuses such text."""
     settle = settler_module.settle
 
-    def refuse(database, outcomes):
+    def refuse(database, outcomes, *args):
         if any(not (o.log + (o.progress.note if o.progress else "")).isascii() for o in outcomes):
             raise DataError("Incorrect string value")
-        return settle(database, outcomes)
+        return settle(database, outcomes, *args)
 
     tasks.add.enqueue(1)
     (job,) = claim()

@@ -78,11 +78,11 @@ def test_outcome_survives_repeated_serialization_failures(claim, settler, monkey
     class Conflict(Exception):
         sqlstate = "40001"
 
-    def settle_at_last(executions, outcomes):
+    def settle_at_last(executions, outcomes, *args):
         # A rehearsal is not committed, so it meets no conflict.
         if not connections["default"].in_atomic_block and next(refusals, None) is not None:
             raise OperationalError from Conflict()
-        return settle(executions, outcomes)
+        return settle(executions, outcomes, *args)
 
     monkeypatch.setattr(settler_module, "settle", settle_at_last)
     settler.put(replace(success(job), result=1))

@@ -10,16 +10,19 @@ import pytest
 from django.conf import settings
 from django.db import DataError, InternalError, OperationalError, connection, connections
 
-from django_dbqueue.compat import signals
+from django_dbqueue import pipeline
+from django_dbqueue.compat import signals, task_backends
 from django_dbqueue.core.options import Options
 from django_dbqueue.engine.attempt_result import AttemptResult, Settled
 from django_dbqueue.models import Execution, Job
 from django_dbqueue.models.job import JobQuerySet
 from django_dbqueue.runtime.worker import claimer as claimer_module
+from django_dbqueue.runtime.worker import executor
 from django_dbqueue.runtime.worker import settler as settler_module
 from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.runtime.worker.services import WorkerServices
 from django_dbqueue.runtime.worker.settler import Settler
+from django_dbqueue.runtime.worker.task_call import ThreadCall
 
 from ... import tasks
 from ...conftest import LONG, until
@@ -107,10 +110,10 @@ def test_refused_outcome_fails_only_its_own_job(worker, monkeypatch):
     refused = tasks.add.enqueue_many([(n,) for n in range(5)])[0]
     settle = settler_module.settle
 
-    def refuse(database, outcomes):
+    def refuse(database, outcomes, *args):
         if any(str(outcome.job.pk) == refused.id and outcome.result == 0 for outcome in outcomes):
             raise DataError("invalid value")
-        return settle(database, outcomes)
+        return settle(database, outcomes, *args)
 
     monkeypatch.setattr(settler_module, "settle", refuse)
 
@@ -129,10 +132,10 @@ def test_refused_message_is_stored_in_ascii(worker, monkeypatch):
     """MySQL with utf8mb3 refuses such text with an error class that it also uses for outages."""
     settle = settler_module.settle
 
-    def refuse(database, outcomes):
+    def refuse(database, outcomes, *args):
         if any("🙈" in (outcome.error.message if outcome.error else "") for outcome in outcomes):
             raise OperationalError(1366, "Incorrect string value")
-        return settle(database, outcomes)
+        return settle(database, outcomes, *args)
 
     monkeypatch.setattr(settler_module, "settle", refuse)
     tasks.fail.enqueue("no 🙈")
@@ -149,10 +152,10 @@ def test_outcomes_wait_while_database_is_read_only(worker, monkeypatch):
     settle = settler_module.settle
     until_then = time.monotonic() + 1.0
 
-    def refuse(database, outcomes):
+    def refuse(database, outcomes, *args):
         if time.monotonic() < until_then:
             raise InternalError("cannot execute UPDATE in a read-only transaction")
-        return settle(database, outcomes)
+        return settle(database, outcomes, *args)
 
     monkeypatch.setattr(settler_module, "settle", refuse)
     tasks.record.enqueue_many([()] * 20)
@@ -186,10 +189,10 @@ def test_consecutive_outcomes_are_written_in_few_groups(claim, monkeypatch):
     tasks.nothing.enqueue_many([()] * 100)
     settle, groups = settler_module.settle, []
 
-    def slow(database, outcomes):
+    def slow(database, outcomes, *args):
         groups.append(len(outcomes))
         time.sleep(0.005)
-        return settle(database, outcomes)
+        return settle(database, outcomes, *args)
 
     monkeypatch.setattr(settler_module, "settle", slow)
     settler = Settler("default", Options())
@@ -254,6 +257,29 @@ def test_outcome_with_dependents_is_written_at_once(claim, monkeypatch, last, li
     settler.close()
     settler.join(LONG)
     connections.close_all()
+
+
+@pytest.mark.parametrize(
+    ("services", "wanted"),
+    [
+        ({"keeps_slot": lambda job: True}, [False, True]),
+        ({"has_room": lambda: False}, [True, False]),
+        ({}, [True, True]),
+    ],
+)
+def test_outcome_that_no_thread_could_follow_up_waits_for_its_group(claim, services, wanted):
+    """A thread runs the next job of the slot group, or has other jobs than the next stage."""
+    tasks.one_at_a_time.enqueue()
+    pipeline(tasks.grind, tasks.pour).enqueue("arabica")
+    limited, stage = sorted(claim(), key=lambda job: not job.limits)
+    ends = [
+        AttemptResult.of(limited, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL),
+        executor.run(ThreadCall(stage), task_backends["default"]),
+    ]
+
+    settler = Settler("default", Options(), WorkerServices(**services))
+
+    assert [settler._is_awaited(end) for end in ends] == wanted
 
 
 def kill_connections():
@@ -419,7 +445,7 @@ class TestAfterAFailover:
 
         settle = settler_module.settle
 
-        def refuse(database, outcomes):
+        def refuse(database, outcomes, *args):
             monkeypatch.setattr(settler_module, "settle", settle)
             return Settled([], [], list(outcomes), [], [])
 
