@@ -138,6 +138,7 @@ class DatabaseBackend(BaseTaskBackend):
         Raises TypeError or ValueError for arguments that do not fit or are not JSON.
         """
         self.validate_task(task)
+        _check_conflict(task)
         return self._enqueue([self._called(self._blank(task), task, args, kwargs)], task)[0]
 
     def enqueue_many(
@@ -161,6 +162,7 @@ class DatabaseBackend(BaseTaskBackend):
     def blank(self, task: AnyFrameworkTask, stages: Sequence[AnyTask] = ()) -> Job:
         """Return a job of the validated task, or of a pipeline, without arguments."""
         self.validate_task(task)
+        _check_conflict(task)
         blank = self._blank(task)
         if stages:
             blank.stage, blank.pipeline = 0, [_as_stage(stage) for stage in stages]
@@ -393,6 +395,16 @@ class DatabaseBackend(BaseTaskBackend):
             wake(self.database, queue, priority)
         for result in results.created() if is_heard(signals.task_enqueued, logging.DEBUG) else ():
             signals.task_enqueued.send(type(self), task_result=result)
+
+
+def _check_conflict(task: Any) -> None:
+    """Raise InvalidTask for calls that would silently not be deduplicated."""
+    on_conflict = getattr(task, "on_conflict", "rerun")
+    if on_conflict != "rerun" and task.key is None:
+        raise InvalidTask(
+            f"on_conflict={on_conflict!r} of {task.module_path} needs a key, and the call has none. "
+            "Give the task key=..., or the call: using(key=...)."
+        )
 
 
 def _policy(task: Any) -> UniquePolicy:

@@ -19,7 +19,7 @@ from ..models import Execution, Operation
 from ..models.enums import HIGHEST_PRIORITY, UNSUCCESSFUL, State
 from ..recurrence.target import enqueue
 from .base_actions import Action, all_of, no_warning
-from .config import alias_for, backend
+from .config import alias, backend
 from .formatting import duration, kept_times
 from .operating import go_on
 
@@ -315,7 +315,7 @@ RUN_NOW = Action(
     effect=_("The task is enqueued immediately, in addition to its schedule."),
     done=_("Enqueued"),
     eligible=all_of,
-    run=lambda tasks: run_now(tasks, lambda row, wait: enqueue(row, wait, alias_for(row))),
+    run=lambda tasks: run_now(tasks, lambda row, wait: enqueue(row, wait, alias())),
     recorded=Operation.Verb.RUN,
     confirm_from=2,
 )

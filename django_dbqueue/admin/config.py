@@ -42,13 +42,10 @@ def _backends() -> Iterator[DatabaseBackend]:
     return (each for each in backends if isinstance(each, DatabaseBackend))
 
 
-def alias_for(row: RecurringTask) -> str | None:
-    """Return the alias of the backend that enqueues a recurring task.
-
-    A command has the chosen backend; a task has its own (None).
-    """
+def alias() -> str | None:
+    """Return the alias of the chosen backend."""
     first = backend()
-    return first.alias if first and row.command else None
+    return first.alias if first else None
 
 
 def limit_of(queue: Queue) -> int | None:

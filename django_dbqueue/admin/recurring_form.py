@@ -11,7 +11,7 @@ from ..models import RecurringTask
 from ..models.document import Unreadable
 from ..recurrence.target import RecurringCall
 from ..registry import discover
-from .config import alias_for, options
+from .config import alias, options
 
 
 class RecurringTaskForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -54,6 +54,6 @@ class RecurringTaskForm(forms.ModelForm):  # type: ignore[type-arg]
         discover(options().task_modules)
         database = router.db_for_write(RecurringTask, instance=self.instance)
         try:
-            RecurringCall.of(row).resolved_in(database, alias_for(row))
+            RecurringCall.of(row).resolved_in(database, alias())
         except (InvalidSchedule, InvalidTaskPath) as error:
             self.add_error("command" if row.command else "task", str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import namedtuple
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -99,7 +100,7 @@ class QueueDatabase:
 
 
 def queue_databases(backends: Iterable[DatabaseBackend]) -> list[QueueDatabase]:
-    """Return each database of the backends once, even if it has several aliases."""
+    """Return each database, or schema of one, of the backends once, even if it has several aliases."""
     found: dict[tuple[str, ...], list[DatabaseBackend]] = {}
     for backend in backends:
         found.setdefault(_address(backend.database), []).append(backend)
@@ -107,5 +108,11 @@ def queue_databases(backends: Iterable[DatabaseBackend]) -> list[QueueDatabase]:
 
 
 def _address(alias: str) -> tuple[str, ...]:
+    """Return what two aliases of the same tables have in common.
+
+    A user may have a ``search_path``, and the options of an alias may set one.
+    """
     settings = connections[alias].settings_dict
-    return tuple(str(settings[name]) for name in ("ENGINE", "HOST", "PORT", "NAME"))
+    found = re.search(r"search_path=(\S+)", str(settings["OPTIONS"].get("options", "")))
+    address = ("ENGINE", "HOST", "PORT", "NAME", "USER")
+    return (*(str(settings[name]) for name in address), found[1] if found else "")

@@ -206,26 +206,25 @@ def _late(database: QueueDatabase, queue: str, seconds: float, serving: list[Pro
 def overdue_recurring_tasks(database: QueueDatabase) -> Iterator[Finding]:
     tasks = RecurringTask.objects.using(database.alias)
     is_late = Q(next_run_at__lt=now_plus(-LATE["recurring"]))
-    rows = tasks.upcoming().filter(is_late | Q(next_run_at=None) & ~Q(problem=""))
+    rows = tasks.upcoming().filter(is_late | ~Q(problem=""))
     if any(process.kind == Process.Kind.DISPATCHER for process in _alive(database)):
         # Dispatchers declare the tasks of their code: these were removed from it.
         rows = rows.exclude(pk__in=tasks.undeclared().values("pk"))
     overdue: list[Any] = list(rows[:1001])
     for row in overdue[:MOST]:
-        said = (
-            _("The recurring task %(name)s is overdue by %(time)s, since %(since)s.")
-            if row.next_run_at
-            else _("The recurring task %(name)s has no next time.")
-        )
-        named = {"name": repr(row.name)}
-        if row.next_run_at:
+        said, named = _("The recurring task %(name)s has no next time."), {"name": repr(row.name)}
+        if row.next_run_at and row.next_run_at > row.seen_at:
+            said = _("The recurring task %(name)s cannot be enqueued at its next time.")
+        elif row.next_run_at:
+            said = _("The recurring task %(name)s is overdue by %(time)s, since %(since)s.")
             named["time"] = format_duration(_seconds(row.next_run_at, row.seen_at))
             named["since"] = _moment(row.next_run_at)
+        why, remedy = _("No dispatcher enqueues it: none is alive, or none can."), DISPATCH
+        if row.problem:
+            why = _("Its schedule, its task or its arguments are invalid, or its task is unknown.")
+            remedy = _("Correct the recurring task in the admin or by SQL, or disable it.")
         yield Finding(
-            f"{said % named} {one_line(row.problem)}".strip(),
-            _("No dispatcher enqueues it: none is alive, or none can."),
-            DISPATCH,
-            Severity.CRITICAL,
+            f"{said % named} {one_line(row.problem)}".strip(), why, remedy, Severity.CRITICAL
         )
     if rest := overdue[MOST:]:
         said = ngettext(

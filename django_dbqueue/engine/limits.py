@@ -30,7 +30,7 @@ from ..models.locking import delete, lock, lock_waiting
 from ..models.semaphore import RESERVED_AHEAD_SECONDS, SemaphoreQuerySet
 from .galera import certify
 from .served import Served
-from .slot_group import GroupSize, next_in_line, ungrouped
+from .slot_group import GroupSize, beyond_share, next_in_line, ungrouped
 
 # Above this many keys, enqueue does not check for existing waiters.
 FEW = 20
@@ -57,10 +57,14 @@ def acquire(
 ) -> list[ClaimedJob]:
     """Return the locked ready jobs that may be claimed now.
 
-    The others become BLOCKED, or get a reason in ``not_to_run``. Up to ``limit``, the next
+    Some are left to other processes: see beyond_share(). The others become BLOCKED, or get a reason in ``not_to_run``. Up to ``limit``, the next
     waiting jobs follow; each runs in the slot group of one of the returned jobs.
     """
     limited = [job for job in jobs if job.limits]
+    if surplus := beyond_share(ClaimedJob.objects.using(database), limited, group_size):
+        notify_queues(database, {job.queue for job in surplus})
+        jobs = [job for job in jobs if job not in surplus]
+        limited = [job for job in limited if job not in surplus]
     # Of two numbers for one key, the smaller one wins.
     wanted = sorted((limit for job in limited for limit in job.limits), key=_breadth, reverse=True)
     semaphores = _insert_and_lock(database, {limit["key"]: limit for limit in wanted})

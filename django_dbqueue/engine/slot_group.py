@@ -23,6 +23,26 @@ def ungrouped(job: ClaimedJob, line: int) -> int:
     return 1
 
 
+def beyond_share(
+    jobs: JobQuerySet, ready: Sequence[ClaimedJob], group_size: GroupSize
+) -> list[ClaimedJob]:
+    """Return the ready jobs that this claim leaves to other processes, which it has to notify.
+
+    A claim takes half of the free slots of short jobs, rounded up, while others wait for them.
+    Otherwise one process has all slots for the time of a group, and the others have none.
+    """
+    alike = defaultdict(list)
+    for job in ready:
+        if group_size(job, COUNTED) > 1:
+            alike[job.task, job.queue, tuple(each["key"] for each in job.limits)].append(job)
+    return [
+        job
+        for (_task, _queue, keys), found in alike.items()
+        if len(found) > 1 and any(jobs.waiting_for(key).exists() for key in keys)
+        for job in found[(len(found) + 1) // 2 :]
+    ]
+
+
 def next_in_line(
     jobs: JobQuerySet, leaders: Sequence[ClaimedJob], limit: int, group_size: GroupSize
 ) -> list[ClaimedJob]:

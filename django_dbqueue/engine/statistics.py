@@ -162,5 +162,7 @@ def _insert_or_lock(
         if kind not in known
     ]
     rows.bulk_create(missing, ignore_conflicts=True)
-    kind_of = attrgetter(*names)
-    return [row for row in lock_waiting(alike) if kind_of(row) in kinds]
+    ids = [pk for pk, *kind in alike.values_list("pk", *names) if tuple(kind) in kinds]
+    # Found by primary key alone: MySQL locks index entries in the order in which it reads them, and
+    # sorts after that. Two dispatchers had a deadlock.
+    return list(lock_waiting(rows.filter(pk__in=ids).order_by("pk")))

@@ -96,15 +96,21 @@ BEGIN
         NULL;
     ELSIF NOT isfinite(due) OR due NOT BETWEEN timestamptz '1000-01-02' AND moment + interval '36500 days' THEN
         wrong := format('run_after must be a time within 36,500 days from now, not %s.', due);
-        hint := 'Leave it out to run the job at once.';
+        hint := CASE WHEN due > moment THEN 'Give a time that comes, such as now() + interval ''36500 days''.'
+            ELSE 'Leave it out to run the job at once.' END;
     ELSIF length(dbqueue_enqueue.key) NOT BETWEEN 1 AND 200 THEN
-        wrong := format('key must be text of 1 to 200 characters, not %s.', length(dbqueue_enqueue.key));
+        wrong := format(
+            'key must be text of 1 to 200 characters, not %L, which has %s.', left(dbqueue_enqueue.key, 50), length(dbqueue_enqueue.key)
+        );
         hint := 'Leave it out for a job of its own, or give a shorter one, such as an id.';
     ELSIF dbqueue_enqueue.on_conflict NOT IN ('rerun', 'skip', 'once', 'replace') THEN
         wrong := format(
             'on_conflict must be ''rerun'', ''skip'', ''once'' or ''replace'', not %L.', left(dbqueue_enqueue.on_conflict, 100)
         );
         hint := 'Leave it out to run the job of the key again, or give ''once'' to run it a single time.';
+    ELSIF dbqueue_enqueue.on_conflict <> 'rerun' AND dbqueue_enqueue.key IS NULL THEN
+        wrong := format('on_conflict %L needs a key, which is NULL.', dbqueue_enqueue.on_conflict);
+        hint := 'Give key => the id of what the job is about, or leave on_conflict out.';
     END IF;
     IF wrong IS NULL AND num_nonnulls(
         dbqueue_enqueue.timeout, dbqueue_enqueue.max_attempts, dbqueue_enqueue.backoff, dbqueue_enqueue.on_lost,
@@ -332,7 +338,9 @@ BEGIN
 {check}    IF wrong IS NOT NULL THEN
         NULL;
     ELSIF length(dbqueue_repeat.name) NOT BETWEEN 1 AND 255 THEN
-        wrong := format('name must be text of 1 to 255 characters, not %s.', length(dbqueue_repeat.name));
+        wrong := format(
+            'name must be text of 1 to 255 characters, not %L, which has %s.', left(dbqueue_repeat.name, 50), length(dbqueue_repeat.name)
+        );
         hint := 'Leave it out for the path of the task.';
     ELSIF num_nonnulls(dbqueue_repeat.every, dbqueue_repeat.cron) <> 1 THEN
         wrong := format('give either every or cron, not %L and %L.', dbqueue_repeat.every, left(dbqueue_repeat.cron, 100));

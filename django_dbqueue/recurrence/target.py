@@ -26,7 +26,7 @@ CALL_COMMAND = "django_dbqueue.contrib.tasks.call_command"
 class RecurringCall:
     """A task by its path, or a management command, with the values for its jobs.
 
-    An empty value means the task's own.
+    An empty value means the task's own. ``is_from_code``: the code or the settings name a backend.
     """
 
     task: str = ""
@@ -35,6 +35,7 @@ class RecurringCall:
     kwargs: Mapping[str, object] = field(default_factory=dict)
     queue: str = ""
     priority: int | None = None
+    is_from_code: bool = False
 
     @classmethod
     def of(cls, row: RecurringTask) -> RecurringCall:
@@ -55,7 +56,14 @@ class RecurringCall:
         return self.through(load(self.task or CALL_COMMAND), backend)
 
     def resolved_in(self, database: str | None, backend: str | None = None) -> Any:
-        """Return ``resolved()``; InvalidSchedule too if its jobs are not in this database."""
+        """Return ``resolved()``; InvalidSchedule too if its jobs are not in this database.
+
+        A task of a row from the admin or SQL keeps its own backend, if that has its jobs in this
+        database.
+        """
+        if self.task and not (self.command or self.is_from_code):
+            own = load(self.task).get_backend()
+            backend = None if getattr(own, "database", None) == database else backend
         task = self.resolved(backend)
         if getattr(task.get_backend(), "database", None) != database:
             raise InvalidSchedule(

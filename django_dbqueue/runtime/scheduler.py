@@ -23,7 +23,7 @@ from ..engine.retention import prune_recurring_executions
 from ..exceptions import InvalidSchedule, InvalidTaskPath
 from ..models import RecurringTask
 from ..recurrence.declare import declared
-from ..recurrence.target import enqueue
+from ..recurrence.target import RecurringCall, enqueue
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -112,10 +112,20 @@ class Scheduler:
                 row,
                 row.next_run_at,
             )
+        elif times == [] and not row.is_from_code:
+            self._check(row)
         return times is not None
 
     def _write(self, row: RecurringTask, wait: timedelta) -> UUID:
-        return enqueue(row, wait, self._backend.alias if row.is_from_code or row.command else None)
+        return enqueue(row, wait, self._backend.alias)
+
+    def _check(self, row: RecurringTask) -> None:
+        """Report now what would be wrong at the first time: it may be a month away."""
+        try:
+            RecurringCall.of(row).resolved_in(self._backend.database, self._backend.alias)
+        except (InvalidSchedule, InvalidTaskPath) as error:
+            self._report(row, error)
+            save_problem(self._backend.database, row, str(error))
 
     def _declare(self) -> None:
         """Write rows for the tasks that this code declares for this backend, and renew them."""

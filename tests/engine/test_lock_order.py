@@ -10,7 +10,7 @@ from contextlib import suppress
 from itertools import chain
 
 import pytest
-from django.db import DatabaseError, IntegrityError, connection
+from django.db import DatabaseError, IntegrityError, connection, transaction
 
 from django_dbqueue import Rate, limit, task
 from django_dbqueue.batches import batch
@@ -20,6 +20,7 @@ from django_dbqueue.core import error_reports
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.engine.statistics import count_enqueued, fold
 from django_dbqueue.models import Execution, Job, Operation, Queue
 from django_dbqueue.models.enums import State
 from django_dbqueue.runtime import recovery
@@ -223,4 +224,24 @@ def test_mixed_load_has_no_deadlock():
     assert not load.deadlocks, f"{len(load.deadlocks)} of {load.done}:\n" + "\n\n".join(
         load.deadlocks[:2]
     )
+    assert _deadlock_count() == before
+
+
+def test_folds_of_statistics_have_no_deadlock():
+    """Of many tasks: the rows of few are found in the same order, whatever the index."""
+    load = Load()
+
+    def count(chance):
+        tasks = {(chance.choice(QUEUES), f"t{chance.randrange(60)}"): 1 for _ in range(5)}
+        with transaction.atomic():
+            count_enqueued("default", tasks)
+
+    def fold_some(chance):
+        fold("default", chance.randint(5, 60))
+
+    before = _deadlock_count()
+    load.run(count, count, fold_some, fold_some, fold_some)
+
+    assert not load.errors, load.errors
+    assert not load.deadlocks, "\n\n".join(load.deadlocks[:2])
     assert _deadlock_count() == before

@@ -57,7 +57,7 @@ def by_slot_group(jobs):
 def test_next_waiters_share_the_slot_of_the_first(claim):
     charge.enqueue_many([(1,)] * 9)
 
-    jobs = claim(group_size=3)
+    jobs = claim(group_size=3) + claim(group_size=3)
 
     assert [len(each) for each in by_slot_group(jobs)] == [3, 3]
     assert Job.objects.running().count() == 6
@@ -103,13 +103,30 @@ def test_retried_job_leaves_its_slot_group(claim):
 
 def test_released_jobs_acquire_slots_again(claim):
     charge.enqueue_many([(1,)] * 4)
-    jobs = claim(group_size=2)
-    direct.release(jobs[2:])
+    jobs = claim(group_size=2) + claim(group_size=2)
+    direct.release([jobs[1], jobs[3]])
 
     assert taken() == 2
     assert claim(group_size=2) == []
-    settle(*jobs[:2])
+    settle(jobs[0], jobs[2])
     assert len(claim(group_size=2)) == 2
+
+
+def test_claim_leaves_half_of_the_free_slots_to_others_while_jobs_wait(claim):
+    """One process had both slots of a limit and ran both groups on one core; the other was idle."""
+    charge.enqueue_many([(1,)] * 9)
+    other = a_process("another")
+
+    assert [len(each) for each in by_slot_group(claim(group_size=3))] == [3]
+    assert Job.objects.ready().count() == 1
+    assert [len(each) for each in by_slot_group(claim(other, group_size=3))] == [3]
+    assert taken() == 2
+
+
+def test_claim_takes_all_free_slots_if_no_job_waits(claim):
+    charge.enqueue_many([(1,)] * 2)
+
+    assert len(claim(group_size=3)) == 2
 
 
 def test_slot_group_does_not_exceed_claim_limit(claim):
