@@ -402,7 +402,7 @@ def _check_conflict(task: Any) -> None:
     on_conflict = getattr(task, "on_conflict", "rerun")
     if on_conflict != "rerun" and task.key is None:
         raise InvalidTask(
-            f"on_conflict={on_conflict!r} of {task.module_path} needs a key, and the call has none. "
+            f"on_conflict={on_conflict!r} of {task.module_path} needs a key, and there is none. "
             "Give the task key=..., or the call: using(key=...)."
         )
 

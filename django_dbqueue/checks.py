@@ -37,6 +37,7 @@ def check_databases(app_configs: object = None, **kwargs: object) -> Iterator[Ch
                 yield from _check_database(backend)
                 yield from _check_queues(backend, served)
                 yield from _check_commands(backend)
+                yield from _check_sql(backend)
                 yield from _check_receivers(backend)
             except (InvalidOption, TypeError):
                 continue  # The backend's own check reports it.
@@ -70,6 +71,16 @@ def _check_commands(backend: DatabaseBackend) -> Iterator[CheckMessage]:
                 "management command.",
                 hint="manage.py help lists the commands.",
                 id="dbqueue.E007",
+            )
+
+
+def _check_sql(backend: DatabaseBackend) -> Iterator[CheckMessage]:
+    for name in backend.config.allow_sql:
+        if name not in connections.settings:
+            yield Error(
+                f"TASKS[{backend.alias!r}]['OPTIONS']['allow_sql']: {name!r} is no database.",
+                hint=f"DATABASES has {', '.join(connections.settings)}.",
+                id="dbqueue.E010",
             )
 
 

@@ -40,6 +40,14 @@ def allowed(backend, monkeypatch):
 
 
 @pytest.fixture
+def allowed_in_workers(settings):
+    """Allow SQL for workers on other threads too, each of which has its own backend."""
+    default = settings.TASKS["default"]
+    options = {**default["OPTIONS"], "allow_sql": ["default"]}
+    settings.TASKS = {**settings.TASKS, "default": {**default, "OPTIONS": options}}
+
+
+@pytest.fixture
 def speak_allowed(backend, monkeypatch):
     monkeypatch.setitem(vars(backend), "config", backend.config.changed(allow_commands=["speak"]))
 
@@ -632,6 +640,130 @@ def test_statement_past_its_timeout_is_cancelled(runqueue, backend, monkeypatch)
     execution = Execution.objects.get(job=result.id)
     assert execution.outcome == Execution.Outcome.TIMED_OUT
     assert (execution.finished_at - execution.started_at).total_seconds() < 30
+
+
+ENDS_TRANSACTION = [
+    "INSERT INTO tests_run (name) VALUES ('a'); COMMIT",
+    "SELECT 1; /* now */ rollback",
+    "BEGIN; SELECT 1",
+    "start  transaction",
+    "SELECT 1;\nSAVEPOINT a",
+    "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+]
+ENDS_NO_TRANSACTION = [
+    "SELECT 'a; COMMIT'",
+    "SELECT 1 -- ; commit",
+    "SELECT 'it\\'s; COMMIT'",
+    "SELECT $a$; COMMIT$a$",
+    'SELECT 1 AS "; commit"',
+    "CREATE FUNCTION f() RETURNS int LANGUAGE sql BEGIN ATOMIC SELECT 1; END",
+    "CREATE PROCEDURE p() BEGIN SELECT 1; END",
+    "DO $$ BEGIN PERFORM 1; END $$",
+]
+
+
+@pytest.mark.parametrize("sql", ENDS_TRANSACTION)
+def test_sql_that_ends_the_transaction_of_its_job_is_refused(allowed, sql):
+    """A COMMIT kept the effects of jobs that then failed, again with each retry."""
+    with pytest.raises(ValueError, match=r"must not have .* are one transaction. Leave it out"):
+        run_sql.enqueue(sql)
+
+
+@pytest.mark.parametrize("sql", ENDS_NO_TRANSACTION)
+def test_words_of_transactions_elsewhere_are_accepted(sql):
+    rows.check_transaction(sql)
+
+
+@pytest.mark.parametrize("database", ["nope", None, 5])
+def test_unknown_database_is_named_with_the_known_ones(allowed, database):
+    with pytest.raises(ValueError, match=rf"{database!r} is no database. DATABASES has default"):
+        run_sql.enqueue("SELECT 1", database=database)
+
+
+CHANGES = {
+    "postgresql": ("SET work_mem = '123MB'", "SHOW work_mem"),
+    "mysql": ("SET SESSION sql_mode = 'ANSI'", "SELECT @@SESSION.sql_mode"),
+    "sqlite": ("PRAGMA cache_size = 123", "PRAGMA cache_size"),
+}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_session_that_a_statement_changes_is_not_that_of_later_jobs(allowed_in_workers, worker):
+    """A read-only session made all jobs of its thread fail; a role was kept for others."""
+    change, question = CHANGES[connection.vendor]
+    ask = run_sql.enqueue(question)
+    worker(threads=1)
+    before = ask.wait(LONG).return_value
+
+    run_sql.enqueue(change).wait(LONG)
+
+    assert run_sql.enqueue(question).wait(LONG).return_value == before
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="Of PostgreSQL's sessions")
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SET default_transaction_read_only = on",
+        "SET LOCAL search_path = pg_catalog; SELECT 1",
+        "SET LOCAL ROLE pg_monitor; SELECT 1",
+    ],
+)
+def test_job_ends_whatever_its_statement_sets(allowed_in_workers, worker, sql):
+    worker(threads=1)
+
+    assert run_sql.enqueue(sql).wait(LONG).status == "SUCCESSFUL"
+    assert run_sql.enqueue("SELECT 1 AS a").wait(LONG).return_value == [{"a": 1}]
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="Values of PostgreSQL")
+@pytest.mark.parametrize(
+    ("sql", "value"),
+    [
+        ("'infinity'::timestamptz", "infinity"),
+        ("'-infinity'::date", "-infinity"),
+        ("'20000-01-01'::date", "20000-01-01"),
+        ("'24:00'::time", "24:00:00"),
+        ("'1 year 2 mons'::interval", "1 year 2 mons"),
+        ("'10000000 years'::interval", "10000000 years"),
+        ("'90 minutes'::interval", "P0DT01H30M00S"),
+        ("'2026-01-02'::date", "2026-01-02"),
+        ("""'{"a": 1}'::json""", '{"a": 1}'),
+        ("""'{"a": 1}'::jsonb""", '{"a": 1}'),
+    ],
+)
+def test_values_that_python_cannot_hold_are_text(allowed, sql, value):
+    assert outcome(run_sql.enqueue(f"SELECT {sql} AS a")).return_value == [{"a": value}]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="PostgreSQL cancels statements")
+@pytest.mark.parametrize("how", ["stop", "timeout"])
+def test_statement_of_a_stopped_job_ends_on_the_server(allowed_in_workers, worker, how):
+    """It went on without its job, and kept its locks."""
+    worker(threads=1)
+    at = run_sql.using(timeout=1.0) if how == "timeout" else run_sql
+    result = at.enqueue(
+        "SELECT pg_sleep(0.9);" * 100 if how == "timeout" else "SELECT pg_sleep(90)"
+    )
+    until(lambda: sleeping())
+
+    Job.objects.all().stop() if how == "stop" else None
+
+    assert result.wait(LONG).is_finished
+    until(lambda: not sleeping())
+    assert Execution.objects.get().outcome == {"stop": "discarded", "timeout": "timed_out"}[how]
+
+
+def sleeping():
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity "
+            "WHERE state = 'active' AND query LIKE 'SELECT pg_sleep(%%' AND datname = current_database()",
+            (),
+        )
+        return cursor.fetchone()[0]
 
 
 def test_backend_without_allow_commands_refuses_commands():

@@ -10,7 +10,7 @@ from ..backend import DatabaseBackend
 from ..compat import task_backends
 from ..core.chosen_backend import chosen_backend
 from ..core.options import Options
-from ..models import Queue, RecurringTask
+from ..models import Queue
 from ..routers import QueueRouter
 
 

@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 from ..exceptions import InvalidSchedule, InvalidTaskPath
 from ..models import RecurringTask
 from ..models.document import Unreadable
-from ..recurrence.target import RecurringCall
+from ..recurrence.target import resolve
 from ..registry import discover
 from .config import alias, options
 
@@ -54,6 +54,6 @@ class RecurringTaskForm(forms.ModelForm):  # type: ignore[type-arg]
         discover(options().task_modules)
         database = router.db_for_write(RecurringTask, instance=self.instance)
         try:
-            RecurringCall.of(row).resolved_in(database, alias())
+            resolve(row, database, alias())
         except (InvalidSchedule, InvalidTaskPath) as error:
             self.add_error("command" if row.command else "task", str(error))

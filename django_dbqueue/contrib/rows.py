@@ -20,6 +20,21 @@ KEPT = 1000
 # Seconds between the task's timeout and the server's. The server's timeout frees the thread for the
 # exception that was raised in it.
 AFTER = 0.5
+# What ends or begins a transaction, at the beginning of a statement. It would commit the effects of a
+# job that then fails.
+TRANSACTION = re.compile(
+    r"(?:^|;)\s*(commit|rollback|abort|begin|end|start\s+transaction|savepoint|release|"
+    r"prepare\s+transaction|set\s+transaction|set\s+session\s+characteristics)\b",
+    re.I,
+)
+# Comments, strings, quoted names, and PostgreSQL's dollar-quoted strings. Whether a backslash
+# escapes a quote depends on the database and its settings.
+NOT_CODE = [
+    re.compile(rf"--[^\n]*|/\*.*?\*/|{text}|\"[^\"]*\"|`[^`]*`|\$(\w*)\$.*?\$\1\$", re.DOTALL)
+    for text in (r"'[^']*'", r"'(?:[^'\\]|\\.)*'")
+]
+# The body of a function or a procedure.
+BODY = re.compile(r"\bcreate\s[^;]*\bbegin\b", re.I)
 # A comment of MySQL, a string or a quoted name, or other characters.
 TOKEN = re.compile(
     r"(?P<comment>--\s[^\n]*|#[^\n]*|/\*(?!M?!).*?\*/)"
@@ -40,9 +55,7 @@ def run(
     """
     connection = connections[database]
     with connection.cursor() as cursor:
-        if timeout and connection.vendor == "postgresql":
-            limit = math.ceil((timeout.total_seconds() + AFTER) * 1000)
-            cursor.execute("SELECT set_config('statement_timeout', %s, true)", [str(limit)])
+        before = _prepare(cursor, timeout) if connection.vendor == "postgresql" else None
         if connection.vendor == "mysql":
             sql = _without_last_comment(sql)
         _execute(cursor, sql, parameters)
@@ -52,6 +65,11 @@ def run(
             # SQLite refuses several statements itself.
             if connection.vendor == "sqlite" or not cursor.nextset():
                 break
+        if before:
+            # The job ends in this transaction, as the role of the alias.
+            cursor.execute(
+                "SELECT set_config('role', %s, true), set_config('search_path', %s, true)", before
+            )
     if columns is None:
         return changed
     names = [column[0] for column in columns]
@@ -68,6 +86,39 @@ def run(
         "columns": [{"name": name, "type": each} for name, each in zip(names, types, strict=True)],
         "rows": values,
     }
+
+
+def check_transaction(sql: str) -> None:
+    """Raise ValueError for a statement that would end the transaction of the job, or change it."""
+    found = None
+    for not_code in NOT_CODE:
+        code = not_code.sub(" ", sql)
+        found = None if BODY.search(code) else TRANSACTION.search(code)
+        if not found:
+            break
+    if found:
+        raise ValueError(
+            f"run_sql: sql must not have {' '.join(found[1].upper().split())}: the statements and "
+            "the end of their job are one transaction. Leave it out."
+        )
+
+
+def _prepare(cursor: CursorWrapper, timeout: timedelta | None) -> Any:
+    """Set the server's timeout, and have values read that Python cannot hold.
+
+    Return the role and the search path.
+    """
+    from .postgresql_values import load_as_text
+
+    load_as_text(cursor.cursor)
+    limit = math.ceil((timeout.total_seconds() + AFTER) * 1000) if timeout else 0
+    cursor.execute(
+        "SELECT current_setting('role'), current_setting('search_path'), "
+        "set_config('statement_timeout', CASE %s WHEN 0 THEN current_setting('statement_timeout') "
+        "ELSE %s END, true)",
+        [limit, str(limit)],
+    )
+    return cursor.fetchone()[:2]
 
 
 def _execute(cursor: CursorWrapper, sql: str, parameters: Any) -> None:

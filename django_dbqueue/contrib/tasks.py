@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.core import management
-from django.db import DEFAULT_DB_ALIAS, transaction
+from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from ..compat import (
     BaseTaskBackend,
@@ -17,6 +17,7 @@ from ..core import serialization
 from ..core.serialization import Json
 from ..exceptions import CommandNotAllowed, SqlNotAllowed
 from ..recurrence.declare import declared
+from ..runtime.connections import close_after_job
 from ..tasks import task
 from . import rows
 from .output import Output
@@ -82,6 +83,10 @@ def _check_sql(
     header: object = False,
 ) -> None:
     config = getattr(backend, "config", None)
+    if not isinstance(database, str) or database not in connections.settings:
+        raise ValueError(
+            f"run_sql: {database!r} is no database. DATABASES has {', '.join(connections.settings)}."
+        )
     if config is None or database not in config.allow_sql:
         raise SqlNotAllowed(
             f"run_sql may not run on the database {database!r}. Add it to "
@@ -89,6 +94,7 @@ def _check_sql(
         )
     if not isinstance(sql, str) or not sql.strip():
         raise ValueError(f"run_sql: sql must be a statement, not {sql!r}.")
+    rows.check_transaction(sql)
     if not isinstance(parameters, list | tuple | dict | None):
         raise ValueError(f"run_sql: parameters must be a list or a dict, not {parameters!r}.")
     if type(keep) is not int or not 0 <= keep <= MOST_ROWS:
@@ -137,10 +143,13 @@ def run_sql(
     Returns the rows as dicts of JSON values. With ``header``, returns ``{"columns": [{"name": "id",
     "type": "bigint"}], "rows": [[1]]}``, in the order of the statement. For a statement that
     returns no rows, returns the number of changed rows. Raises SqlNotAllowed for a database that
-    ``OPTIONS["allow_sql"]`` does not name, and ValueError for other arguments, several statements
-    on SQLite, or two columns of one name. On PostgreSQL, the server cancels each statement after
-    the job's timeout.
+    ``OPTIONS["allow_sql"]`` does not name, and ValueError for other arguments, statements that
+    begin or end a transaction, several statements on SQLite, or two columns of one name. On
+    PostgreSQL, the statements are cancelled after the job's timeout.
     """
     _check_sql(task_backends[context.task_result.backend], sql, parameters, database, keep, header)
+    # What it sets must not hold for later jobs.
+    close_after_job(database)
+    close_after_job(context.job._state.db)
     with transaction.atomic(using=database):
         return rows.run(sql, parameters, database, keep, header, context.job.timeout)

@@ -100,7 +100,7 @@ class QueueDatabase:
 
 
 def queue_databases(backends: Iterable[DatabaseBackend]) -> list[QueueDatabase]:
-    """Return each database, or schema of one, of the backends once, even if it has several aliases."""
+    """Return each database or schema of the backends once, even if it has several aliases."""
     found: dict[tuple[str, ...], list[DatabaseBackend]] = {}
     for backend in backends:
         found.setdefault(_address(backend.database), []).append(backend)

@@ -57,8 +57,9 @@ def acquire(
 ) -> list[ClaimedJob]:
     """Return the locked ready jobs that may be claimed now.
 
-    Some are left to other processes: see beyond_share(). The others become BLOCKED, or get a reason in ``not_to_run``. Up to ``limit``, the next
-    waiting jobs follow; each runs in the slot group of one of the returned jobs.
+    Some are left to other processes: see beyond_share(). The others become BLOCKED, or get a reason
+    in ``not_to_run``. Up to ``limit``, the next waiting jobs follow; each runs in the slot group of
+    one of the returned jobs.
     """
     limited = [job for job in jobs if job.limits]
     if surplus := beyond_share(ClaimedJob.objects.using(database), limited, group_size):

@@ -26,7 +26,7 @@ CALL_COMMAND = "django_dbqueue.contrib.tasks.call_command"
 class RecurringCall:
     """A task by its path, or a management command, with the values for its jobs.
 
-    An empty value means the task's own. ``is_from_code``: the code or the settings name a backend.
+    An empty value means the task's own.
     """
 
     task: str = ""
@@ -35,7 +35,6 @@ class RecurringCall:
     kwargs: Mapping[str, object] = field(default_factory=dict)
     queue: str = ""
     priority: int | None = None
-    is_from_code: bool = False
 
     @classmethod
     def of(cls, row: RecurringTask) -> RecurringCall:
@@ -54,23 +53,6 @@ class RecurringCall:
                 f"both task={self.task!r} and command={self.command!r} are given. Leave one out."
             )
         return self.through(load(self.task or CALL_COMMAND), backend)
-
-    def resolved_in(self, database: str | None, backend: str | None = None) -> Any:
-        """Return ``resolved()``; InvalidSchedule too if its jobs are not in this database.
-
-        A task of a row from the admin or SQL keeps its own backend, if that has its jobs in this
-        database.
-        """
-        if self.task and not (self.command or self.is_from_code):
-            own = load(self.task).get_backend()
-            backend = None if getattr(own, "database", None) == database else backend
-        task = self.resolved(backend)
-        if getattr(task.get_backend(), "database", None) != database:
-            raise InvalidSchedule(
-                f"its jobs are not in the database {database!r} of its row. "
-                "Create the row in the database of the jobs."
-            )
-        return task
 
     def through(self, task: Any, backend: str | None = None) -> Any:
         """Return the same as ``resolved()``, for a task that is already loaded."""
@@ -111,14 +93,33 @@ class RecurringCall:
         return [self.command, *self.args] if self.command else self.args
 
 
+def resolve(row: RecurringTask, database: str | None, backend: str | None) -> Any:
+    """Return the validated task through which the jobs of a row are enqueued in its database.
+
+    The backend is the given one, that of the dispatcher. A task that an operator or SQL has chosen
+    keeps its own, if its jobs are in this database. Raises InvalidTaskPath or InvalidSchedule.
+    """
+    if row.task and not (row.command or row.is_from_code):
+        own = load(row.task).get_backend()
+        backend = None if getattr(own, "database", None) == database else backend
+    task = RecurringCall.of(row).resolved(backend)
+    if getattr(task.get_backend(), "database", None) != database:
+        raise InvalidSchedule(
+            f"its jobs are not in the database {database!r} of its row. "
+            "Create the row in the database of the jobs."
+        )
+    return task
+
+
 def enqueue(row: RecurringTask, wait: timedelta, backend: str | None = None) -> UUID:
     """Write one job of a recurring task, and return its id.
 
-    Raises the exceptions of ``RecurringCall.resolved_in``.
+    Raises the exceptions of ``resolve()``.
     """
     call = RecurringCall.of(row)
-    task = call.resolved_in(row._state.db, backend)
     # With the row of its time, whatever the task's own setting is.
-    task = task.using(enqueue="in_transaction", run_after=wait or None)
+    task = resolve(row, row._state.db, backend).using(
+        enqueue="in_transaction", run_after=wait or None
+    )
     with recurring_noted(row.name):
         return UUID(task.enqueue(*call._arguments, **call.kwargs).id)

@@ -17,6 +17,8 @@ from .socket_watchdog import unwatch_socket, watch_socket
 
 # A connection that was idle for more than this many seconds is checked before its next use.
 IDLE = 1.0
+# Seconds that the server has to answer the request to cancel a statement.
+CANCEL = 1.0
 _SET = {
     "postgresql": [
         "SET statement_timeout = {milliseconds}; SET lock_timeout = {milliseconds}; "
@@ -187,17 +189,25 @@ def ready_connections() -> None:
             connection.health_check_enabled, connection.health_check_done = True, False
 
 
+def close_after_job(alias: str) -> None:
+    """Close a connection once the calling thread's job has ended: it has changed the session."""
+    connections[alias].dbqueue_has_changed = True
+
+
 def look_after_connections() -> None:
     """Clean up connections after a job.
 
-    Discard those that it broke or left inside a transaction, and clear the query log of DEBUG.
+    Discard those that it broke, changed or left inside a transaction, and clear the query log of
+    DEBUG.
     """
     _thread.used_at = time.monotonic()
     for connection in connections.all(initialized_only=True):
         connection.queries_log.clear()
         if connection.connection is None:
             continue
-        if _is_closed(connection) or _is_in_transaction(connection):
+        if hasattr(connection, "dbqueue_has_changed"):
+            discard(connection.alias)
+        elif _is_closed(connection) or _is_in_transaction(connection):
             discard(connection.alias)
         elif connection.errors_occurred and connection.vendor == "mysql":
             # A Galera node without quorum still answers but serves nothing: another node may.
@@ -274,6 +284,24 @@ def of_this_thread() -> dict[str, BaseDatabaseWrapper]:
         with suppress(Exception):
             found[alias] = connections[alias]
     return found
+
+
+def cancel_statements(of_thread: Mapping[str, BaseDatabaseWrapper]) -> None:
+    """Cancel the statements that another thread waits for, on PostgreSQL and SQLite.
+
+    Otherwise they go on in the server, and keep their locks, when their job has ended.
+    """
+    for each in list(of_thread.values()):
+        driver: Any = each.connection
+        # The thread may close it at the same time.
+        with suppress(Exception):
+            if each.vendor == "sqlite":
+                driver.interrupt()
+            elif each.vendor == "postgresql" and driver.info.transaction_status.name == "ACTIVE":
+                if hasattr(driver, "cancel_safe"):
+                    driver.cancel_safe(timeout=CANCEL)
+                else:  # psycopg 3.1
+                    driver.cancel()
 
 
 def sessions(of_thread: Mapping[str, BaseDatabaseWrapper]) -> dict[str, int]:

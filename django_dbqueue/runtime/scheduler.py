@@ -23,7 +23,7 @@ from ..engine.retention import prune_recurring_executions
 from ..exceptions import InvalidSchedule, InvalidTaskPath
 from ..models import RecurringTask
 from ..recurrence.declare import declared
-from ..recurrence.target import RecurringCall, enqueue
+from ..recurrence.target import enqueue, resolve
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -122,7 +122,7 @@ class Scheduler:
     def _check(self, row: RecurringTask) -> None:
         """Report now what would be wrong at the first time: it may be a month away."""
         try:
-            RecurringCall.of(row).resolved_in(self._backend.database, self._backend.alias)
+            resolve(row, self._backend.database, self._backend.alias)
         except (InvalidSchedule, InvalidTaskPath) as error:
             self._report(row, error)
             save_problem(self._backend.database, row, str(error))

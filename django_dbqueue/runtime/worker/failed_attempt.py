@@ -67,6 +67,9 @@ def _decide(attempt: Attempt, error: BaseException) -> AttemptResult:
         )
     if attempt.task is None:
         return _decide_not_started(attempt, error, report)
+    if isinstance(error, TimedOut) and not report.message and attempt.job.timeout:
+        seconds = attempt.job.timeout.total_seconds()
+        report = replace(report, message=f"It ran longer than its timeout of {seconds:g} s.")
     if isinstance(error, Retried):
         report = report.caused_by(error.__cause__, error.reason)
     attempt.result.errors.append(

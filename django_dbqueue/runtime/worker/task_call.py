@@ -18,6 +18,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ...exceptions import Interruption
 from ...log import running_job
 from ...models import ClaimedJob
+from ..connections import cancel_statements
 from .log_capture import LogCapture
 
 R = TypeVar("R")
@@ -64,7 +65,7 @@ class ThreadCall(Call):
     """A call on a thread.
 
     An interruption is raised between two bytecode instructions of the task, and not while the task
-    waits in C code.
+    waits in C code; a statement that it waits for is cancelled on the server.
     """
 
     _thread: int | None = None
@@ -89,6 +90,7 @@ class ThreadCall(Call):
     def _interrupt(self, reason: type[Interruption]) -> None:
         if self._thread is not None:
             _raise_in(self._thread, reason)
+            cancel_statements(self.connections)
 
     def _end(self) -> None:
         """Stop accepting interruptions, and cancel a pending one."""
