@@ -115,6 +115,13 @@ class DatabaseBackend(BaseTaskBackend):
                 )
             task = replace(task, run_after=None)
         super().validate_task(task)
+        if (
+            isinstance(at := task.run_after, datetime)
+            and at - datetime.now(at.tzinfo) > LONGEST_WAIT
+        ):
+            raise InvalidTask(
+                f"run_after must be within {LONGEST_WAIT.days:,} days from now, not {at}."
+            )
         try:
             check_name(task.queue_name)
         except ValueError as error:
@@ -284,7 +291,9 @@ class DatabaseBackend(BaseTaskBackend):
         ):
             return [
                 Error(
-                    f"TASKS[{self.alias!r}]['QUEUES']: {queues!r} is not a list of queue names.",
+                    f"TASKS[{self.alias!r}]['QUEUES']: {queues!r} is not a list of queue names. "
+                    "A name has 1 to 100 characters without * and comma; the first is neither - "
+                    "nor a space.",
                     id="dbqueue.E005",
                 )
             ]

@@ -79,6 +79,8 @@ class batch:
                 f"A batch needs a DatabaseBackend; TASKS[{backend!r}] is a "
                 f"{type(self._backend).__qualname__}."
             )
+        if not isinstance(description, str):
+            raise TypeError(f"description must be text, not {description!r}.")
         self._batch: Batch = self._backend.batches.model(description=description[:200])
         self._batch._state.db = self._backend.database
         self._batch.on_finish = self._callback("on_finish", on_finish)

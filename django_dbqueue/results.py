@@ -111,6 +111,8 @@ class JobResult(TaskResult):  # type: ignore[misc, type-arg]
 
     def _pauses(self, timeout: float | None) -> Iterator[float]:
         """Yield seconds to sleep between two polls: short at first, then longer, until timeout."""
+        if timeout is not None and not isinstance(timeout, int | float):
+            raise TypeError(f"timeout must be a number of seconds, not {timeout!r}.")
         pause, end = 0.005, None if timeout is None else time.monotonic() + timeout
         yield 0.0
         while end is None or time.monotonic() < end:
@@ -118,7 +120,7 @@ class JobResult(TaskResult):  # type: ignore[misc, type-arg]
             pause = min(pause * 1.5, 0.5)
         raise TimeoutError(
             f"Job {self.id} has not ended within {timeout} s: it is {self.status}. "
-            "Is a worker running?"
+            "Is a worker running, and is the job due?"
         )
 
     def _must_be_visible(self) -> None:

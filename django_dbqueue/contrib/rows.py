@@ -20,8 +20,8 @@ KEPT = 1000
 # Seconds between the task's timeout and the server's. The server's timeout frees the thread for the
 # exception that was raised in it.
 AFTER = 0.5
-# What ends or begins a transaction, at the beginning of a statement. It would commit the effects of a
-# job that then fails.
+# What ends or begins a transaction, at the beginning of a statement. It would commit the effects of
+# a job that then fails.
 TRANSACTION = re.compile(
     r"(?:^|;)\s*(commit|rollback|abort|begin|end|start\s+transaction|savepoint|release|"
     r"prepare\s+transaction|set\s+transaction|set\s+session\s+characteristics)\b",

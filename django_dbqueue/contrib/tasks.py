@@ -85,7 +85,8 @@ def _check_sql(
     config = getattr(backend, "config", None)
     if not isinstance(database, str) or database not in connections.settings:
         raise ValueError(
-            f"run_sql: {database!r} is no database. DATABASES has {', '.join(connections.settings)}."
+            f"run_sql: {database!r} is no database. "
+            f"DATABASES has {', '.join(connections.settings)}."
         )
     if config is None or database not in config.allow_sql:
         raise SqlNotAllowed(
@@ -149,7 +150,7 @@ def run_sql(
     """
     _check_sql(task_backends[context.task_result.backend], sql, parameters, database, keep, header)
     # What it sets must not hold for later jobs.
-    close_after_job(database)
-    close_after_job(context.job._state.db)
+    for alias in {database, context.job._state.db or database}:
+        close_after_job(alias)
     with transaction.atomic(using=database):
         return rows.run(sql, parameters, database, keep, header, context.job.timeout)

@@ -255,6 +255,8 @@ class Options:
         Without names, any queue is valid.
         """
         for queue in self.per_queue:
+            if not isinstance(queue, str):
+                raise InvalidOption(f"per_queue: {queue!r} is not a queue name. Give text.")
             if names and queue not in names:
                 near = difflib.get_close_matches(queue, names, n=1)
                 hint = (

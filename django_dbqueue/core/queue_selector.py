@@ -45,6 +45,10 @@ class QueueSelector:
                     f"{pattern!r} matches no queue. The backend's QUEUES are "
                     f"{', '.join(sorted(self.allowed))}."
                 )
+        if self.names() == []:
+            raise InvalidOption(
+                f"{', '.join(self.patterns)!r} excludes all of its queues. Remove an exclusion."
+            )
 
     def position(self, queue: str) -> int | None:
         """Return the queue's position in the worker's order, from 0.

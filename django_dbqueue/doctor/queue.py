@@ -175,7 +175,9 @@ def _late(database: QueueDatabase, queue: str, seconds: float, serving: list[Pro
             )
             % named,
             _("It will never run."),
-            f'python manage.py runqueue --only workers --queues "{queue}"',
+            f'python manage.py runqueue --only workers --queues "{queue}"'
+            if any(not each.queues or queue in each.queues for each in database.backends)
+            else _("Add it to QUEUES, or move its jobs to a queue that is there."),
             Severity.CRITICAL,
         )
     within = _options_of(database, queue).ready_within or 0.0

@@ -238,9 +238,8 @@ def release_slots(
 
     A slot that the next job of the slot group keeps does not become free: no semaphore is locked.
     """
-    keeping, leaving = [], []
-    for job in jobs:
-        (keeping if keeps_slot(job) else leaving).append(job)
+    keeping = [job for job in jobs if keeps_slot(job)]
+    leaving = [job for job in jobs if job not in keeping]
     if keeping:
         _delete_slots(database, keeping)
     keys = {limit["key"] for job in leaving for limit in job.limits or () if "max_running" in limit}

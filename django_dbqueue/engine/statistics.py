@@ -92,7 +92,11 @@ def _counts_of(results: Sequence[AttemptResult]) -> Counts:
         failures=sum(result.is_failure for result in results),
         retries=sum(result.job.failures > 0 for result in results),
         run_time=Times.of((r.finished_at - r.started_at).total_seconds() for r in results),
-        wait_time=Times.of((r.started_at - r.job.run_after).total_seconds() for r in results),
+        # A time before the call, such as 1970, means at once.
+        wait_time=Times.of(
+            (r.started_at - max(r.job.run_after, r.job.enqueued_at)).total_seconds()
+            for r in results
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from django.db.models.base import ModelState
 from django.db.models.functions import Greatest
 from django.utils.translation import gettext_lazy as _
 
+from ..core.known_queues import check_known
 from ..core.notify import notify_queues
 from ..core.queue_selector import check_name
 from ..core.serialization import Json
@@ -174,9 +175,11 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
     def move(self, queue: str) -> int:
         """Move waiting jobs to another queue, and wake its workers.
 
-        Return the number of jobs that were in another queue. Raises ValueError for an invalid name.
+        Return the number of jobs that were in another queue. Raises ValueError for an invalid name,
+        and for a queue that is not in ``QUEUES``.
         """
         check_name(queue)
+        check_known(self.db, queue)
         if moved := self.waiting().exclude(queue=queue).update_in_parts(queue=queue):
             notify_queues(self.db, [queue])
         return moved

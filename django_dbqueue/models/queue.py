@@ -9,6 +9,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
+from ..core.known_queues import check_known
 from ..core.notify import notify_queues
 from ..core.queue_selector import check_name
 from .bounded_count import LIMIT, BoundedCount
@@ -60,6 +61,18 @@ class Load:
 
 class QueueQuerySet(PausableQuerySet["Queue"]):
     """Queues: pause, clear, restrict, and their load."""
+
+    def named(self, *names: str) -> QueueQuerySet:
+        """Filter by name, and insert missing rows first.
+
+        Raises ValueError for an invalid name, and for a queue without a row that is not in
+        ``QUEUES``.
+        """
+        for name in names:
+            check_name(name)
+        for name in set(names) - set(self.filter(name__in=names).values_list("name", flat=True)):
+            check_known(self.db, name)
+        return super().named(*names)
 
     def clear(self) -> int:
         """Discard waiting jobs, a thousand at a time; running jobs go on. Return their number."""

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django.core.management import get_commands
 
-from ..compat import InvalidTask
+from ..compat import DEFAULT_TASK_BACKEND_ALIAS, InvalidTask
 from ..core import serialization
 from ..core.source import recurring_noted
 from ..exceptions import CommandNotAllowed, InvalidSchedule, SqlNotAllowed
@@ -97,11 +97,13 @@ def resolve(row: RecurringTask, database: str | None, backend: str | None) -> An
     """Return the validated task through which the jobs of a row are enqueued in its database.
 
     The backend is the given one, that of the dispatcher. A task that an operator or SQL has chosen
-    keeps its own, if its jobs are in this database. Raises InvalidTaskPath or InvalidSchedule.
+    keeps its own if its jobs are in this database, or if the code names that backend. Raises
+    InvalidTaskPath or InvalidSchedule.
     """
     if row.task and not (row.command or row.is_from_code):
         own = load(row.task).get_backend()
-        backend = None if getattr(own, "database", None) == database else backend
+        is_here = getattr(own, "database", None) == database
+        backend = None if is_here or own.alias != DEFAULT_TASK_BACKEND_ALIAS else backend
     task = RecurringCall.of(row).resolved(backend)
     if getattr(task.get_backend(), "database", None) != database:
         raise InvalidSchedule(

@@ -191,7 +191,8 @@ def ready_connections() -> None:
 
 def close_after_job(alias: str) -> None:
     """Close a connection once the calling thread's job has ended: it has changed the session."""
-    connections[alias].dbqueue_has_changed = True
+    changed: Any = connections[alias]
+    changed.dbqueue_has_changed = True
 
 
 def look_after_connections() -> None:
@@ -205,9 +206,8 @@ def look_after_connections() -> None:
         connection.queries_log.clear()
         if connection.connection is None:
             continue
-        if hasattr(connection, "dbqueue_has_changed"):
-            discard(connection.alias)
-        elif _is_closed(connection) or _is_in_transaction(connection):
+        has_changed = hasattr(connection, "dbqueue_has_changed")
+        if has_changed or _is_closed(connection) or _is_in_transaction(connection):
             discard(connection.alias)
         elif connection.errors_occurred and connection.vendor == "mysql":
             # A Galera node without quorum still answers but serves nothing: another node may.

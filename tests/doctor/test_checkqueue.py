@@ -31,7 +31,7 @@ from django_dbqueue.doctor import (
     sqlite,
     vacuum,
 )
-from django_dbqueue.doctor.database import QueueDatabase
+from django_dbqueue.doctor.database import QueueDatabase, queue_databases
 from django_dbqueue.models import Failure, Job, Operation, Process, Queue, RecurringTask, TaskState
 from django_dbqueue.models.expressions import now_plus
 
@@ -493,6 +493,33 @@ def test_problem_of_overdue_recurring_task_is_named(alive):
     assert unknown.endswith(" UTC. There is no task shop.tasks.report.")
 
 
+@pytest.mark.parametrize("hours", [2, None, -1])
+def test_invalid_recurring_task_is_found_with_its_cure(alive, hours):
+    """The remedy was another dispatcher, while one was alive."""
+    a_recurring_task("wrong", hours=hours, problem="'61 * * * *' is not a cron expression.")
+
+    (finding,) = findings("overdue-recurring-tasks")
+
+    assert finding["what"].endswith("'61 * * * *' is not a cron expression.")
+    assert finding["remedy"].startswith("Correct the recurring task")
+
+
+@pytest.mark.parametrize(
+    "change", [{"OPTIONS": {"options": "-c search_path=twin"}}, {"USER": "twin"}]
+)
+def test_schemas_of_one_database_are_checked_each(settings, monkeypatch, change):
+    if connection.vendor != "postgresql":
+        pytest.skip("Schemas of PostgreSQL.")
+    twin = {**settings.TASKS["default"], "QUEUES": ["twin"], "OPTIONS": {"database": "twin"}}
+    settings.TASKS = {**settings.TASKS, "twin": twin}
+    elsewhere = connection.copy("twin")
+    elsewhere.settings_dict = {**elsewhere.settings_dict, **change}
+    monkeypatch.setattr(connections._connections, "twin", elsewhere, raising=False)
+    backends = [task_backends["default"], task_backends["twin"]]
+
+    assert len(queue_databases(backends)) == 2
+
+
 def test_recurring_task_removed_from_code_is_overdue_only_without_dispatcher(alive):
     a_recurring_task("removed", is_from_code=True, declared_at=now_plus(-3600))
     assert findings("overdue-recurring-tasks") == []
@@ -535,6 +562,17 @@ def test_unserved_queue_is_found_even_if_its_jobs_may_wait(transactional_db, mon
     change_options(monkeypatch, ready_within=None)
 
     assert len(findings("lag")) == 1
+
+
+def test_queue_that_no_worker_may_serve_has_another_remedy(transactional_db, settings):
+    """The named command was refused: the queue is not in QUEUES."""
+    settings.TASKS = {"default": {**settings.TASKS["default"], "QUEUES": ["default"]}}
+    a_process("worker@here:1:abc", details={"queues": "default", "threads": 8})
+    Job.objects.create(task="t", queue="gone", run_after=timezone.now() - timedelta(hours=1))
+
+    (finding,) = findings("lag")
+
+    assert finding["remedy"].startswith("Add it to QUEUES, or move its jobs")
 
 
 def test_unserved_queues_are_named_first_and_the_rest_is_counted(transactional_db, monkeypatch):

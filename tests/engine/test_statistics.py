@@ -177,7 +177,8 @@ def test_callbacks_children_and_stages_of_jobs_are_counted():
 
 def test_times_are_those_of_the_attempts(claim):
     tasks.add.enqueue(1)
-    Job.objects.update(run_after=HOUR - timedelta(seconds=70))
+    due = HOUR - timedelta(seconds=70)
+    Job.objects.update(run_after=due, enqueued_at=due)
     (job,) = claim()
     direct.settle(
         [
@@ -195,6 +196,16 @@ def test_times_are_those_of_the_attempts(claim):
     assert Statistic.objects.per_hour(HOUR)[HOUR].runs == 1
     assert (total.run_time.sum, total.run_time.longest, total.run_time.mean) == (2, 2, 2)
     assert total.wait_time.longest == total.wait_time.percentile(100) == 70
+
+
+def test_time_before_the_call_is_no_waiting_time(claim):
+    """A table of jobs may have 1970 for "at once": the mean of an hour became decades."""
+    tasks.add.using(run_after=datetime(1970, 1, 2, tzinfo=HOUR.tzinfo)).enqueue(1)
+    direct.dispatch()
+    (job,) = claim()
+    direct.settle([AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, Job.State.SUCCESSFUL)])
+
+    assert counts(task="tests.tasks.add").wait_time.longest < 100
 
 
 def test_clock_of_another_host_makes_no_negative_time():

@@ -280,10 +280,16 @@ def test_once_ignores_job_that_another_policy_enqueued(claim):
     assert keyed().enqueue(3).enqueued == "created"
 
 
-def test_once_without_key_creates_separate_jobs():
-    once = add.using(on_conflict="once")
+@pytest.mark.parametrize("on_conflict", ["once", "skip", "replace"])
+def test_policy_without_a_key_is_refused(on_conflict):
+    """Its jobs would not be deduplicated, and nobody would notice."""
+    called = add.using(on_conflict=on_conflict)
 
-    assert [once.enqueue(1).enqueued, once.enqueue(1).enqueued] == ["created", "created"]
+    for call in (lambda: called.enqueue(1), lambda: called.enqueue_many([(1,)])):
+        with pytest.raises(InvalidTask, match=rf"on_conflict='{on_conflict}' .* needs a key"):
+            call()
+    assert called.using(key="a").enqueue(1).enqueued == "created"
+    assert Job.objects.count() == 1
 
 
 def test_once_keeps_first_of_two_calls_in_one_bulk():

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 from django.db import connections
-from django.db.models import Max, Min
+from django.db.models import Count, Max, Min
 
 from django_dbqueue.models import Execution, Job, Process, Queue
 
@@ -300,6 +300,19 @@ def test_worker_is_replaced_after_max_jobs(runqueue):
     assert child.wait(LONG) == 0, log_of(child)
     assert Execution.objects.values("process").distinct().count() > 1
     assert Execution.objects.filter(outcome="successful").count() == 30
+
+
+def test_each_worker_runs_max_jobs(runqueue):
+    """Jobs that were claimed ahead and released counted too: processes ran a part of theirs."""
+    if MANY:
+        pytest.skip("An embedded worker ends its last jobs before its successor starts.")
+    tasks.sleep.enqueue_many([(0.1,)] * 24)
+
+    child = runqueue("--drain", "--max-jobs", "8", "--threads", "4", "--processes", "1")
+
+    assert child.wait(LONG) == 0, log_of(child)
+    ran = Execution.objects.filter(outcome="successful").values("process")
+    assert [each["n"] for each in ran.annotate(n=Count("pk")).order_by()] == [8, 8, 8]
 
 
 def test_worker_replaced_after_max_jobs_finishes_running_jobs(runqueue):

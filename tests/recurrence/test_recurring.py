@@ -14,7 +14,7 @@ from django.db import IntegrityError, connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_dbqueue import checks, recurring, recurring_command, testing
-from django_dbqueue.compat import FrameworkTask
+from django_dbqueue.compat import FrameworkTask, task_backends
 from django_dbqueue.contrib.tasks import call_command
 from django_dbqueue.engine import recurring as recurring_engine
 from django_dbqueue.engine.attempt_result import AttemptResult
@@ -26,7 +26,7 @@ from django_dbqueue.recurrence.target import enqueue
 from django_dbqueue.runtime.scheduler import Scheduler
 
 from .. import direct, tasks
-from ..conftest import LONG, log_of, until
+from ..conftest import BOTH, LONG, log_of, until
 from ..models import Effect
 from ..reliability.conftest import Elsewhere
 
@@ -793,6 +793,39 @@ class TestProblems:
         turn(scheduler)
 
         assert "Create the row in the database of the jobs" in RecurringTask.objects.get().problem
+
+    @pytest.mark.django_db(databases=BOTH)
+    def test_plain_task_of_a_row_elsewhere_is_enqueued_in_the_database_of_the_row(self):
+        """A row made by SQL in a second database could only have tasks that name its backend."""
+        other = task_backends["other"]
+        row = RecurringTask(name="there", task="tests.tasks.nothing", every=HOUR)
+        row.save(using="other")
+        RecurringTask.objects.using("other").update(next_run_at=now_plus(-1))
+
+        turn(a_scheduler(other))
+
+        row.refresh_from_db()
+        assert row.problem == ""
+        assert Job.objects.using("other").get().task == "tests.tasks.nothing"
+        assert not Job.objects.using("default").exists()
+
+    @pytest.mark.parametrize(
+        ("values", "said"),
+        [
+            ({"args": [1, 2, 3]}, "too many positional arguments"),
+            ({"task": "shop.tasks.gone"}, "'shop.tasks.gone' is not known here"),
+            ({"queue": "a,b"}, "'a,b' is not a queue name"),
+        ],
+    )
+    def test_problem_is_shown_when_a_row_is_planned(self, scheduler, values, said):
+        """The first time of a yearly schedule with a typo was the first to tell."""
+        a_row(**values)
+
+        turn(scheduler)
+
+        row = RecurringTask.objects.get()
+        assert said in row.problem
+        assert row.next_run_at > datetime.now(timezone.utc)
 
     def test_row_has_one_target_and_one_schedule(self):
         a_row()

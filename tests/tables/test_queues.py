@@ -238,3 +238,20 @@ def test_idle_lane_scan_is_one_query(django_assert_num_queries):
     connection.ensure_connection()
     with django_assert_num_queries(1):
         assert Job.objects.lanes() == []
+
+
+def test_unknown_queue_is_refused_where_jobs_or_a_pause_would_be_lost_in_it(settings):
+    """The jobs waited for ever, and the misspelt queue looked paused while the real one ran on."""
+    default = settings.TASKS["default"]
+    settings.TASKS = {"default": {**default, "QUEUES": ["default", "real_time"]}}
+    tasks.add.enqueue(1)
+
+    with pytest.raises(ValueError, match=r"'real-time' is in no QUEUES.* Did you mean 'real_time'"):
+        Job.objects.all().move("real-time")
+    with pytest.raises(ValueError, match=r"'zzz' is in no QUEUES.* QUEUES has default, real_time"):
+        Queue.objects.named("zzz").pause()
+    assert not Queue.objects.filter(name="zzz").exists()
+
+    Queue.objects.create(name="former")
+    assert Queue.objects.named("former", "real_time").pause() == 2
+    assert Job.objects.all().move("real_time") == 1

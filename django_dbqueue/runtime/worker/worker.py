@@ -68,6 +68,8 @@ class Worker:
             backend.database, self._on_notify, self._poll_backoff.note_notify
         )
         self._in_doubt, self._scanned_at = False, 0.0
+        # Number of jobs that were claimed and not released.
+        self._taken = 0
         # _recent: attempts that have ended. _before: all attempts claimed before the last outage of
         # the database, whose claims or ends a failover may have lost. _going_on: those of them that
         # still run, under a second claim.
@@ -204,9 +206,12 @@ class Worker:
             and not self._settler.full
         )
         room = (self._async_pool.room() or self._pool.room()) if fit else 0
+        if self._options.max_jobs is not None and not self._status.is_kept:
+            room = min(room, max(0, self._options.max_jobs - self._taken))
         before = self._status.claimed
         for jobs in self._claimer.claim(room, self._pool.held_bytes()) if room > 0 else ():
             self._status.count_claimed(len(jobs))
+            self._taken += len(jobs)
             others, too_many = self._async_pool.take(
                 self._not_held(jobs) if self._before else jobs, self._claimer.leave
             )
@@ -222,6 +227,7 @@ class Worker:
         doubt, and are released later.
         """
         released = release(self._backend.database, jobs)
+        self._taken -= len(released)
         self._in_doubt = self._in_doubt or len(released) < len(jobs)
         for job in released:
             self._status.mark_started(job)
@@ -331,7 +337,12 @@ class Worker:
 
     def _is_to_drain(self) -> bool:
         most, status = self._options.max_jobs, self._status
-        has_done_all = most is not None and status.claimed >= most and not status.is_kept
+        has_done_all = (
+            most is not None
+            and self._taken >= most
+            and not status.is_kept
+            and not self._pool.waiting()
+        )
         return status.is_drain_requested or has_done_all or self._heartbeat.is_to_stop
 
     def _running(self) -> list[Call]:
