@@ -138,7 +138,7 @@ def _signal(
     with writing(database, savepoint=False):
         held = {row.pk: row for row in _locked(database, keys) if row.max_running}
         if left_by:
-            _delete_slots(database, left_by)
+            _delete_slots(database, [job.pk for job in left_by])
         keys = list(
             _rows(database).filter(pk__in=list(held)).waiting().values_list("pk", flat=True)
         )
@@ -238,16 +238,16 @@ def release_slots(
 
     A slot that the next job of the slot group keeps does not become free: no semaphore is locked.
     """
-    keeping = [job for job in jobs if keeps_slot(job)]
-    leaving = [job for job in jobs if job not in keeping]
-    if keeping:
-        _delete_slots(database, keeping)
+    kept = {job.pk for job in jobs if keeps_slot(job)}
+    leaving = [job for job in jobs if job.pk not in kept]
+    if kept:
+        _delete_slots(database, kept)
     keys = {limit["key"] for job in leaving for limit in job.limits or () if "max_running" in limit}
     return _signal(database, keys, left_by=leaving) if keys else []
 
 
-def _delete_slots(database: str, jobs: Iterable[Job]) -> None:
-    delete(Slot.objects.using(database).filter(job__in=[job.pk for job in jobs]))
+def _delete_slots(database: str, jobs: Iterable[UUID]) -> None:
+    delete(Slot.objects.using(database).filter(job__in=list(jobs)))
 
 
 def _insert_and_lock(database: str, limits: dict[str, dict[str, Json]]) -> dict[str, Semaphore]:

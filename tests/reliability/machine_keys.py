@@ -85,6 +85,7 @@ class Keys(Jobs):
     )
     def enqueue_key_by_sql(self, key, queue, actor, first, on_conflict):
         """Enqueue with the SQL function, also onto a job with options unknown to it."""
+        on_conflict = on_conflict if key else "rerun"
         if key and first:
             self.enqueue_key(actor, first._replace(kind="plain", key=key))
         keyed_call = KeyedCall("plain", key, on_conflict, None, None, None)
