@@ -220,8 +220,12 @@ class Batches(Keys):
         last = defaultdict(int)
         for pk, attempt in ended - self.continued:
             last[pk] = max(last[pk], attempt)
+        # A released attempt ends its run too, if the key was enqueued meanwhile.
+        before = {str(job.pk): job.attempts_before for job in self.jobs}
         self.pending = {
-            key: at for key, at in self.pending.items() if key[1] not in over and last[key[1]] <= at
+            key: at
+            for key, at in self.pending.items()
+            if key[1] not in over and max(last[key[1]], before.get(key[1], 0)) <= at
         }
 
     def _record_new_jobs(self):

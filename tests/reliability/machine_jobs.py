@@ -279,7 +279,11 @@ class Jobs(RuleBasedStateMachine):
         Job.objects.update(expires_at=F("expires_at") - step)
         Process.objects.update(expires_at=F("expires_at") - step)
         Semaphore.objects.update(earliest=F("earliest") - step, booked=F("booked") - step)
-        self.not_before = {pk: time - step for pk, time in self.not_before.items()}
+        # A job that is ready has had its time, whatever the clock says since.
+        ready = {str(pk) for pk in Job.objects.ready().values_list("pk", flat=True)}
+        self.not_before = {
+            pk: time - step for pk, time in self.not_before.items() if pk not in ready
+        }
 
     def recover_silent(self):
         silent = set(Process.objects.silent().values_list("name", flat=True))
