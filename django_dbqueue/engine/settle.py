@@ -152,6 +152,9 @@ def _enter_stages(jobs: JobQuerySet, moves: Sequence[tuple[UUID, Job]]) -> None:
     Each move is a job's id, and the job as it is at its next stage. It waits at once for a limit
     that other jobs wait for.
     """
+    for _pk, there in moves:
+        # A settlement is repeated after a conflict; the line may have ended since.
+        there.state, there.blocked_by = State.READY, None
     block_surplus(jobs.db, [there for _pk, there in moves])
     alike = defaultdict(list)
     for pk, there in moves:

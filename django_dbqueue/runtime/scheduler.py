@@ -120,11 +120,10 @@ class Scheduler:
         return enqueue(row, wait, self._backend.alias)
 
     def _check(self, row: RecurringTask) -> None:
-        """Report now what would be wrong at the first time: it may be a month away."""
+        """Store now what would be wrong at the next time: it may be a month away."""
         try:
             resolve(row, self._backend.database, self._backend.alias)
         except (InvalidSchedule, InvalidTaskPath) as error:
-            self._report(row, error)
             save_problem(self._backend.database, row, str(error))
 
     def _declare(self) -> None:

@@ -1,4 +1,4 @@
-"""Fast path of a claim: a worker that is told of a lane claims from it without a scan."""
+"""Fast path of a claim: an idle worker claims from the lane of a notification without a scan."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_dbqueue import pipeline
@@ -282,6 +282,24 @@ def test_stage_joins_the_line_of_its_limit_at_once():
     stages = {str(job.pk): (job.stage, job.state, job.blocked_by) for job in Job.objects.all()}
     assert stages[first.id] == (1, State.BLOCKED, "tests.tasks.charge account=ground arabica")
     assert stages[other.id] == (1, State.READY, None)
+
+
+def test_repeated_settlement_asks_again_whether_others_wait(claim):
+    charge.enqueue_many([("ground arabica",)] * 3)
+    busy = direct.claim(Lane("default", 0), a_process("busy"), 3)
+    pipeline(grind, charge).enqueue("arabica")
+    (job,) = claim()
+    end = executor.run(ThreadCall(job), task_backends["default"])
+    with transaction.atomic():
+        direct.settle([end])
+        assert Job.objects.get(pk=job.pk).state == State.BLOCKED
+        transaction.set_rollback(True)
+    Job.objects.filter(state=State.BLOCKED).delete()
+
+    direct.settle([end])
+
+    assert len(busy) == 2
+    assert Job.objects.get(pk=job.pk).state == State.READY
 
 
 def test_workers_run_all_stages(worker):

@@ -282,7 +282,7 @@ def test_once_ignores_job_that_another_policy_enqueued(claim):
 
 @pytest.mark.parametrize("on_conflict", ["once", "skip", "replace"])
 def test_policy_without_a_key_is_refused(on_conflict):
-    """Its jobs would not be deduplicated, and nobody would notice."""
+    """Its jobs would not be deduplicated, without an error."""
     called = add.using(on_conflict=on_conflict)
 
     for call in (lambda: called.enqueue(1), lambda: called.enqueue_many([(1,)])):
