@@ -80,15 +80,19 @@ class ProcessQuerySet(PrimaryQuerySet["Process"]):
         """
         return self.controllable().update(request=Process.Request.STOP)
 
-    def request_of(self, process: Process) -> str:
-        """Return what is asked of a process: by its own row, or by that of its supervisor."""
-        found = dict(
-            self.filter(pk__in=[process.pk, process.supervisor_id or 0]).values_list(
-                "pk", "request"
-            )
-        )
-        of_supervisor = found.get(process.supervisor_id or 0, "")
-        return found.get(process.pk) or (Process.Request.QUIET if of_supervisor else "")
+    def request_of(self, process: Process, before: str = "") -> str:
+        """Return what is asked of a process: by its own row, or by that of its supervisor.
+
+        ``before`` is what was asked last. It holds while either row is missing: a process that was
+        declared dead by mistake registers again, and a request ends only with resume().
+        """
+        ids = {process.pk, process.supervisor_id or process.pk}
+        found = dict(self.filter(pk__in=ids).values_list("pk", "request"))
+        if own := found.get(process.pk):
+            return own
+        if len(found) < len(ids):
+            return before
+        return Process.Request.QUIET if any(found.values()) else ""
 
     def workers(self) -> ProcessQuerySet:
         """Filter live workers, with their supervisors."""

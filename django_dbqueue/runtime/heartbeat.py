@@ -201,7 +201,7 @@ class Heartbeat:
                 or self._register_again()
             ):
                 self._last = began
-                self._obey(self._processes.request_of(self.process))
+                self._obey(self._processes.request_of(self.process, before=self._request))
                 if self._is_away:
                     logger.warning("%s beats again.", self.process, extra=self.process.log_fields)
                     self._is_away = False

@@ -162,5 +162,17 @@ def test_request_of_a_supervisor_holds_for_each_of_its_workers(db):
     assert request(worker) == "stop"
     Process.objects.filter(pk=supervisor.pk).resume()
     assert (request(worker), request(supervisor)) == ("stop", "")
-    supervisor.delete()
+    Process.objects.filter(kind=Kind.SUPERVISOR).delete()
     assert request(worker) == "stop"
+
+
+def test_request_holds_while_a_row_is_missing(db):
+    supervisor = a_process("supervisor", kind=Kind.SUPERVISOR)
+    worker = a_process("worker", supervisor=supervisor)
+    request = Process.objects.request_of
+
+    assert request(worker, before="quiet") == ""
+    Process.objects.filter(pk=supervisor.pk).delete()
+    assert request(supervisor, before="quiet") == "quiet"
+    assert request(worker, before="quiet") == "quiet"
+    assert request(worker) == ""
