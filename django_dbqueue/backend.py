@@ -10,9 +10,11 @@ from functools import cache, cached_property, partial
 from typing import Any
 from uuid import UUID
 
+from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import router
 from django.db.models import Model
+from django.utils import timezone
 
 from . import limits
 from .batches import Entry
@@ -90,7 +92,7 @@ class DatabaseBackend(BaseTaskBackend):
     def validate_task(self, task: Any) -> None:
         """Raise InvalidTask, with the value, for a task that this backend cannot run."""
         # First, values on which the framework would fail, or which it would accept silently.
-        if type(task.priority) is not int:
+        if type(task.priority) is not int or not -100 <= task.priority <= 100:
             raise InvalidTask(
                 f"priority must be a whole number between -100 and 100. It is {task.priority!r}."
             )
@@ -114,6 +116,11 @@ class DatabaseBackend(BaseTaskBackend):
                     f"not {task.run_after.days:,}."
                 )
             task = replace(task, run_after=None)
+        elif settings.USE_TZ and task.run_after and timezone.is_naive(task.run_after):
+            raise InvalidTask(
+                f"run_after must be an aware datetime, not {task.run_after!r}. "
+                "Take it from django.utils.timezone."
+            )
         super().validate_task(task)
         if (
             isinstance(at := task.run_after, datetime)

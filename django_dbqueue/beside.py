@@ -85,6 +85,10 @@ def asgi(application: _Application, *arguments: str) -> _Application:
     Of the worker processes of one server, one does so. The server must send the lifespan events,
     as uvicorn and hypercorn do; ``application`` does not receive them.
     """
+    if not callable(application):
+        raise ImproperlyConfigured(
+            f"asgi() wraps an ASGI application, not {application!r}. Give get_asgi_application()."
+        )
     held = ExitStack()
 
     async def beside(scope: _Message, receive: _Receive, send: _Send) -> None:

@@ -50,6 +50,7 @@ class Limit:
         if self.on_conflict not in ("wait", "discard"):
             raise ValueError(f"limit(on_conflict={self.on_conflict!r}): give 'wait' or 'discard'.")
         _must_be_group(self.group, "limit()")
+        _must_be_key(self.key, "limit()")
 
     @property
     def numbers(self) -> tuple[float, ...]:
@@ -114,9 +115,11 @@ class Rate:
             or not 0 < self.seconds < LONGEST_PER
         ):
             raise ValueError(
-                f"Rate(per={self.per!r}): give a number of seconds above 0, or a timedelta."
+                f"Rate(per={self.per!r}): give a number of seconds above 0 and below "
+                f"{LONGEST_PER:,.0f}, or a timedelta."
             )
         _must_be_group(self.group, "Rate()")
+        _must_be_key(self.key, "Rate()")
 
     @property
     def seconds(self) -> float:
@@ -233,7 +236,15 @@ def _as_tuple(given: Any) -> tuple[Any, ...]:
 
 def _must_be_whole(number: object, where: str) -> None:
     if type(number) is not int or not 1 <= number < MOST:
-        raise ValueError(f"{where}: {number!r} is not a whole number of at least 1.")
+        raise ValueError(f"{where}: {number!r} is not a whole number from 1 to {MOST - 1:,}.")
+
+
+def _must_be_key(key: object, where: str) -> None:
+    if key is not None and not callable(key):
+        raise ValueError(
+            f"{where}: key={key!r} is not a function of the task's arguments. Give such as "
+            "key=lambda account_id: account_id, or group='...' for a name."
+        )
 
 
 def _must_be_group(group: object, where: str) -> None:

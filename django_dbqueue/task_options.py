@@ -13,7 +13,7 @@ from typing import Any
 from django.db.models import Model
 
 from . import limits
-from .compat import InvalidTask
+from .compat import InvalidTask, task_backends
 from .core import call_options, unique_keys
 from .core.options import DAY, ENQUEUE, MOST_ATTEMPTS
 from .core.time_values import check_expires
@@ -34,6 +34,16 @@ def check(task: Any) -> None:
         limits.check(task)
     except ValueError as error:
         raise InvalidTask(str(error)) from None
+
+
+def check_backend(alias: object) -> None:
+    """Raise InvalidTask for a value that is not an alias in ``TASKS``."""
+    known = task_backends.settings
+    if not isinstance(alias, str) or alias not in known:
+        raise InvalidTask(
+            f"backend must be an alias in TASKS, which has {', '.join(map(repr, known))}, "
+            f"not {alias!r}."
+        )
 
 
 def _check_place(function: Callable[..., object]) -> None:
@@ -70,10 +80,16 @@ def _check_retries(task: Any) -> None:
 
 
 def _check_run(task: Any) -> None:
+    if isinstance(task.timeout, timedelta):
+        seconds = task.timeout.total_seconds()
+        raise InvalidTask(f"timeout must be in seconds: {seconds:g}, not {task.timeout!r}.")
     if task.timeout is not None and (
         type(task.timeout) not in (int, float) or not 0 < task.timeout < LONGEST_TIMEOUT
     ):
-        raise InvalidTask(f"timeout must be a number of seconds above 0, not {task.timeout!r}.")
+        raise InvalidTask(
+            f"timeout must be a number of seconds above 0 and below {LONGEST_TIMEOUT:,.0f}, "
+            f"not {task.timeout!r}."
+        )
     if task.enqueue_when not in (None, *ENQUEUE):
         raise InvalidTask(
             f"enqueue must be {' or '.join(map(repr, ENQUEUE))}, not {task.enqueue_when!r}."

@@ -229,6 +229,8 @@ class Task(BaseTask[P, R], Generic[P, R]):
             "enqueue_when": enqueue,
         }
         given = {name: value for name, value in changes.items() if value is not None}
+        if backend is not None:
+            task_options.check_backend(backend)
         return replace(self, own_options=self.own_options | given.keys(), **given)
 
     def enqueue_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -245,6 +247,8 @@ class Task(BaseTask[P, R], Generic[P, R]):
         Each call is a tuple of positional or a dict of keyword arguments.
         """
         backend: Any = self.get_backend()
+        if not isinstance(calls, Iterable):
+            raise TypeError(f"{calls!r} is not a list of calls. Give a list, such as [(1,), (2,)].")
         pairs = map(split, calls)
         if not hasattr(backend, "enqueue_many"):  # Django's own backends, stand-ins in tests.
             return [backend.enqueue(self, args, kwargs) for args, kwargs in pairs]
@@ -320,6 +324,8 @@ def task(
             "expires of a task must be a timedelta: all jobs after that time would be discarded. "
             "Use .using()."
         )
+
+    task_options.check_backend(backend)
 
     def decorate(func: Callable[..., object]) -> Task[..., object]:
         task_class = task_backends[backend].task_class

@@ -59,7 +59,9 @@ def send_beside(signal: Signal, sender: type, **named: Any) -> threading.Thread 
         try:
             for receiver, answer in signal.send_robust(sender, **named):
                 if isinstance(answer, Exception):
-                    logger.error("signals: receiver %r failed.", receiver, exc_info=answer)
+                    name = getattr(receiver, "__qualname__", repr(receiver))
+                    path = f"{getattr(receiver, '__module__', '')}.{name}"
+                    logger.error("signals: receiver %s failed.", path, exc_info=answer)
         except BaseException:  # send_robust() handles all subclasses of Exception.
             logger.exception("signals: a receiver failed; those after it were not called.")
         finally:

@@ -9,6 +9,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
 from typing import Any
 
 from ..backoff import Backoff, Exponential
@@ -19,10 +20,17 @@ from . import release
 
 # The largest value that the job's column holds on every database.
 MOST_ATTEMPTS = 32767
+# More processes or threads than this are a mistake: each has a database connection.
+MOST_AT_A_TIME = 1000
+# What four bytes hold.
+MOST_WHOLE = 2**31 - 1
 DAY = 86_400.0
+# Seconds that no option reaches.
+FOREVER = 10**9
 # When ``enqueue()`` writes a job. The first is the default.
 ENQUEUE = ("in_transaction", "on_commit")
 _NAME = re.compile(r"[\w.-]{0,50}")
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 # Options that ``per_queue`` accepts.
 OF_A_QUEUE = (
     *("max_attempts", "backoff", "enqueue", "timeout", "limit", "hanged_after", "ready_within"),
@@ -307,12 +315,12 @@ def _with_names(group: object) -> object:
 
 
 def _problems(options: Any) -> Iterator[str]:
-    for name in ("max_attempts", "processes", "threads", "coroutines"):
-        yield from _whole(options, name, least=1)
+    yield from _whole(options, "max_attempts", least=1, most=MOST_ATTEMPTS)
+    for name in ("processes", "threads"):
+        yield from _whole(options, name, least=1, most=MOST_AT_A_TIME)
+    yield from _whole(options, "coroutines", least=1)
     for name in ("prefetch", "prefetch_bytes", "keep_log"):
         yield from _whole(options, name, least=0)
-    if isinstance(options.max_attempts, int) and options.max_attempts > MOST_ATTEMPTS:
-        yield f"max_attempts={options.max_attempts!r} is over {MOST_ATTEMPTS}. Lower it."
     for name in ("max_jobs", "max_memory", "limit"):
         if getattr(options, name) is not None:
             yield from _whole(options, name, least=1)
@@ -320,7 +328,7 @@ def _problems(options: Any) -> Iterator[str]:
         if each.type in ("float", "float | None") and (
             getattr(options, each.name) is not None or each.type == "float"
         ):
-            yield from _seconds(options, each.name)
+            yield from _seconds(options, each.name, is_optional=each.type != "float")
         if each.type == "bool" and not isinstance(getattr(options, each.name), bool):
             yield f"{each.name}={getattr(options, each.name)!r} is not True or False. Change it."
     if options.dead_after < 3 * options.beat_interval:
@@ -333,6 +341,14 @@ def _problems(options: Any) -> Iterator[str]:
     if not options.queues:
         yield "queues is empty. Give ['default'], or '*' for all queues."
     yield from _names(options, "task_modules", "['shop.reports']")
+    for name in options.task_modules if isinstance(options.task_modules, tuple) else ():
+        if isinstance(name, str) and not _MODULE.fullmatch(name):
+            yield f"task_modules: {name!r} is no module's path. Give such as 'shop.reports'."
+    if not (options.database is None or (isinstance(options.database, str) and options.database)):
+        yield (
+            f"database={options.database!r} is not an alias in DATABASES. Give such as 'default', "
+            "or None for the database of the project's routers."
+        )
     if not isinstance(options.allow_import_errors, bool):
         yield from _names(options, "allow_import_errors", "['shop.tasks'], or True for all")
     yield from _names(options, "allow_sql", "['default']")
@@ -421,13 +437,20 @@ def _names(options: Options, name: str, such_as: str) -> Iterator[str]:
         yield f"{name}={value!r} is not a list of names. Give {such_as}."
 
 
-def _whole(options: Options, name: str, *, least: int) -> Iterator[str]:
+def _whole(options: Options, name: str, *, least: int, most: int = MOST_WHOLE) -> Iterator[str]:
     value = getattr(options, name)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         yield f"{name}={value!r} is not a whole number of at least {least}. Change it."
+    elif value > most:
+        yield f"{name}={value!r} is over {most}. Lower it."
 
 
-def _seconds(options: Options, name: str) -> Iterator[str]:
+def _seconds(options: Options, name: str, *, is_optional: bool) -> Iterator[str]:
     value = getattr(options, name)
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 10**9:
+    if isinstance(value, timedelta):
+        yield f"{name}={value!r} is not a number of seconds. Give {value.total_seconds():g}."
+    elif not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
         yield f"{name}={value!r} is not a number of seconds above 0. Change it."
+    elif value >= FOREVER:
+        hint = "Give None for no bound" if is_optional else "Lower it"
+        yield f"{name}={value!r} is over {FOREVER:,} seconds, 31 years. {hint}."

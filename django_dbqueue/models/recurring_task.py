@@ -10,8 +10,10 @@ from django.db.models import Exists, F, OuterRef, Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from ..core.queue_selector import check_name as check_queue
+from ..exceptions import InvalidSchedule
 from ..recurrence.cron import UTC
-from ..recurrence.rule import Plan, Recurrence
+from ..recurrence.rule import Plan, Recurrence, check_name
 from .document import DocumentField
 from .enums import FINISHED
 from .expressions import Now, StrictOnSQLite, now_plus
@@ -31,6 +33,7 @@ READABLE = Q(
     **{f"{name}__range": TIMES for name in TIMES_OF_A_TASK},
     **{f"{name}__range": INTERVALS for name in ("every", "jitter")},
 )
+CALL = {"task", "command", "args", "kwargs", "queue", "priority"}
 # The changes after which ``next_run_at`` is computed again.
 TO_BE_PLANNED = {"next_run_at": None, "waits_for": None, "is_over": False}
 
@@ -228,10 +231,39 @@ class RecurringTask(models.Model):
         return str(self.name)
 
     def save(self, *args: Any, update_fields: Iterable[str] | None = None, **kwargs: Any) -> None:
-        """Validate the schedule, then save. Raises InvalidSchedule."""
+        """Validate the schedule and the call, then save. Raises InvalidSchedule.
+
+        Whether the task exists and accepts the arguments is known to the scheduler's process, which
+        reports it as the row's problem.
+        """
         if update_fields is None or {each.name for each in fields(Recurrence)} & set(update_fields):
+            check_name(self.name)
             self.recurrence  # noqa: B018
+        if update_fields is None or CALL & set(update_fields):
+            try:
+                self._check_call()
+            except ValueError as error:
+                raise InvalidSchedule(f"{self.name!r}: {error}") from None
         super().save(*args, update_fields=update_fields, **kwargs)
+
+    def _check_call(self) -> None:
+        """Raise ValueError for a call that no task can have."""
+        for name in ("task", "command"):
+            if not isinstance(given := getattr(self, name), str):
+                path = getattr(given, "module_path", "shop.tasks.report")
+                raise ValueError(f"{name} is text, such as {path!r}, not {given!r}.")
+        if not isinstance(self.args, list | tuple) or not isinstance(self.kwargs, dict):
+            raise ValueError(
+                f"args must be a list and kwargs a dict, not {self.args!r} and {self.kwargs!r}."
+            )
+        if self.queue != "":
+            check_queue(self.queue)
+        if self.priority is not None and (
+            type(self.priority) is not int or not -100 <= self.priority <= 100
+        ):
+            raise ValueError(
+                f"priority must be a whole number from -100 to 100, not {self.priority!r}."
+            )
 
     @property
     def recurrence(self) -> Recurrence:

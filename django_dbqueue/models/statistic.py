@@ -221,7 +221,7 @@ class StatisticQuerySet(PrimaryQuerySet["Statistic"]):
         return {start: releases for start, releases in found.items() if releases}
 
     def _since(self, period: Period, since: datetime) -> StatisticQuerySet:
-        if is_aware(since) != settings.USE_TZ:
+        if not isinstance(since, datetime) or is_aware(since) != settings.USE_TZ:
             raise ValueError(f"since must fit USE_TZ, as timezone.now() does, not {since!r}.")
         try:
             return self.filter(period=period, start__gte=start_of(period, since))

@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo, available_timezones
 from croniter import CroniterError, croniter
 
 from ..exceptions import InvalidSchedule
-from .cron_syntax import checked, follows_elapsed_time
+from .cron_syntax import ALLOWED, FIELDS, checked, follows_elapsed_time
 
 UTC = timezone.utc
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
@@ -50,7 +50,8 @@ class Cron:
             first = next(_walls(expression, self.name, datetime(2024, 1, 1)), None)
         except CroniterError as error:
             raise InvalidSchedule(
-                f"{self.expression!r} is not a cron expression: {error}"
+                f"{self.expression!r} is not a cron expression: "
+                f"{_invalid_field(expression) or error}"
             ) from None
         if first is None:
             raise InvalidSchedule(
@@ -177,6 +178,19 @@ def _each(schedule: Schedule, after: datetime) -> Iterator[datetime]:
     moment: datetime | None = after
     while moment and (moment := schedule.next_after(moment)):
         yield moment
+
+
+def _invalid_field(expression: str) -> str:
+    """Return which field of an expression is invalid, and what it may hold; "" if none is alone."""
+    given = expression.split()
+    for place, field in enumerate(given, start=len(FIELDS) - len(given)):
+        alone = ["*"] * len(FIELDS)
+        alone[place] = field
+        try:
+            next(_walls(" ".join(alone), "", datetime(2024, 1, 1)), None)
+        except CroniterError:
+            return f"{field!r} as {FIELDS[place]}. Give {ALLOWED[place]}."
+    return ""
 
 
 def _walls(expression: str, name: str, start: datetime) -> Iterator[datetime]:

@@ -10,6 +10,15 @@ from ..exceptions import InvalidSchedule
 
 SECOND, MINUTE, HOUR, DAY, MONTH, WEEKDAY = range(6)
 FIELDS = ("seconds", "minutes", "hours", "day of the month", "month", "day of the week")
+# What a field may hold, in words.
+ALLOWED = (
+    "numbers from 0 to 59, ranges such as 10-20, or steps such as */5",
+    "numbers from 0 to 59, ranges such as 10-20, or steps such as */5",
+    "numbers from 0 to 23, ranges such as 9-17, or steps such as */2",
+    "numbers from 1 to 31, ranges such as 1-7, or L for the last day",
+    "numbers from 1 to 12, or jan to dec",
+    "numbers from 0 to 7, sun to sat, or such as mon#1 for the first Monday",
+)
 BOUNDS = ((0, 59), (0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 NAMES = {
     **dict(
@@ -77,10 +86,15 @@ def _checked(expression: str) -> str:
             "Use starts_at and ends_at instead",
         )
     if len(fields) not in (5, 6):
+        what = (
+            repr(expression)
+            if text.lstrip().startswith("@")
+            else f"{len(fields)} field{'s' if len(fields) != 1 else ''}"
+        )
         aliases = ", ".join(ALIASES)
         raise _refused(
             expression,
-            f"{len(fields)} fields. Give five, six with the seconds first, or one of {aliases}",
+            f"{what}. Give five fields, six with the seconds first, or one of {aliases}",
         )
     for place, field in enumerate(fields, start=6 - len(fields)):
         for term in field.split(","):

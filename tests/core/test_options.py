@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.core.checks import run_checks
 from django.db import connections
@@ -36,7 +38,15 @@ pytestmark = pytest.mark.django_db(databases=["default", "other"])
         ({"shutdown_timeout": "10"}, r"shutdown_timeout='10' is not a number of seconds"),
         (None, r"None is not a dict"),
         ({"embedded": "no"}, r"embedded='no' is not True or False"),
-        ({"max_attempts": 10**6}, r"max_attempts=1000000 is over 32767"),
+        ({"max_attempts": 10**6}, r"max_attempts=1000000 is over 32767. Lower it"),
+        ({"threads": 10**9}, r"threads=1000000000 is over 1000. Lower it"),
+        ({"max_jobs": 2**40}, r"max_jobs=1099511627776 is over 2147483647. Lower it"),
+        ({"keep_failed": 10**10}, r"over 1,000,000,000 seconds, 31 years. Give None for no bound"),
+        ({"poll_interval": 1e10}, r"over 1,000,000,000 seconds, 31 years. Lower it"),
+        ({"timeout": timedelta(minutes=5)}, r"is not a number of seconds. Give 300\."),
+        ({"task_modules": ["shop/reports.py"]}, r"'shop/reports.py' is no module's path. Give"),
+        ({"database": ""}, r"database='' is not an alias in DATABASES. Give such as 'default'"),
+        ({"database": 3}, r"database=3 is not an alias in DATABASES"),
         ({"queues": " , "}, r"queues is empty"),
         ({"queues": 5}, r"queues=5 is not a list of names"),
         ({"queues": [1]}, r"queues=\(1,\) is not a list of names"),

@@ -382,6 +382,8 @@ class TestBadInput:
     def test_value_that_is_no_list_is_refused(self, calls):
         with pytest.raises(TypeError, match="is not a list of calls"):
             enqueue_many(calls)
+        with pytest.raises(TypeError, match="is not a list of calls"):
+            add.enqueue_many(calls)
 
     @pytest.mark.parametrize(
         ("bad", "error", "message"),

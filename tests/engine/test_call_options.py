@@ -139,7 +139,10 @@ def test_call_with_a_key_replaces_the_options_of_the_waiting_job():
     [
         ({"max_attempts": 0}, "max_attempts must be a whole number from 1"),
         ({"max_attempts": "3"}, "not '3'"),
-        ({"timeout": -1}, "timeout must be a number of seconds above 0, not -1"),
+        (
+            {"timeout": -1},
+            "timeout must be a number of seconds above 0 and below 315,360,000, not -1",
+        ),
         ({"timeout": "5"}, "not '5'"),
         ({"on_lost": "ignore"}, "on_lost must be 'retry' or 'fail', not 'ignore'"),
         ({"delete_on_success": 1}, "must be True or False"),

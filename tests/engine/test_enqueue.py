@@ -99,6 +99,10 @@ def test_database_time_is_utc_in_any_time_zone():
         ({"backoff": 5}, "backoff must be callable"),
         ({"retry_on": ValueError}, "retry_on must be a tuple of exception classes"),
         ({"discard_on": ("ValueError",)}, "discard_on must be a tuple of exception classes"),
+        ({"timeout": timedelta(minutes=5)}, "timeout must be in seconds: 300, not"),
+        ({"timeout": 10**10}, "a number of seconds above 0 and below 315,360,000, not 10000000000"),
+        ({"backend": "mail"}, "backend must be an alias in TASKS, which has 'default', 'other'"),
+        ({"backend": 3}, "backend must be an alias in TASKS, .*, not 3"),
     ],
 )
 def test_invalid_task_option_is_refused_at_declaration(options, message):
@@ -116,6 +120,9 @@ def test_invalid_task_option_is_refused_at_declaration(options, message):
         ({"run_after": 5}, "run_after must be an aware datetime, or a timedelta from now, not 5"),
         ({"priority": "1"}, "priority must be a whole number between -100 and 100. It is '1'"),
         ({"priority": True}, "It is True"),
+        ({"priority": 1000}, "a whole number between -100 and 100. It is 1000"),
+        ({"run_after": datetime(2026, 1, 1)}, "run_after must be an aware datetime, not datetime"),
+        ({"backend": "mail"}, "backend must be an alias in TASKS, which has 'default', 'other'"),
         ({"metadata": [1]}, r"metadata must be a dict, not \[1\]"),
     ],
 )

@@ -477,6 +477,12 @@ def test_invalid_limit_is_refused(make, said):
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize("make", [limit, Rate])
+def test_key_of_a_limit_that_is_no_function_is_refused(make):
+    with pytest.raises(ValueError, match="key='all' is not a function of the task's arguments"):
+        make(2, key="all")
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -488,10 +494,6 @@ def test_invalid_limit_is_refused(make, said):
         (
             {"concurrency": limit(2, key=lambda page: page)},
             "concurrency: key takes 'page', which is not an argument of add()",
-        ),
-        (
-            {"concurrency": limit(2, key="a")},
-            "concurrency: key must be a function of the task's arguments, or text, not 'a'.",
         ),
     ],
 )

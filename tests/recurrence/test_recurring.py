@@ -819,7 +819,8 @@ class TestProblems:
     )
     def test_problem_is_shown_when_a_row_is_planned(self, scheduler, values, said):
         """The first time of a yearly schedule with a typo was the first to tell."""
-        a_row(**values)
+        a_row()
+        RecurringTask.objects.update(**values)  # As by SQL.
 
         turn(scheduler)
 
@@ -936,3 +937,26 @@ def test_invalid_schedule_is_not_saved():
         row.save(update_fields=["cron"])
 
     assert RecurringTask.objects.get().cron == "9 * * * *"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"task": tasks.nothing}, "task is text, such as 'tests.tasks.nothing', not Task"),
+        ({"task": "", "command": 5}, "command is text"),
+        ({"args": "yesterday"}, "args must be a list and kwargs a dict, not 'yesterday' and {}"),
+        ({"kwargs": [1]}, "args must be a list and kwargs a dict"),
+        ({"queue": "mail*"}, r"'mail\*' is not a queue name"),
+        ({"queue": None}, "None is not a queue name"),
+        ({"priority": 1000}, "priority must be a whole number from -100 to 100, not 1000"),
+        ({"priority": "high"}, "priority must be a whole number from -100 to 100, not 'high'"),
+        ({"name": ""}, "'' is not a name of up to 255 characters"),
+    ],
+)
+def test_call_that_no_task_can_have_is_not_saved(values, said):
+    given = {"name": "wrong", "task": "tests.tasks.nothing", "every": HOUR, **values}
+
+    with pytest.raises(InvalidSchedule, match=said):
+        RecurringTask.objects.create(**given)
+
+    assert not RecurringTask.objects.exists()

@@ -325,7 +325,8 @@ def _backends(given: str | Sequence[str] | None) -> list[DatabaseBackend]:
     for name in dict.fromkeys(names):
         if name not in known:
             raise CommandError(
-                f"There is no backend {name!r} in TASKS. Choose from {', '.join(known)}."
+                f"There is no backend {name!r} in TASKS. Choose from {', '.join(known)}, or all "
+                "alone."
             )
         if not isinstance(backend := task_backends[name], DatabaseBackend):
             raise CommandError(

@@ -147,13 +147,14 @@ class NotifyListener:
         connection = connections.create_connection(self._database)
         connection.set_autocommit(True)
         try:
-            with connection.cursor() as cursor:
-                cursor.execute(f"SELECT pg_backend_pid(), quote_ident({CHANNEL_SQL})")
-                server, channel = cursor.fetchone()
-                cursor.execute(f"LISTEN {channel}")
-            line = connection.connection.pgconn
+            # The driver's own connection: these statements do not belong in Django's SQL log.
+            own = connection.connection
+            query = f"SELECT pg_backend_pid(), quote_ident({CHANNEL_SQL})"
+            server, channel = own.execute(query).fetchone()
+            own.execute(f"LISTEN {channel}")
+            line = own.pgconn
             # A pool in transaction mode accepts LISTEN, but forwards no notifications.
-            patience = TOLD if server == connection.connection.info.backend_pid else 1
+            patience = TOLD if server == own.info.backend_pid else 1
             if patience == 1 and not self._is_pooled:
                 self._is_pooled = True
                 logger.info(
