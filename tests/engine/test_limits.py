@@ -455,20 +455,20 @@ def test_workers_do_not_exceed_the_rate(runqueue):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: limit(0), "limit(): 0 is not a whole number of at least 1."),
+        (lambda: limit(0), "limit(): 0 is not a whole number from 1 to 999,999."),
         (lambda: limit(True), "limit(): True is not a whole number"),
         (
             lambda: limit(1, on_conflict="drop"),
             "limit(on_conflict='drop'): give 'wait' or 'discard'.",
         ),
         (lambda: limit(1, group=""), "limit(): group='' is not text of 1 to 100 characters."),
-        (lambda: Rate(0), "Rate(): 0 is not a whole number of at least 1."),
+        (lambda: Rate(0), "Rate(): 0 is not a whole number from 1 to 999,999."),
         (
             lambda: Rate(5, per=-1),
-            "Rate(per=-1): give a number of seconds above 0, or a timedelta.",
+            "Rate(per=-1): give a number of seconds above 0 and below 100,000,000, or a timedelta.",
         ),
         (lambda: Rate(5, per=timedelta()), "give a number of seconds above 0"),
-        (lambda: Rate(5, burst=0), "Rate(burst=): 0 is not a whole number of at least 1."),
+        (lambda: Rate(5, burst=0), "Rate(burst=): 0 is not a whole number from 1 to 999,999."),
     ],
 )
 def test_invalid_limit_is_refused(make, said):
