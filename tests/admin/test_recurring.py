@@ -372,6 +372,23 @@ class TestCalendar:
         hours = sorted(places[:24])
         assert [b - a for a, b in pairwise(hours)] == pytest.approx([40.0] * 23, abs=0.2)
 
+    @pytest.mark.skipif(
+        connection.vendor != "postgresql", reason="Other databases need USE_TZ = True: E004."
+    )
+    @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+    def test_runs_are_drawn_without_time_zone_support(
+        self, viewer: Client, db: Any, settings: Any, zone: str
+    ) -> None:
+        settings.USE_TZ, settings.TIME_ZONE = False, zone
+        a_recurring_task(name="hourly", cron="0 * * * *", timezone="UTC")
+
+        day, week = self.text(viewer), self.text(viewer, "?calendar=7")
+
+        assert 'aria-label="24 runs"' in day
+        assert 'aria-label="more than 100 runs"' in week
+        hours = sorted(float(x) for x in re.findall(r'<rect class="dbq-runs" x="([\d.]+)"', day))
+        assert 0 <= hours[0] <= 40.1 and hours[-1] >= 919.9
+
     def test_run_is_as_long_as_usual(self, viewer: Client, db: Any) -> None:
         a_recurring_task(name="nightly", task="tests.tasks.nothing", cron="0 3 * * *")
         statistic = Statistic(
