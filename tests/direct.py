@@ -23,6 +23,13 @@ def claim(*args: Any, jobs: Any = None, **kwargs: Any) -> list[ClaimedJob]:
     return claiming.claim(ClaimedJob.objects.all() if jobs is None else jobs, *args, **kwargs)
 
 
+def claim_behind(
+    member: ClaimedJob, process: Any, *args: Any, jobs: Any = None
+) -> list[ClaimedJob]:
+    wanted = ClaimedJob.objects.all() if jobs is None else jobs
+    return claiming.claim_behind(wanted, process, member, *args)
+
+
 def release(jobs: Any) -> set[Any]:
     return claiming.release(DATABASE, jobs)
 

@@ -25,7 +25,7 @@ from ..models.job import JobQuerySet
 from ..models.locking import lock, lock_waiting, locked_parts
 from .claim_size import Budget
 from .galera import certify
-from .limits import Pruned, acquire
+from .limits import Pruned, acquire, extend
 from .slot_group import GroupSize, ungrouped
 
 # The number of times that a claim continues behind jobs that find no slot.
@@ -145,22 +145,42 @@ def _claim(
             _discard_unreadable(database, unreadable)
         if any(job.limits for job in found):
             claimed = acquire(database, found, limit, group_size)
-        if claimed:
-            now = claimed[0].db_now
-            # The rows are locked. Found by primary key alone: MariaDB might find them by their
-            # state, and lock others.
-            Job.objects.using(database).filter(Among([job.id for job in claimed])).update(
-                state=State.RUNNING,
-                process=process,
-                attempt=F("attempt") + 1,
-                started_at=now,
-                has_begun=False,
-            )
-    clock = time.monotonic()
-    for job in claimed:
+        _own(database, claimed, process)
+    return len(found) == limit, claimed
+
+
+def claim_behind(
+    jobs: JobQuerySet, process: Process, member: ClaimedJob, limit: int, group_size: GroupSize
+) -> list[ClaimedJob]:
+    """Claim up to ``limit`` of the jobs that wait for the slot of a running job of the process.
+
+    They join its slot group: see ``claim()``. The running job has one limit.
+    """
+    database = jobs.db
+    owner = Process.objects.using(database).filter(pk=process.pk)
+    with writing(database, savepoint=False):
+        waiting: Any = jobs.filter(Exists(owner)).annotate(db_now=Now())
+        found = extend(waiting, member, limit, group_size)
+        _own(database, found, process)
+    return found
+
+
+def _own(database: str, jobs: Sequence[ClaimedJob], process: Process) -> None:
+    """Make locked jobs RUNNING, as attempts of the process."""
+    if not jobs:
+        return
+    now, clock = jobs[0].db_now, time.monotonic()
+    # Found by primary key alone: MariaDB might find them by their state, and lock others.
+    Job.objects.using(database).filter(Among([job.id for job in jobs])).update(
+        state=State.RUNNING,
+        process=process,
+        attempt=F("attempt") + 1,
+        started_at=now,
+        has_begun=False,
+    )
+    for job in jobs:
         job.attempt += 1
         job.belong_to(process, now, clock)
-    return len(found) == limit, claimed
 
 
 def _decide_limits(

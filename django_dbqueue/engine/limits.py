@@ -102,6 +102,28 @@ def acquire(
     return [*(job for job in jobs if not job.blocked_by), *behind]
 
 
+def extend(
+    jobs: JobQuerySet, member: ClaimedJob, limit: int, group_size: GroupSize
+) -> list[ClaimedJob]:
+    """Return up to ``limit`` of the waiting ``jobs`` that join the slot group of a running job.
+
+    They share its slot, so none becomes free or is taken. None are returned if the group has ended.
+    """
+    database = jobs.db
+    (key,) = [limit["key"] for limit in member.limits]
+    row = _rows(database).filter(pk=key)
+    # The lock first: the next statement sees the slots that the last settlement has left.
+    list(lock_waiting(row))
+    group = Slot.objects.using(database).taken().filter(slot_group=member.slot_group or uuid7())
+    if not group.filter(semaphore=key).exists():
+        return []
+    found = next_in_line(jobs, [member], limit, group_size)
+    if found:
+        certify(row, {"burst": F("burst") + 1}, {"burst": F("burst") - 1})
+        _take_slots(database, found)
+    return found
+
+
 def block_surplus(database: str, jobs: Sequence[Job]) -> None:
     """Block new jobs that are certain to find no slot, so that no worker claims them in vain.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from statistics import median
 from uuid import uuid4
@@ -18,7 +19,7 @@ from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.engine.attempt_result import AttemptResult
 from django_dbqueue.engine.slot_group import COUNTED
-from django_dbqueue.models import ClaimedJob, Execution, Job, Process, Queue, Slot
+from django_dbqueue.models import ClaimedJob, Execution, Job, Process, Queue, Slot, TaskState
 from django_dbqueue.models.enums import UNFINISHED
 from django_dbqueue.runtime.shared_status import SharedStatus
 from django_dbqueue.runtime.worker.claimer import Claimer
@@ -198,6 +199,108 @@ def test_waiters_continue_after_slot_group_is_lost(claim, process):
     direct.sweep(10)
 
     assert len(claim(group_size=3)) == 3
+
+
+# Claims behind a running job
+
+
+def claim_behind(member, process, size=100, limit=100, jobs=None):
+    return direct.claim_behind(member, process, limit, lambda job, line: size, jobs=jobs)
+
+
+def test_waiting_jobs_join_the_group_of_a_running_job(claim, process):
+    one_at_a_time.enqueue_many([()] * 6)
+    first, second = claim(group_size=2)
+
+    third, fourth = claim_behind(second, process, size=3)
+
+    assert {job.slot_group for job in (first, second, third, fourth)} == {first.slot_group}
+    assert [job.pk for job in (first, second, third, fourth)] == list(
+        Job.objects.running().order_by("pk").values_list("pk", flat=True)
+    )
+    assert (third.attempt, third.process_id, third.state) == (1, process.pk, State.RUNNING)
+    assert taken("tests.tasks.one_at_a_time") == 1
+    assert settle(first, second, third).unblocked == []
+    assert settle(fourth).unblocked == ["default"]
+    assert (Job.objects.ready().count(), Job.objects.filter(state=State.BLOCKED).count()) == (1, 1)
+
+
+def test_no_job_joins_a_group_that_has_ended(claim, process):
+    """Its slot is another job's by now."""
+    one_at_a_time.enqueue_many([()] * 4)
+    (first,) = claim()
+    settle(first)
+
+    assert claim_behind(first, process) == []
+    assert taken("tests.tasks.one_at_a_time") == 0
+    assert len(claim()) == 1
+    assert claim_behind(first, process) == []
+    assert taken("tests.tasks.one_at_a_time") == 1
+
+
+def test_no_job_joins_a_group_of_a_dead_process(claim, process):
+    one_at_a_time.enqueue_many([()] * 4)
+    (first,) = claim()
+    Process.objects.filter(pk=process.pk).delete()
+
+    assert claim_behind(first, process) == []
+
+
+def test_job_that_differs_is_not_overtaken(claim, process):
+    charge.enqueue(1)
+    (first,) = claim()
+    charge.enqueue_many([(1,)] * 2)
+    claim()  # The second slot; one job waits.
+    charge.using(queue_name="other").enqueue(1)
+    charge.enqueue_many([(1,)] * 2)
+
+    assert len(claim_behind(first, process)) == 1
+    assert claim_behind(first, process) == []
+
+
+@pytest.mark.parametrize("held_back", ["paused queue", "paused task", "queue with a limit"])
+def test_no_job_of_a_held_back_queue_or_task_joins(claim, process, held_back):
+    one_at_a_time.enqueue_many([()] * 4)
+    (first,) = claim()
+    claimer = Claimer("default", process, QueueSelector(("*",)))
+    if held_back == "paused task":
+        TaskState.objects.named(one_at_a_time.module_path).pause()
+    elif held_back == "paused queue":
+        Queue.objects.named("default").pause()
+    else:
+        Queue.objects.named("default").restrict(3)
+
+    assert claimer.claim_behind(first, 10, lambda job, line: 5) == []
+
+    TaskState.objects.all().delete()
+    Queue.objects.all().delete()
+    assert len(claimer.claim_behind(first, 10, lambda job, line: 3)) == 2
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_limit_holds_while_a_group_ends_and_jobs_join_it(claim, process, seed):
+    """The last settlement of the group and the claim behind it meet."""
+    chance = random.Random(seed)
+    one_at_a_time.enqueue_many([()] * 30)
+    (member,) = claim()
+    for _ in range(8):
+        with ThreadPoolExecutor(2) as threads:
+            joins = threads.submit(
+                _with_own_connection, lambda it=member: claim_behind(it, process, size=2)
+            )
+            time.sleep(chance.random() * 0.004)
+            settles = threads.submit(_with_own_connection, lambda it=member: settle(it))
+            joined, unblocked = joins.result(), settles.result().unblocked
+        assert taken("tests.tasks.one_at_a_time") == len(joined)
+        assert len(unblocked) + len(joined) == 1
+        (member,) = joined or claim()
+
+
+def _with_own_connection(act):
+    try:
+        return act()
+    finally:
+        connection.close()
 
 
 # Thread pool
@@ -479,6 +582,81 @@ def test_longer_line_makes_larger_groups(process):
     direct.claim(Job.objects.lanes()[0], process, 100, size)
 
     assert set(asked) == {COUNTED, 19 // 2}
+
+
+def running_group(pool, seconds=0.02, size=1, **values):
+    """Start a group, and return its first job, which runs for longer than usual."""
+    pool.run_times.observe("t", seconds)
+    values = {"limits": [{"key": "a", "max_running": 1}], **values}
+    group = uuid4()
+    jobs = [a_job(f"{group} {number}", 0.3, group, **values) for number in range(size)]
+    pool.pool.put(jobs)
+    until(lambda: any(call.job is jobs[0] for call in pool.pool.running()))
+    return jobs[0]
+
+
+def test_short_group_may_be_joined(recording_pool):
+    pool = recording_pool(threads=2)
+    job = running_group(pool, size=5)
+
+    assert pool.pool.short_groups() == [(job, 4)]
+
+    pool.pool.put([a_job("later", 0.3, job.slot_group)])
+    assert pool.pool.short_groups() == []  # Half of the ten jobs that run in 0.2 s.
+
+
+def test_group_is_not_joined_while_all_threads_are_busy(recording_pool):
+    """Other jobs would wait for as long as the line lasts."""
+    pool = recording_pool(threads=2)
+    running_group(pool)
+    pool.pool.put([a_job("other", 0.3)])
+    until(lambda: len(pool.pool.running()) == 2)
+
+    assert pool.pool.short_groups() == []
+
+
+def test_one_group_of_each_limit_may_be_joined(recording_pool):
+    """Otherwise this process would keep all slots, and the others none."""
+    pool = recording_pool(threads=4)
+    first, _second = running_group(pool), running_group(pool)
+    other = running_group(pool, limits=[{"key": "b", "max_running": 1}])
+
+    assert pool.pool.short_groups() == [(first, 0), (other, 0)]
+
+
+@pytest.mark.parametrize(
+    ("values", "seconds"),
+    [
+        ({"limits": [{"key": "a", "max_running": 1}, {"key": "b", "max_running": 2}]}, 0.02),
+        ({}, 0.15),  # Too long for a group.
+    ],
+)
+def test_group_with_several_limits_or_long_jobs_is_not_joined(recording_pool, values, seconds):
+    pool = recording_pool(threads=2)
+    running_group(pool, seconds, **values)
+
+    assert pool.pool.short_groups() == []
+
+
+@pytest.mark.parametrize(("slots", "joined"), [(2, False), (1, True)])
+def test_group_behind_a_long_job_is_joined_only_if_there_is_no_other_slot(
+    recording_pool, slots, joined
+):
+    pool = recording_pool(threads=2)
+    running_group(pool, limits=[{"key": "a", "max_running": slots}])
+    time.sleep(pool.pool.GROUP_LATE)
+
+    assert bool(pool.pool.short_groups()) == joined
+
+
+def test_group_is_not_joined_again_once_none_waited(recording_pool):
+    pool = recording_pool(threads=2)
+    job = running_group(pool)
+    pool.pool.end_group(job)
+
+    assert pool.pool.short_groups() == []
+    until(lambda: not pool.pool.running())
+    assert pool.pool._at_end == set()
 
 
 # Worker

@@ -12,7 +12,7 @@ from ...compat import DEFAULT_TASK_QUEUE_NAME
 from ...core.notify import parse_payload
 from ...core.options import Options
 from ...core.queue_selector import QueueSelector
-from ...engine.claim import claim, queue_room
+from ...engine.claim import claim, claim_behind, queue_room
 from ...engine.claim_fast_path import FastClaim, fast_claim
 from ...engine.claim_size import Budget
 from ...engine.slot_group import GroupSize, ungrouped
@@ -131,6 +131,22 @@ class Claimer:
             lane for lane in [*self._lanes[1:], *self._lanes[:1]] if lane not in self._empty
         ]
         self._lanes = sorted(following, key=self._order.__getitem__)
+
+    def claim_behind(
+        self, member: ClaimedJob, limit: int, group_size: GroupSize
+    ) -> list[ClaimedJob]:
+        """Claim up to ``limit`` jobs that wait for the slot of a job that this process runs."""
+        if self._options.of(member.queue).limit:
+            return []
+        held_back = self._queues.filter(PAUSED | Q(limit__isnull=False), name=member.queue)
+        wanted = self._jobs.filter(~Exists(held_back))
+        return claim_behind(
+            wanted.exclude(task__in=self._tasks.paused().values("name")),
+            self._process,
+            member,
+            limit,
+            group_size,
+        )
 
     def _claim_notified(self, lanes: Iterable[Lane], limit: int) -> list[ClaimedJob]:
         """Claim from the notified lanes without a scan.

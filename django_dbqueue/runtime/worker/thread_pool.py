@@ -11,6 +11,7 @@ from uuid import UUID
 
 from ...core.internal_errors import report
 from ...core.options import Options
+from ...engine.slot_group import COUNTED
 from ...models import ClaimedJob
 from ...models.enums import Fence
 from ..connections import (
@@ -64,6 +65,8 @@ class ThreadPool:
         self._followers: dict[UUID | None, deque[ClaimedJob]] = {}
         # For each of these groups: the time at which its last follower was let go.
         self._advanced_at: dict[UUID | None, float] = {}
+        # The groups that no more jobs join, as none waited.
+        self._at_end: set[UUID | None] = set()
         self._running: dict[int, ThreadCall] = {}
         self._lock = threading.Lock()
         self._active = ActiveThreads(options.threads, self._order, self._running, run_times)
@@ -132,6 +135,32 @@ class ThreadPool:
             return most
         return min(most, max(line // 2, int(self.GROUP_AHEAD / usual)))
 
+    def short_groups(self) -> list[tuple[ClaimedJob, int]]:
+        """Return a running job of each slot group that more waiting jobs may join.
+
+        With the number of its followers, which is less than half of what the group may have. One
+        group for each limit; none unless a thread is free, as other jobs must not wait for them.
+        """
+        found: dict[str, tuple[ClaimedJob, int]] = {}
+        now = time.monotonic()
+        for call in self.running() if self.has_room else ():
+            job, followers = call.job, len(self._followers.get(call.job.slot_group, ()))
+            if (
+                job.slot_group
+                and job.slot_group not in self._at_end
+                # Jobs with several limits would keep a slot from others that wait for one of them.
+                and len(job.limits) == 1
+                and followers < self.group_size(job, COUNTED) // 2
+                # Jobs behind a long one would wait for it, though another slot may become free.
+                and (_has_the_only_slot(job) or now - call.began < self._late_after(job.task))
+            ):
+                found.setdefault(job.limits[0]["key"], (job, followers))
+        return list(found.values())
+
+    def end_group(self, job: ClaimedJob) -> None:
+        """Note that no more jobs join the slot group of a job: none waits."""
+        self._at_end.add(job.slot_group)
+
     def waiting(self) -> list[ClaimedJob]:
         with self._lock:
             return [*self._waiting.values(), *chain.from_iterable(self._followers.values())]
@@ -169,6 +198,8 @@ class ThreadPool:
                 stale += old
                 for job in old:
                     followers.remove(job)
+                if old:
+                    self._at_end.add(slot_group)
             here = {
                 job.slot_group
                 for job in [*self._waiting.values(), *(call.job for call in self.running())]
@@ -181,6 +212,7 @@ class ThreadPool:
             self._advanced_at = {
                 slot_group: at for slot_group, at in self._advanced_at.items() if slot_group in here
             }
+            self._at_end &= here
             return stale
 
     def close(self) -> None:
@@ -199,9 +231,12 @@ class ThreadPool:
         """Return the time at which a follower has waited for too long."""
         if _has_the_only_slot(follower):
             return follower.clock + self.LATE
-        usual = self._run_times.estimate(follower.task) or 0.0
         since = max(follower.clock, self._advanced_at.get(slot_group, 0.0))
-        return since + max(self.GROUP_LATE, 2 * usual)
+        return since + self._late_after(follower.task)
+
+    def _late_after(self, task: str) -> float:
+        """Return after how many seconds with one job of the task its group is late."""
+        return max(self.GROUP_LATE, 2 * (self._run_times.estimate(task) or 0.0))
 
     def _work(self) -> None:
         own = of_this_thread()
@@ -265,6 +300,7 @@ class ThreadPool:
             else:
                 self._followers.pop(slot_group, None)
                 self._advanced_at.pop(slot_group, None)
+                self._at_end.discard(slot_group)
 
 
 def _has_the_only_slot(job: ClaimedJob) -> bool:

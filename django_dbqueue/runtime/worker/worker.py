@@ -7,6 +7,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError
@@ -209,16 +210,37 @@ class Worker:
         if self._options.max_jobs is not None and not self._status.is_kept:
             room = min(room, max(0, self._options.max_jobs - self._taken))
         before = self._status.claimed
-        for jobs in self._claimer.claim(room, self._pool.held_bytes()) if room > 0 else ():
-            self._status.count_claimed(len(jobs))
-            self._taken += len(jobs)
-            others, too_many = self._async_pool.take(
-                self._not_held(jobs) if self._before else jobs, self._claimer.leave
-            )
-            self._pool.put(others)
-            if too_many:
-                self._release(too_many)
+        if room > 0:
+            self._extend_groups(room)
+        if (left := room - (self._status.claimed - before)) > 0:
+            for jobs in self._claimer.claim(left, self._pool.held_bytes()):
+                self._take(jobs)
         return self._status.claimed - before, room
+
+    def _extend_groups(self, room: int) -> None:
+        """Claim up to ``room`` jobs behind groups that end soon, so that their slots stay used."""
+        for job, followers in self._pool.short_groups():
+            if room <= 0:
+                return
+            size = partial(self._size_left, followers)
+            if not (jobs := self._claimer.claim_behind(job, room, size)):
+                self._pool.end_group(job)
+            self._take(jobs)
+            room -= len(jobs)
+
+    def _size_left(self, followers: int, job: ClaimedJob, line: int) -> int:
+        return self._pool.group_size(job, line) - followers
+
+    def _take(self, jobs: Sequence[ClaimedJob]) -> None:
+        """Pass claimed jobs to the pools."""
+        self._status.count_claimed(len(jobs))
+        self._taken += len(jobs)
+        others, too_many = self._async_pool.take(
+            self._not_held(jobs) if self._before else jobs, self._claimer.leave
+        )
+        self._pool.put(others)
+        if too_many:
+            self._release(too_many)
 
     def _release(self, jobs: Sequence[ClaimedJob]) -> None:
         """Release claimed jobs without spending an attempt.
