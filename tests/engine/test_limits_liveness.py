@@ -234,6 +234,7 @@ def test_sweep_starts_a_job_while_one_can_run(seed):
                 "enqueue",
                 "claim",
                 "claim",
+                "claim behind",
                 "settle",
                 "settle",
                 "pause",
@@ -250,6 +251,17 @@ def test_sweep_starts_a_job_while_one_can_run(seed):
             at.enqueue_many([_call(which, chance) for _ in range(chance.randint(1, 6))])
         elif act == "claim":
             claim(chance.choice(list(workers)), chance.randint(1, 5))
+        elif act == "claim behind":
+            if members := [job for job in own if job.slot_group and len(job.limits) == 1]:
+                member = chance.choice(members)
+                served = ClaimedJob.objects.exclude(queue__in=paused_queues)
+                own += direct.claim_behind(
+                    member,
+                    member.process,
+                    chance.randint(1, 3),
+                    lambda job, line: 3,
+                    jobs=served.exclude(task__in=paused_tasks),
+                )
         elif act in ("settle", "release") and own:
             ends = [
                 own.pop(chance.randrange(len(own)))
