@@ -118,7 +118,7 @@ class DatabaseBackend(BaseTaskBackend):
             task = replace(task, run_after=None)
         elif settings.USE_TZ and task.run_after and timezone.is_naive(task.run_after):
             raise InvalidTask(
-                f"run_after must be an aware datetime, not {task.run_after!r}. "
+                f"run_after must be an aware datetime. It is {task.run_after!r}. "
                 "Take it from django.utils.timezone."
             )
         super().validate_task(task)

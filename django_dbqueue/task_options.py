@@ -37,12 +37,11 @@ def check(task: Any) -> None:
 
 
 def check_backend(alias: object) -> None:
-    """Raise InvalidTask for a value that is not an alias in ``TASKS``."""
+    """Raise the framework's exception for a value that is not an alias in ``TASKS``."""
     known = task_backends.settings
     if not isinstance(alias, str) or alias not in known:
-        raise InvalidTask(
-            f"backend must be an alias in TASKS, which has {', '.join(map(repr, known))}, "
-            f"not {alias!r}."
+        raise task_backends.exception_class(
+            f"The connection {alias!r} doesn't exist. TASKS has {', '.join(map(repr, known))}."
         )
 
 

@@ -325,8 +325,7 @@ def _backends(given: str | Sequence[str] | None) -> list[DatabaseBackend]:
     for name in dict.fromkeys(names):
         if name not in known:
             raise CommandError(
-                f"There is no backend {name!r} in TASKS. Choose from {', '.join(known)}, or all "
-                "alone."
+                f"There is no backend {name!r} in TASKS. Choose from {', '.join(known)}."
             )
         if not isinstance(backend := task_backends[name], DatabaseBackend):
             raise CommandError(
