@@ -114,8 +114,8 @@ def extend(
     row = _rows(database).filter(pk=key)
     # The lock first: the next statement sees the slots that the last settlement has left.
     list(lock_waiting(row))
-    group = Slot.objects.using(database).taken().filter(slot_group=member.slot_group or uuid7())
-    if not group.filter(semaphore=key).exists():
+    slots = Slot.objects.using(database).taken().filter(semaphore=key)
+    if not slots.filter(slot_group=member.slot_group).exists():  # type: ignore[misc]
         return []
     found = next_in_line(jobs, [member], limit, group_size)
     if found:

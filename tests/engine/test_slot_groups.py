@@ -584,7 +584,7 @@ def test_longer_line_makes_larger_groups(process):
     assert set(asked) == {COUNTED, 19 // 2}
 
 
-def running_group(pool, seconds=0.02, size=1, **values):
+def running_group(pool, seconds=0.02, size=2, **values):
     """Start a group, and return its first job, which runs for longer than usual."""
     pool.run_times.observe("t", seconds)
     values = {"limits": [{"key": "a", "max_running": 1}], **values}
@@ -605,6 +605,14 @@ def test_short_group_may_be_joined(recording_pool):
     assert pool.pool.short_groups() == []  # Half of the ten jobs that run in 0.2 s.
 
 
+def test_job_for_whose_slot_none_waited_is_not_asked_for(recording_pool):
+    """A limit that is never reached would cost a transaction for each job."""
+    pool = recording_pool(threads=2)
+    running_group(pool, size=1)
+
+    assert pool.pool.short_groups() == []
+
+
 def test_group_is_not_joined_while_all_threads_are_busy(recording_pool):
     """Other jobs would wait for as long as the line lasts."""
     pool = recording_pool(threads=2)
@@ -621,7 +629,7 @@ def test_one_group_of_each_limit_may_be_joined(recording_pool):
     first, _second = running_group(pool), running_group(pool)
     other = running_group(pool, limits=[{"key": "b", "max_running": 1}])
 
-    assert pool.pool.short_groups() == [(first, 0), (other, 0)]
+    assert pool.pool.short_groups() == [(first, 1), (other, 1)]
 
 
 @pytest.mark.parametrize(
@@ -656,7 +664,7 @@ def test_group_is_not_joined_again_once_none_waited(recording_pool):
 
     assert pool.pool.short_groups() == []
     until(lambda: not pool.pool.running())
-    assert pool.pool._at_end == set()
+    assert pool.pool._with_line == set()
 
 
 # Worker

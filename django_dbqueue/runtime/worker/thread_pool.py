@@ -65,8 +65,8 @@ class ThreadPool:
         self._followers: dict[UUID | None, deque[ClaimedJob]] = {}
         # For each of these groups: the time at which its last follower was let go.
         self._advanced_at: dict[UUID | None, float] = {}
-        # The groups that no more jobs join, as none waited.
-        self._at_end: set[UUID | None] = set()
+        # Of these groups, those that more jobs may join: some have waited for their slot.
+        self._with_line: set[UUID | None] = set()
         self._running: dict[int, ThreadCall] = {}
         self._lock = threading.Lock()
         self._active = ActiveThreads(options.threads, self._order, self._running, run_times)
@@ -86,6 +86,7 @@ class ThreadPool:
                 self._status.mark_claimed(job.pk)
                 if job.slot_group in self._followers:
                     self._followers[job.slot_group].append(job)
+                    self._with_line.add(job.slot_group)
                     continue
                 self._waiting[job.fence] = job
                 if job.slot_group:
@@ -146,8 +147,7 @@ class ThreadPool:
         for call in self.running() if self.has_room else ():
             job, followers = call.job, len(self._followers.get(call.job.slot_group, ()))
             if (
-                job.slot_group
-                and job.slot_group not in self._at_end
+                job.slot_group in self._with_line
                 # Jobs with several limits would keep a slot from others that wait for one of them.
                 and len(job.limits) == 1
                 and followers < self.group_size(job, COUNTED) // 2
@@ -159,7 +159,7 @@ class ThreadPool:
 
     def end_group(self, job: ClaimedJob) -> None:
         """Note that no more jobs join the slot group of a job: none waits."""
-        self._at_end.add(job.slot_group)
+        self._with_line.discard(job.slot_group)
 
     def waiting(self) -> list[ClaimedJob]:
         with self._lock:
@@ -199,7 +199,7 @@ class ThreadPool:
                 for job in old:
                     followers.remove(job)
                 if old:
-                    self._at_end.add(slot_group)
+                    self._with_line.discard(slot_group)
             here = {
                 job.slot_group
                 for job in [*self._waiting.values(), *(call.job for call in self.running())]
@@ -212,7 +212,7 @@ class ThreadPool:
             self._advanced_at = {
                 slot_group: at for slot_group, at in self._advanced_at.items() if slot_group in here
             }
-            self._at_end &= here
+            self._with_line &= here
             return stale
 
     def close(self) -> None:
@@ -300,7 +300,7 @@ class ThreadPool:
             else:
                 self._followers.pop(slot_group, None)
                 self._advanced_at.pop(slot_group, None)
-                self._at_end.discard(slot_group)
+                self._with_line.discard(slot_group)
 
 
 def _has_the_only_slot(job: ClaimedJob) -> bool:

@@ -223,10 +223,11 @@ class Worker:
             if room <= 0:
                 return
             size = partial(self._size_left, followers)
-            if not (jobs := self._claimer.claim_behind(job, room, size)):
+            if jobs := self._claimer.claim_behind(job, room, size):
+                self._take(jobs)
+                room -= len(jobs)
+            else:
                 self._pool.end_group(job)
-            self._take(jobs)
-            room -= len(jobs)
 
     def _size_left(self, followers: int, job: ClaimedJob, line: int) -> int:
         return self._pool.group_size(job, line) - followers
