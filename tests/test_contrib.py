@@ -83,8 +83,35 @@ def test_unknown_command_is_refused_at_enqueue(name, hint):
     assert not Job.objects.exists()
 
 
-def test_unknown_command_option_fails_the_job(speak_allowed):
-    outcome(call_command.enqueue("speak", loudly=True))
+@pytest.mark.parametrize(
+    ("args", "options", "why"),
+    [
+        ([], {"loudly": True}, "Unknown option(s) for speak command: loudly"),
+        (["--loudly"], {}, "unrecognized arguments: --loudly"),
+        (["--times", "often"], {}, "argument --times: invalid int value: 'often'"),
+        (["--help"], {}, "'speak' with '--help' prints a text and ends"),
+    ],
+)
+def test_command_arguments_are_checked_at_enqueue(speak_allowed, args, options, why):
+    with pytest.raises(ValueError, match=rf"^call_command: .*{re.escape(why)}"):
+        call_command.enqueue("speak", *args, **options)
+
+    assert not Job.objects.exists()
+
+
+def test_command_that_cannot_be_imported_is_refused_at_enqueue(speak_allowed, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tests.management.commands.speak", None)
+
+    with pytest.raises(ValueError, match="'speak' cannot be loaded: ModuleNotFoundError: "):
+        call_command.enqueue("speak")
+
+
+def test_command_of_a_row_inserted_by_hand_fails_with_its_unknown_option(speak_allowed):
+    Job.objects.create(
+        task=call_command.module_path, queue="default", args=["speak"], kwargs={"loudly": True}
+    )
+
+    drain()
 
     assert "Unknown option(s) for speak command: loudly" in Execution.objects.get().message
 

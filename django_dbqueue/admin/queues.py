@@ -107,7 +107,7 @@ class PausableAdmin(ActionAdmin):
     ordering = ("name",)
     search_fields = ("name",)
 
-    def names(self) -> Iterable[str]:
+    def names(self, request: HttpRequest) -> Iterable[str]:
         """Return the names that current jobs have. The list contains them all."""
         raise NotImplementedError
 
@@ -115,7 +115,7 @@ class PausableAdmin(ActionAdmin):
         self, request: HttpRequest, extra_context: dict[str, object] | None = None
     ) -> HttpResponse:
         if self.has_view_permission(request):
-            self.model.objects.ensure_rows(self.names())
+            self.model.objects.ensure_rows(self.names(request))
         return super().changelist_view(request, extra_context)
 
     def get_queryset(self, request: HttpRequest) -> Rows:
@@ -133,11 +133,14 @@ class QueueAdmin(PausableAdmin):
         (gettext_lazy("In the last hour"), {"fields": (LAST_HOUR,)}),
     )
 
-    def names(self) -> Iterable[str]:
-        return {lane.queue for lane in Job.objects.lanes()}
+    def names(self, request: Any) -> Iterable[str]:
+        request.lanes = Job.objects.lanes()
+        return {lane.queue for lane in request.lanes}
 
-    def with_details(self, request: HttpRequest, rows: list[LoadedQueue]) -> list[LoadedQueue]:
-        loads = Queue.objects.loads(Job.objects.lanes(queue.name for queue in rows))
+    def with_details(self, request: Any, rows: list[LoadedQueue]) -> list[LoadedQueue]:
+        shown = [queue.name for queue in rows]
+        lanes = getattr(request, "lanes", None) or Job.objects.lanes(shown)
+        loads = Queue.objects.loads(lane for lane in lanes if lane.queue in shown)
         counts = rates.of_queues()
         alive = list(Process.objects.workers())
         for queue in rows:

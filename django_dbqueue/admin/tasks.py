@@ -109,7 +109,7 @@ class TaskStateAdmin(PausableAdmin):
         (gettext_lazy("In the last hour"), {"fields": (LAST_HOUR,)}),
     )
 
-    def names(self) -> Iterable[str]:
+    def names(self, request: HttpRequest) -> Iterable[str]:
         return Job.objects.recent_tasks()
 
     def has_view_permission(self, request: HttpRequest, obj: TaskState | None = None) -> bool:

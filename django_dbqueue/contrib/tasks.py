@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.core import management
@@ -44,6 +44,13 @@ def _checked_by(check: Callable[..., None]) -> Callable[[F], F]:
 def _check_command(
     backend: BaseTaskBackend, name: object, /, *args: object, **options: object
 ) -> None:
+    _check_allowed(backend, name, *args, **options)
+    _check_arguments(str(name), args, options)
+
+
+def _check_allowed(
+    backend: BaseTaskBackend, name: object, /, *args: object, **options: object
+) -> None:
     known = management.get_commands()
     if not isinstance(name, str) or name not in known:
         near = difflib.get_close_matches(str(name), known, n=1)
@@ -58,6 +65,31 @@ def _check_command(
             f"TASKS[{backend.alias!r}]['OPTIONS']['allow_commands'], or declare it with "
             "recurring_command() or OPTIONS['recurring'], which allow only these arguments."
         )
+
+
+def _check_arguments(name: str, args: Sequence[object], options: Mapping[str, object]) -> None:
+    """Raise ValueError for arguments that the command's parser refuses. Nothing is run."""
+    try:
+        command = management.load_command_class(management.get_commands()[name], name)
+    except Exception as error:
+        raise ValueError(
+            f"call_command: {name!r} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+    command.execute = _run_nothing
+    try:
+        management.call_command(command, *args, **options)
+    except (management.CommandError, TypeError) as error:
+        said = str(error).removeprefix("Error: ")
+        raise ValueError(f"call_command: arguments of {name!r}: {said}") from None
+    except SystemExit:
+        raise ValueError(
+            f"call_command: {name!r} with {', '.join(map(repr, args))} prints a text and ends. "
+            "Leave --help and --version out."
+        ) from None
+
+
+def _run_nothing(*args: object, **options: object) -> None:
+    pass
 
 
 def _is_declared(backend: BaseTaskBackend, *call: object) -> bool:
@@ -112,11 +144,12 @@ def call_command(context: JobContext, name: str, /, *args: object, **options: ob
     """Run a management command with the arguments of Django's ``call_command``.
 
     Returns its output on ``stdout`` and ``stderr``; of a long one, the last 20,000 characters.
-    Raises ValueError for an unknown command. Raises CommandNotAllowed for a command that
-    ``OPTIONS["allow_commands"]`` does not name and that neither ``recurring_command`` nor
-    ``OPTIONS["recurring"]`` declares with the same arguments. A CommandError fails the job.
+    ``enqueue()`` raises ValueError for an unknown command and for arguments that it does not take.
+    Raises CommandNotAllowed for a command that ``OPTIONS["allow_commands"]`` does not name and that
+    neither ``recurring_command`` nor ``OPTIONS["recurring"]`` declares with the same arguments. A
+    CommandError fails the job.
     """
-    _check_command(task_backends[context.task_result.backend], name, *args, **options)
+    _check_allowed(task_backends[context.task_result.backend], name, *args, **options)
     output = Output()
     management.call_command(name, *args, **{**options, "stdout": output, "stderr": output})
     return output.text

@@ -31,14 +31,10 @@ from .many_jobs import fill
 from .test_permissions import PAGES, url
 
 FEW, MANY = 10_000, 1_000_000
-# For a superuser, with the two statements of the session.
-LIST, DETAIL = 8, 12
-# Above these numbers: the start of a window, or the name of the row that a filter is about, or both;
-# and the ids that a search finds.
-WITH_FILTER, WITH_SEARCH = 1, 3
-WITH_BOTH = ("failure",)
-# The lanes and the load of all queues; the numbers of jobs by state; the limits of a waiting job.
-MORE = {"queue": 3, "job": 1, "job: ready": 1, "job: blocked by a limit": 2}
+# The statements of a page itself; Django reads its session and its user with two more.
+LIST, DETAIL, SESSION = 8, 12, 2
+# Above these numbers: the ids that a search finds.
+WITH_SEARCH = 1
 OTHER_PAGES = ("overview", "databasehealth")
 # The rows that a statement may read: a window, and one more to see that there are others.
 MOST_ROWS = SIZE + 1
@@ -113,13 +109,9 @@ def most_statements(page: str) -> int:
     """Return the number of statements that a page may take."""
     name, _, query = page.partition("?")
     if ": " in name:
-        return DETAIL + MORE.get(name, 0)
+        return DETAIL + SESSION
     values = dict(parse_qsl(query, keep_blank_values=True))
-    extra = WITH_SEARCH if "q" in values else WITH_FILTER if values else 0
-    if page.startswith("job?"):
-        extra += WITH_FILTER * len(values.keys() & WITH_BOTH)
-    # The numbers of jobs by state are those of an unfiltered list.
-    return LIST + max(extra, MORE.get(name, 0))
+    return LIST + SESSION + (WITH_SEARCH if "q" in values else 0)
 
 
 def most_rows(page: str) -> float:

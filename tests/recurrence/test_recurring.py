@@ -319,6 +319,16 @@ class TestChecked:
 
         assert self.found() == ""
 
+    def test_arguments_of_a_command_are_checked(self):
+        recurring_command("speak", "--loudly", every=HOUR)
+        recurring_command("speak", every=HOUR, name="loud", options={"loudly": True})
+
+        assert (
+            "'speak': call_command: arguments of 'speak': unrecognized arguments: --loudly"
+            in self.found()
+        )
+        assert "'loud': call_command: arguments of 'speak': Unknown option(s)" in self.found()
+
     def test_decorator_below_task_is_checked(self, monkeypatch):
         recurring(every=HOUR, args=[1])(tasks.nothing.func)
         recurring(every=HOUR)(tasks.SuspiciousOperation)
