@@ -34,11 +34,15 @@ from asgiref.sync import async_to_sync
 from django.apps import apps
 from django.conf import settings
 from django.contrib.auth import get_permission_codename
+from django.core import signals as request_signals
 from django.core.checks import run_checks
 from django.core.management import BaseCommand, call_command, get_commands, load_command_class
 from django.db import connection, connections
+from django.db.models import signals as model_signals
+from django.dispatch import Signal
 
 from django_dbqueue import Constant, Exponential, Linear
+from django_dbqueue import signals as queue_signals
 from django_dbqueue.backend import DatabaseBackend
 from django_dbqueue.compat import InvalidTask, signals, task_backends
 from django_dbqueue.core.options import Options
@@ -115,6 +119,22 @@ def test_every_code_block_has_a_known_language():
 # Python
 
 
+@pytest.fixture
+def own_receivers() -> Iterator[None]:
+    """Disconnect the receivers that the code blocks of a page connect."""
+    every = [
+        each
+        for module in (queue_signals, signals, request_signals, model_signals)
+        for each in vars(module).values()
+        if isinstance(each, Signal)
+    ]
+    before = [list(each.receivers) for each in every]
+    yield
+    for each, receivers in zip(every, before, strict=True):
+        each.receivers = receivers
+        each.sender_receivers_cache.clear()
+
+
 def is_run(block: Block) -> bool:
     return block.language in ("python", "pycon", "postgresql", "console")
 
@@ -124,6 +144,7 @@ def is_settings(block: Block) -> bool:
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
+@pytest.mark.usefixtures("own_receivers")
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if any(map(is_run, blocks(page)))], ids=name_of
 )

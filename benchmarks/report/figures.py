@@ -12,7 +12,9 @@ from typing import Any
 from ..systems import LIMITS, OURS, RIVALS
 
 OUR = OURS[0]
-DJANGO_RIVALS = [name for name in RIVALS if name != "celery_redis"]
+# Those that know nothing of Django, or need more than the project's database.
+OTHER_RIVALS = ["oban", "pgqueuer", "celery_redis"]
+DJANGO_RIVALS = [name for name in RIVALS if name not in OTHER_RIVALS]
 ORDER = [*OURS, *RIVALS, *LIMITS]
 NAMES = {
     "dbqueue": "django-dbqueue-tasks",
@@ -21,6 +23,8 @@ NAMES = {
     "django_ox": "django-ox",
     "django_q2": "Django Q2",
     "django_tasks_db": "django-tasks-db",
+    "oban": "Oban for Python",
+    "pgqueuer": "PgQueuer",
     "procrastinate": "Procrastinate",
     "steady_queue": "steady-queue",
     "pgbench": "no queue: pgbench",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..scenarios import BESIDE
+from ..scenarios import BESIDE, GRID, THREADS
+from ..systems import RIVALS
 from .figures import DJANGO_RIVALS, OUR, Figures, Run
 
 
@@ -44,27 +45,39 @@ TIMES, PART, PER_SECOND, MS = "{:.3g} ×", "{:.1%}", "{:,.0f}/s", "{:.1f} ms"
 
 def goals() -> list[Goal]:
     return [
+        Goal(
+            "appends, 1 × 8, of the best Django rival",
+            beside("append 1 × 8", DJANGO_RIVALS),
+            10,
+            unit=TIMES,
+        ),
+        Goal("appends, 1 × 8, of Celery with Redis", beside("append 1 × 8", CELERY), 5, unit=TIMES),
         *[
             Goal(
-                f"drain {s}, of the best Django rival",
-                beside(f"drain {s}", DJANGO_RIVALS),
-                10,
-                unit=TIMES,
-            )
-            for s in DRAINS
-        ],
-        *[
-            Goal(f"drain {s}, of Celery with Redis", beside(f"drain {s}", CELERY), 5, unit=TIMES)
-            for s in DRAINS[1:]
-        ],
-        *[
-            Goal(
-                f"one read and one write each, {s}, of a loop without a queue",
-                beside(f"work {s}", LOOP),
-                0.9,
+                f"one read and one write, {s}, of the best loop without a queue",
+                beside_best_loop(s),
+                0.85,
                 unit=PART,
             )
-            for s in DRAINS
+            for s in SHAPES
+        ],
+        *[
+            Goal(
+                f"one read and one write, {s}, of the best rival",
+                beside(f"work {s}", RIVALS),
+                2,
+                unit=TIMES,
+            )
+            for s in SHAPES
+        ],
+        *[
+            Goal(
+                f"{what}, more threads, of the best rate of fewer",
+                more_threads(kind),
+                0.95,
+                unit=PART,
+            )
+            for kind, what in KINDS.items()
         ],
         Goal(
             "enqueue, of the fastest Django rival", beside("enqueue", DJANGO_RIVALS), 1, unit=TIMES
@@ -80,6 +93,7 @@ def goals() -> list[Goal]:
             3,
             unit=TIMES,
         ),
+        Goal("enqueue many on MariaDB", bulk_on_mariadb, 25_000, unit=PER_SECOND),
         Goal("latency, median", value("latency", "p50"), most=2, unit=MS),
         Goal("latency, 99 of 100", value("latency", "p99"), most=5, unit=MS),
         *[
@@ -133,8 +147,14 @@ def goals() -> list[Goal]:
     ]
 
 
-DRAINS = ["1 × 1", "1 × 8", "2 × 4"]
-CELERY, LOOP = ["celery_redis"], ["orm_loop"]
+SHAPES = ["1 × 8", "2 × 4"]
+CELERY, LOOP = ["celery_redis"], "orm_loop"
+KINDS = {
+    "compute": "computations of 50 µs",
+    "append": "appends",
+    "work": "one read and one write",
+    "sleep": "sleeps of 5 ms",
+}
 ALONE = "nothing else"
 POLLING = ["MariaDB", "SQLite"]
 
@@ -147,12 +167,42 @@ def waited(database: str) -> Callable[[Figures], float | None]:
     return lambda figures: figures.on(database, "latency").median("latency", OUR, "p50")
 
 
+def bulk_on_mariadb(figures: Figures) -> float | None:
+    return figures.on("MariaDB", "enqueue many").median("enqueue many", OUR)
+
+
 def beside(scenario: str, others: list[str]) -> Callable[[Figures], float | None]:
     """Return our rate as a multiple of the best rate of the others."""
 
     def ratio(figures: Figures) -> float | None:
         run = figures.of(scenario)
         return divided(run.median(scenario, OUR), run.best(scenario, others))
+
+    return ratio
+
+
+def beside_best_loop(shape: str) -> Callable[[Figures], float | None]:
+    """Return our rate as a part of the loop's, with as many processes and its best threads."""
+    processes = int(shape.partition(" ")[0])
+    loops = [f"work {p} × {t}" for p, t in GRID if p == processes]
+
+    def ratio(figures: Figures) -> float | None:
+        run = figures.of(f"work {shape}", *loops)
+        best = max(filter(None, (run.median(name, LOOP) for name in loops)), default=None)
+        return divided(run.median(f"work {shape}", OUR), best)
+
+    return ratio
+
+
+def more_threads(kind: str) -> Callable[[Figures], float | None]:
+    """Return the lowest rate of a number of threads, as a part of the best of no more threads."""
+    names = [f"{kind} 1 × {threads}" for threads in THREADS]
+
+    def ratio(figures: Figures) -> float | None:
+        run = figures.of(*names)
+        rates = [rate for name in names if (rate := run.median(name, OUR))]
+        parts = [rate / max(rates[: place + 1]) for place, rate in enumerate(rates)]
+        return min(parts, default=None)
 
     return ratio
 

@@ -41,14 +41,14 @@ def drawn(file: Path, title: str, height: float) -> Iterator[Any]:
         pyplot.close(figure)
 
 
-def drain(figures: Figures, title: str, file: Path) -> bool:
-    scenarios = {"1 × 8": "drain 1 × 8", "2 × 4": "drain 2 × 4"}
+def append(figures: Figures, title: str, file: Path) -> bool:
+    scenarios = {"1 × 8": "append 1 × 8", "2 × 4": "append 2 × 4"}
     run = figures.of(*scenarios.values())
     # Beside the bars of the limits, those of all queues would look equally short.
     names = [name for name in run.systems(scenarios.values()) if name not in LIMITS]
     if not names:
         return False
-    names.sort(key=lambda name: run.median("drain 1 × 8", name) or 0.0)
+    names.sort(key=lambda name: run.median("append 1 × 8", name) or 0.0)
     with drawn(file, title, 1 + 0.5 * len(names)) as axes:
         for offset, (label, scenario), colour in zip(
             (0.2, -0.2), scenarios.items(), (BLUE, LIGHT), strict=True
@@ -101,7 +101,7 @@ def latency(figures: Figures, title: str, file: Path) -> bool:
 
 
 def grid(figures: Figures, title: str, file: Path) -> bool:
-    scenarios = {f"{p} × {t}": f"drain {p} × {t}" for p, t in GRID}
+    scenarios = {f"{p} × {t}": f"append {p} × {t}" for p, t in GRID}
     run = figures.of(*scenarios.values())
     found = {
         label: rate for label, scenario in scenarios.items() if (rate := run.median(scenario, OUR))
@@ -147,7 +147,7 @@ def snapshot(figures: Figures, title: str, file: Path) -> bool:
 
 
 PLOTS: dict[str, tuple[str, Callable[[Figures, str, Path], bool]]] = {
-    "drain": ("No-op jobs a second", drain),
+    "append": ("Jobs a second that append a byte to a file", append),
     "latency": ("From the commit to the start", latency),
     "grid": ("Jobs a second, by processes and threads", grid),
     "snapshot": ("Jobs a second, while another session holds a snapshot", snapshot),

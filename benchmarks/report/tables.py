@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from ..scenarios import BATCHES, BESIDE, GRID, PORTABLE, SIZES
+from ..scenarios import BATCHES, BESIDE, GRID, PORTABLE, SIZES, THREADS
 from ..systems import system
 from .figures import NAMES, OUR, Figures, Run
-from .goals import goals
+from .goals import KINDS, goals, more_threads
 
 # A column's heading, its scenario, and the figure.
 Column = tuple[str, str, str]
@@ -138,7 +138,20 @@ def databases(figures: Figures) -> str:
 
 
 def grid() -> dict[str, str]:
-    return {f"{p} × {t}": f"drain {p} × {t}" for p, t in GRID}
+    return {f"{p} × {t}": f"append {p} × {t}" for p, t in GRID}
+
+
+def threads(figures: Figures) -> str:
+    """Return our rates of each kind of job by the number of threads, in one process."""
+    rows = []
+    for kind, what in KINDS.items():
+        names = [f"{kind} 1 × {number}" for number in THREADS]
+        run, lowest = figures.of(*names), more_threads(kind)(figures)
+        if lowest is not None:
+            rates = (cell(run, name, OUR, "rate") for name in names)
+            rows.append([what, *rates, f"{lowest:.0%}"])
+    headings = ["Jobs", *(f"1 × {number}" for number in THREADS), "lowest, of the best before"]
+    return table(headings, rows)
 
 
 COST = {
@@ -164,12 +177,13 @@ TABLES: dict[str, Callable[[Figures], str]] = {
     "facts": facts,
     "versions": versions,
     "goals": reached,
-    "drain": partial(
-        by_system, [(s, f"drain {s}", "rate") for s in ("1 × 1", "1 × 8", "2 × 4")], compared=True
+    "append": partial(
+        by_system, [(s, f"append {s}", "rate") for s in ("1 × 1", "1 × 8", "2 × 4")], compared=True
     ),
     "work": partial(
         by_system, [(s, f"work {s}", "rate") for s in ("1 × 1", "1 × 8", "2 × 4")], compared=True
     ),
+    "threads": threads,
     "enqueue": partial(
         by_system,
         [("one by one", "enqueue", "rate"), ("20,000 with one call", "enqueue many", "rate")],

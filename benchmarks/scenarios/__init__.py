@@ -21,12 +21,14 @@ GRID = [(1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (2, 4), (2, 8), (4, 4)]
 KINDS = {
     "drain": ("noop", 100_000),
     "compute": ("compute", 100_000),
-    "append": ("append", 100_000),
+    "append": ("append", 200_000),
     "work": ("pay", 20_000),
     "sleep": ("sleep", 40_000),
 }
 # The most common of them.
 SHAPES = [(1, 1), (1, 8), (2, 4)]
+# The numbers of threads with which one process runs each kind.
+THREADS = [t for p, t in GRID if p == 1]
 # Sizes of arguments in bytes, and numbers of jobs.
 SIZES = {"100 B": (100, 20_000), "10 kB": (10_000, 5000), "1 MB": (1_000_000, 100)}
 # Jobs per call, and total number of jobs.
@@ -68,7 +70,7 @@ USUAL = [
     *[
         "enqueue",
         "enqueue many",
-        *(f"{what} {p} × {t}" for what in ("drain", "work") for p, t in SHAPES),
+        *(f"{what} {p} × {t}" for what in ("append", "work") for p, t in SHAPES),
     ],
     *["latency", "idle"],
 ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
+from inspect import iscoroutinefunction
 from typing import Any
 
 OURS = ["dbqueue"]
@@ -18,6 +20,8 @@ RIVALS = [
     "steady_queue",
     "django_tasks_db",
     "procrastinate",
+    "oban",
+    "pgqueuer",
     "django_q2",
     "celery_redis",
 ]
@@ -109,6 +113,27 @@ class Rival(System):
 
     def lacks(self) -> str:
         return "" if sys.version_info >= (3, 12) else "Django 6 needs Python 3.12."
+
+
+# Functions that an event loop would wait for.
+BLOCKING = ("pay", "sleep")
+
+
+def in_event_loop(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function as a coroutine function, for systems that run only these.
+
+    A thread runs it if it blocks. The others run in the loop, which is faster.
+    """
+    if iscoroutinefunction(function):
+        return function
+
+    @wraps(function)
+    async def run(*args: Any, **kwargs: Any) -> Any:
+        if function.__name__ in BLOCKING:
+            return await asyncio.to_thread(function, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    return run
 
 
 def fork(processes: int) -> None:
