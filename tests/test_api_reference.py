@@ -23,6 +23,7 @@ MODULES = [
     "batches",
     "beside",
     "context",
+    "contrib.prometheus",
     "contrib.tasks",
     "exceptions",
     "limits",

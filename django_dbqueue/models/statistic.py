@@ -163,6 +163,14 @@ class StatisticQuerySet(PrimaryQuerySet["Statistic"]):
         """Return the counts of each task, as ``per_queue()``."""
         return self._by("task", since)
 
+    def per_queue_and_task(self, since: datetime) -> dict[tuple[str, str], Counts]:
+        """Return the counts of each task in each queue, from the hour of ``since`` on."""
+        rows = self._since(Period.HOUR, since).order_by()
+        found: dict[tuple[str, str], Counts] = {}
+        for queue, task, *values in rows.values_list("queue", "task", *COLUMNS).iterator():
+            found.setdefault((queue, task), Counts()).merge(counts_of(values))
+        return found
+
     def by_queue(
         self, since: datetime, period: Period = Period.HOUR, queue: str | None = None
     ) -> dict[str, dict[datetime, Counts]]:

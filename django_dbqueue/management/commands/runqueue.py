@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -124,6 +124,13 @@ class Command(BaseCommand):
             "--name", help="A name for these processes, in their rows and log lines."
         )
         parser.add_argument(
+            "--metrics-port",
+            type=_address,
+            metavar="[ADDRESS:]PORT",
+            help="Serve metrics for Prometheus there (default address: 127.0.0.1). Needs "
+            "prometheus-client.",
+        )
+        parser.add_argument(
             "--pidfile",
             metavar="PATH",
             help="Write the process id to this file, and do not start while its process lives.",
@@ -149,6 +156,7 @@ class Command(BaseCommand):
             self._run_with_reloader(options)
             return
         supervisors = _supervisors(options)
+        _serve_metrics(options, supervisors)
         if reload:
             Reload(supervisors, reload)
             _end_after(stop, supervisors)
@@ -170,6 +178,7 @@ class Command(BaseCommand):
             atexit.register(ended.wait, 5.0)
             atexit.register(stop.request, immediate=True)
             supervisors = _supervisors({**options, "embedded": True})
+            _serve_metrics(options, supervisors)
             for each in supervisors:
                 _have_broken_modules_watched(each.options)
             code = run_all([partial(_run, each, stop) for each in supervisors], stop)
@@ -195,6 +204,35 @@ def _pidfile(options: dict[str, Any]) -> Iterator[None]:
         except (InvalidPidfile, PidfileTaken) as error:
             raise CommandError(str(error)) from None
         yield
+
+
+def _address(text: str) -> tuple[str, int]:
+    address, _, port = text.rpartition(":")
+    if not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65_535:
+        raise ArgumentTypeError(
+            f"{text!r} is not a port, nor an address and a port. Give such as 9100, "
+            "0.0.0.0:9100 or [::]:9100."
+        )
+    return address.strip("[]") or "127.0.0.1", int(port)
+
+
+def _serve_metrics(options: dict[str, Any], supervisors: Sequence[Supervisor]) -> None:
+    if not options.get("metrics_port"):
+        return
+    address, port = options["metrics_port"]
+    try:
+        from ...contrib import prometheus
+    except ImportError as error:
+        raise CommandError(
+            f"--metrics-port needs prometheus-client ({error}). "
+            "Install django-dbqueue-tasks[prometheus]."
+        ) from None
+    try:
+        prometheus.serve(address, port, [each.alias for each in supervisors])
+    except OSError as error:
+        raise CommandError(
+            f"--metrics-port: {address}:{port} cannot be used: {error}. Give another."
+        ) from None
 
 
 def _run(supervisor: Supervisor, stop: Shutdown) -> int:
