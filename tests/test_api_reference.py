@@ -37,6 +37,7 @@ MODULES = [
 # Defined without an underscore, for the package's own use.
 INTERNAL = {
     "batches.Entry",
+    "contrib.prometheus.serve",
     "limits.are_readable",
     "limits.check",
     "limits.of_call",

@@ -6,6 +6,7 @@ import json
 import sys
 import textwrap
 from argparse import ArgumentParser
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -56,17 +57,14 @@ class Command(BaseCommand):
             )
         found = [
             (each, list(examine(each, options["ignore"])))
-            for each in _databases(options["database"], options["backend"])
+            for each in chosen_databases(options["database"], options["backend"])
         ]
         if options["json"]:
             self.stdout.write(json.dumps([_as_json(*each) for each in found], indent=1))
         else:
             for each in found:
                 self._print(*each)
-        severities = {one.severity for _, those in found for _, one in those}
-        for severity, code in EXIT_CODES.items():
-            if severity in severities:
-                sys.exit(code)
+        exit_by([one for _, those in found for _, one in those])
 
     def _print(self, database: QueueDatabase, found: Found) -> None:
         findings = [(name, one) for name, one in found if isinstance(one, Finding)]
@@ -92,7 +90,16 @@ class Command(BaseCommand):
         self.stdout.write("")
 
 
-def _databases(database: str | None, backend: str | None) -> list[QueueDatabase]:
+def exit_by(results: Iterable[Finding | NotChecked]) -> None:
+    """Exit with the code of the most serious result; return if there is none."""
+    severities = {each.severity for each in results}
+    for severity, code in EXIT_CODES.items():
+        if severity in severities:
+            sys.exit(code)
+
+
+def chosen_databases(database: str | None, backend: str | None) -> list[QueueDatabase]:
+    """Return the databases of the queue, or those of an alias. Raises CommandError without any."""
     backends = [
         each
         for each in map(task_backends.__getitem__, task_backends)

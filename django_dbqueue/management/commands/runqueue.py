@@ -34,6 +34,7 @@ from ...runtime.connections import discard, keep_connections, prepare
 from ...runtime.logging_setup import RepeatedProblem, log_to_console, silence_polling
 from ...runtime.shutdown import Shutdown
 from ...runtime.signals import obey_hangup, obey_signals, obey_supervisor, run_beside_signals
+from ...runtime.supervisor import health
 from ...runtime.supervisor.drain import JointDrain
 from ...runtime.supervisor.multi_backend import run_all
 from ...runtime.supervisor.reload import Reload
@@ -124,6 +125,12 @@ class Command(BaseCommand):
             "--name", help="A name for these processes, in their rows and log lines."
         )
         parser.add_argument(
+            "--health-port",
+            type=_address,
+            metavar="[ADDRESS:]PORT",
+            help="Answer /live and /ready there (default address: 127.0.0.1).",
+        )
+        parser.add_argument(
             "--metrics-port",
             type=_address,
             metavar="[ADDRESS:]PORT",
@@ -156,7 +163,7 @@ class Command(BaseCommand):
             self._run_with_reloader(options)
             return
         supervisors = _supervisors(options)
-        _serve_metrics(options, supervisors)
+        _serve_others(options, supervisors)
         if reload:
             Reload(supervisors, reload)
             _end_after(stop, supervisors)
@@ -178,7 +185,7 @@ class Command(BaseCommand):
             atexit.register(ended.wait, 5.0)
             atexit.register(stop.request, immediate=True)
             supervisors = _supervisors({**options, "embedded": True})
-            _serve_metrics(options, supervisors)
+            _serve_others(options, supervisors)
             for each in supervisors:
                 _have_broken_modules_watched(each.options)
             code = run_all([partial(_run, each, stop) for each in supervisors], stop)
@@ -216,23 +223,30 @@ def _address(text: str) -> tuple[str, int]:
     return address.strip("[]") or "127.0.0.1", int(port)
 
 
-def _serve_metrics(options: dict[str, Any], supervisors: Sequence[Supervisor]) -> None:
-    if not options.get("metrics_port"):
-        return
-    address, port = options["metrics_port"]
+def _serve_others(options: dict[str, Any], supervisors: Sequence[Supervisor]) -> None:
+    """Serve health and metrics, if they are wanted. Raises CommandError if they cannot be."""
+    if where := options.get("health_port"):
+        with _said_of("--health-port", where):
+            health.serve(*where, supervisors)
+    if where := options.get("metrics_port"):
+        try:
+            from ...contrib import prometheus
+        except ImportError as error:
+            raise CommandError(
+                f"--metrics-port needs prometheus-client ({error}). "
+                "Install django-dbqueue-tasks[prometheus]."
+            ) from None
+        with _said_of("--metrics-port", where):
+            prometheus.serve(*where, [each.alias for each in supervisors])
+
+
+@contextmanager
+def _said_of(flag: str, where: tuple[str, int]) -> Iterator[None]:
     try:
-        from ...contrib import prometheus
-    except ImportError as error:
-        raise CommandError(
-            f"--metrics-port needs prometheus-client ({error}). "
-            "Install django-dbqueue-tasks[prometheus]."
-        ) from None
-    try:
-        prometheus.serve(address, port, [each.alias for each in supervisors])
+        yield
     except OSError as error:
-        raise CommandError(
-            f"--metrics-port: {address}:{port} cannot be used: {error}. Give another."
-        ) from None
+        said = f"{flag}: {where[0]}:{where[1]} cannot be used: {error}. Give another."
+        raise CommandError(said) from None
 
 
 def _run(supervisor: Supervisor, stop: Shutdown) -> int:

@@ -92,6 +92,7 @@ class Supervisor:
         # Children that are already replaced, and when they are killed.
         self._leaving: dict[Child, float] = {}
         self._code = 0
+        self._is_serving = self._has_ended = False
         self._wake, self._was_woken = threading.Event(), False
 
     def run(self, stop: Shutdown) -> int:
@@ -111,6 +112,7 @@ class Supervisor:
         try:
             self._start_missing()
             self._first_children = list(self._children)
+            self._is_serving = True
             while not self._code and not self._rest(stop):
                 self._status.tick()
                 leave_old_connections()
@@ -125,6 +127,7 @@ class Supervisor:
                     break
                 self._give_up_at_last()
         finally:
+            self._has_ended = True
             self._stop_members(stop)
         if self._drains and not self._code and self._drain().any_failed():
             self._code = 1
@@ -147,6 +150,37 @@ class Supervisor:
         """
         older = [child.spec.options for child in [*self._children, *self._leaving]]
         return max([self.options, *older], key=lambda each: each.shutdown_timeout)
+
+    def why_not_live(self) -> list[str]:
+        """Return why this process should be replaced; empty if it should not.
+
+        Called from another thread.
+        """
+        seconds = self._status.since_loop_tick()
+        if seconds <= self.options.patience + self.slowest_options.longest_shutdown:
+            return []
+        return [f"the main loop has made no progress for {seconds:.0f} s"]
+
+    def why_not_ready(self) -> list[str]:
+        """Return why the queues are not served as they should be; empty if they are.
+
+        Called from another thread.
+        """
+        if self._has_ended:
+            return ["is shutting down"]
+        if not self._is_serving:
+            return ["is starting: it waits for the database, or recovers jobs"]
+        found = self.why_not_live()
+        if not self._heartbeat.healthy:
+            silent = self._heartbeat.silent_for
+            found.append(f"the database has not answered for {silent:.0f} s")
+        ready = [child.spec for child in list(self._children) if child.status.is_ready]
+        for role in dict.fromkeys(spec.role for spec in self._specs):
+            wanted = [spec.role for spec in self._specs].count(role)
+            started = min(wanted, [spec.role for spec in ready].count(role))
+            if started < wanted:
+                found.append(f"{started} of {wanted} {role}s have started")
+        return found
 
     def end_if_stuck(self) -> None:
         """Exit if the main loop has made no progress for very long.
