@@ -75,7 +75,7 @@ def _check_arguments(name: str, args: Sequence[object], options: Mapping[str, ob
         raise ValueError(
             f"call_command: {name!r} cannot be loaded: {type(error).__name__}: {error}"
         ) from error
-    command.execute = _run_nothing
+    command.execute = _run_nothing  # type: ignore[method-assign]
     try:
         management.call_command(command, *args, **options)
     except (management.CommandError, TypeError) as error:

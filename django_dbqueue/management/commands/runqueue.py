@@ -227,7 +227,7 @@ def _serve_others(options: dict[str, Any], supervisors: Sequence[Supervisor]) ->
     """Serve health and metrics, if they are wanted. Raises CommandError if they cannot be."""
     if where := options.get("health_port"):
         with _said_of("--health-port", where):
-            health.serve(*where, supervisors)
+            health.serve(where[0], where[1], supervisors)
     if where := options.get("metrics_port"):
         try:
             from ...contrib import prometheus
@@ -237,7 +237,7 @@ def _serve_others(options: dict[str, Any], supervisors: Sequence[Supervisor]) ->
                 "Install django-dbqueue-tasks[prometheus]."
             ) from None
         with _said_of("--metrics-port", where):
-            prometheus.serve(*where, [each.alias for each in supervisors])
+            prometheus.serve(where[0], where[1], [each.alias for each in supervisors])
 
 
 @contextmanager
