@@ -189,6 +189,21 @@ class TestCollector:
         assert not any(key[0] == "dbqueue_jobs" for key in found)
         assert "metrics: default could not be read: the disk is full" in caplog.text
 
+    def test_database_that_does_not_answer_holds_no_second_thread(self, monkeypatch):
+        monkeypatch.setattr(prometheus, "PATIENCE", 0.1)
+        collector = QueueCollector(["default"])
+        collector._lock.acquire()
+
+        (up,) = collector.collect()
+
+        assert [each.value for each in up.samples] == [0]
+
+    def test_invalid_options_do_not_keep_urls_from_loading(self, settings):
+        wrong = {**settings.TASKS["default"], "OPTIONS": {"redy_within": 5}}
+        settings.TASKS = {"default": wrong}
+
+        metrics_view()
+
     def test_all_backends_are_read_by_default(self):
         tasks.nothing.using(backend="other", queue_name="mail").enqueue()
         registry = CollectorRegistry()

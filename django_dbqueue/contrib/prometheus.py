@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timezone
-from functools import partial
+from functools import cached_property, partial
 
 from django.conf import settings
 from django.db import Error
@@ -50,6 +50,8 @@ BUCKETS = tuple(
 # The states that are numbers of a Load.
 LOADED = (State.READY, State.SCHEDULED, State.BLOCKED, State.RUNNING)
 OTHERS = "(others)"
+# The longest wait for metrics that another thread is reading, in seconds.
+PATIENCE = 5.0
 BY_TASK = ("database", "queue", "task")
 
 
@@ -73,40 +75,48 @@ class QueueCollector(Collector):
         examined_every: float = 60.0,
         most: int = 500,
     ) -> None:
-        self._databases = [_Database(each, most) for each in _databases(list(backends))]
+        self._backends, self._most = _backends(list(backends)), most
         self._cached, self._examined_every = cached, examined_every
         self._lock, self._read_at, self._found = threading.Lock(), float("-inf"), list[Metric]()
 
     def collect(self) -> list[Metric]:
         """Return the metrics. ``dbqueue_up`` is 0 for a database that cannot be read."""
-        with self._lock:
+        # A database that does not answer must not collect the threads of a server.
+        if not self._lock.acquire(timeout=PATIENCE):
+            return [_up({each.alias: False for each in self._databases})]
+        try:
             if time.monotonic() - self._read_at >= self._cached:
                 self._found = self._read()
                 self._read_at = time.monotonic()
             return self._found
+        finally:
+            self._lock.release()
 
     def describe(self) -> list[Metric]:
         """Return nothing: the registry must not read the database when it is set up."""
         return []
 
+    @cached_property
+    def _databases(self) -> list[_Database]:
+        # Not in the constructor: options that are invalid must not keep urls.py from loading.
+        return [_Database(each, self._most) for each in queue_databases(self._backends)]
+
     def _read(self) -> list[Metric]:
         families: dict[str, Metric] = {}
-        up = GaugeMetricFamily(
-            "dbqueue_up", "Whether the queue's tables could be read.", labels=["database"]
-        )
+        is_up: dict[str, bool] = {}
         for each in self._databases:
             try:
                 found = list(each.metrics(self._examined_every))
             except Error as error:
                 report(error, "metrics: %s could not be read: %s", each.alias, error)
                 found = []
-            up.add_metric([each.alias], bool(found))
+            is_up[each.alias] = bool(found)
             for metric in found:
                 if other := families.get(metric.name):
                     other.samples += metric.samples
                 else:
                     families[metric.name] = metric
-        return [up, *families.values()]
+        return [_up(is_up), *families.values()]
 
 
 class _Database:
@@ -260,6 +270,15 @@ class _Database:
         return problems
 
 
+def _up(is_up: Mapping[str, bool]) -> Metric:
+    up = GaugeMetricFamily(
+        "dbqueue_up", "Whether the queue's tables could be read.", labels=["database"]
+    )
+    for alias, value in is_up.items():
+        up.add_metric([alias], value)
+    return up
+
+
 def serve(address: str, port: int, backends: Iterable[str]) -> None:
     """Serve the metrics over HTTP, from a thread of this process, and count its children's exits.
 
@@ -339,15 +358,12 @@ def _may_view(request: HttpRequest) -> bool:
     return bool(user and user.is_active and user.is_staff and user.has_perm(PERMISSION))
 
 
-def _databases(aliases: list[str]) -> list[QueueDatabase]:
-    backends = [
-        each
-        for alias in aliases or task_backends
-        if isinstance(each := task_backends[alias], DatabaseBackend)
-    ]
+def _backends(aliases: list[str]) -> list[DatabaseBackend]:
+    every = (task_backends[alias] for alias in aliases or task_backends)
+    backends = [each for each in every if isinstance(each, DatabaseBackend)]
     if unfit := sorted({*aliases} - {each.alias for each in backends}):
         raise ValueError(f"TASKS[{unfit[0]!r}] is not a DatabaseBackend: it has no metrics.")
-    return queue_databases(backends)
+    return backends
 
 
 def _histogram(times: Times) -> tuple[list[tuple[str, float]], float]:
