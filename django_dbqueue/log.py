@@ -1,10 +1,12 @@
-"""A filter for ``LOGGING`` that adds the running job to each log line."""
+"""For ``LOGGING``: a filter that adds the running job to each log line, and a JSON formatter."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from contextvars import ContextVar
+from datetime import datetime, timezone
 from typing import Protocol
 
 
@@ -36,3 +38,34 @@ class JobFields(logging.Filter):
             if not hasattr(record, name):
                 setattr(record, name, found.get(name, ""))
         return True
+
+
+# What every record has: its other attributes are the fields of its line.
+_USUAL = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """Write each record as a JSON object in one line.
+
+    It has ``time`` (UTC, with milliseconds), ``level``, ``logger`` and ``message``, the fields that
+    the record has beside these, unless they are empty text, and ``exception`` with the traceback.
+    Values that JSON has not are written as text.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, without its end."""
+        at = datetime.fromtimestamp(record.created, timezone.utc)
+        line: dict[str, object] = {
+            "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name, value in vars(record).items():
+            if name not in _USUAL and name not in line and value != "":
+                line[name] = value
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = self.formatStack(record.stack_info)
+        return json.dumps(line, default=str)

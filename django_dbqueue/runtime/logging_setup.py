@@ -9,12 +9,22 @@ from django.conf import settings
 from django.utils.log import AdminEmailHandler, RequireDebugTrue
 
 from ..core.internal_errors import report
+from ..log import JobFields, JsonFormatter
 from .connections import is_prepared
 
 
-def log_to_console(level: int | None = None) -> None:
-    """Log to the console if the project's ``LOGGING`` has no handler for this package's logger."""
-    logger = logging.getLogger("django_dbqueue")
+def log_to_console(level: int | None = None, as_json: bool = False) -> None:
+    """Log to the console if the project's ``LOGGING`` has no handler for this package's logger.
+
+    as_json: log all lines of the process there, also the project's, as JSON.
+    """
+    logger, root = logging.getLogger("django_dbqueue"), logging.getLogger()
+    if as_json and not root.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(JsonFormatter())
+        handler.addFilter(JobFields())
+        root.addHandler(handler)
+        root.setLevel(logging.INFO)
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(
@@ -24,6 +34,11 @@ def log_to_console(level: int | None = None) -> None:
         logger.setLevel(logging.INFO)
     if level is not None:
         logger.setLevel(level)
+
+
+def logs_json() -> bool:
+    """Return whether the lines of this process are written as JSON."""
+    return any(isinstance(each.formatter, JsonFormatter) for each in logging.getLogger().handlers)
 
 
 class _ConsoleFormatter(logging.Formatter):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
+from uuid import UUID
 
 import pytest
 from django.test import override_settings
 from django.utils.log import RequireDebugTrue
 
-from django_dbqueue.log import JobFields
+from django_dbqueue.log import JobFields, JsonFormatter
 from django_dbqueue.runtime.logging_setup import skip_unheard_lines
 
 from .. import tasks, timely
@@ -104,3 +107,52 @@ def test_verbosity_selects_log_lines_of_runqueue(runqueue, verbosity):
     assert child.wait(LONG) == 0
     assert ("supervisor@" in log_of(child)) == (verbosity != "0")
     assert ("starts (attempt 1)" in log_of(child)) == (verbosity == "2")
+
+
+def record(**values: object) -> logging.LogRecord:
+    return logging.makeLogRecord({"name": "shop", "levelname": "INFO", "created": 0.25, **values})
+
+
+def test_line_is_a_json_object_with_the_fields_of_its_record():
+    line = JsonFormatter().format(
+        record(msg="%s of %d", args=("one\n", 2), job_id=UUID(int=7), attempt=1, queue="", to=[1])
+    )
+
+    assert "\n" not in line
+    assert json.loads(line) == {
+        "time": "1970-01-01T00:00:00.250Z",
+        "level": "INFO",
+        "logger": "shop",
+        "message": "one\n of 2",
+        "job_id": str(UUID(int=7)),
+        "attempt": 1,
+        "to": [1],
+    }
+
+
+def test_traceback_is_part_of_the_object():
+    try:
+        raise ValueError("no")
+    except ValueError:
+        line = JsonFormatter().format(record(msg="failed", exc_info=sys.exc_info()))
+
+    assert json.loads(line)["exception"].endswith("ValueError: no")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_all_lines_of_runqueue_are_json_if_wanted(runqueue):
+    child = runqueue("--log-format", "json", *MANY)
+    result = timely.talk.enqueue("ada", 1)
+    result.wait(LONG)
+    tasks.fail.enqueue().wait(LONG)
+    child.terminate()
+    assert child.wait(LONG) == 0
+
+    lines = [json.loads(line) for line in log_of(child).splitlines()]
+
+    own = [line for line in lines if line["logger"] == "shop.orders"]
+    assert own and {(line["job_id"], line["attempt"]) for line in own} == {(result.id, 1)}
+    assert {line["task"] for line in own} == {"tests.timely.talk"}
+    assert any("process_name" in line for line in lines)
+    failed = [line for line in lines if line["level"] == "ERROR"]
+    assert failed and all("Traceback" in line["exception"] for line in failed)

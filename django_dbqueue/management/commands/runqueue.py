@@ -131,6 +131,12 @@ class Command(BaseCommand):
             help="Answer /live and /ready there (default address: 127.0.0.1).",
         )
         parser.add_argument(
+            "--log-format",
+            choices=["text", "json"],
+            default="text",
+            help="How lines are written that the project's LOGGING has no handler for.",
+        )
+        parser.add_argument(
             "--metrics-port",
             type=_address,
             metavar="[ADDRESS:]PORT",
@@ -150,7 +156,9 @@ class Command(BaseCommand):
             (obey_supervisor if options.get("beside") else obey_signals)(stop)
             # Before others can know of this process: a request is fulfilled after the start.
             obey_hangup(stop, reload.set)
-        log_to_console(LEVELS.get(options["verbosity"], logging.DEBUG))
+        log_to_console(
+            LEVELS.get(options["verbosity"], logging.DEBUG), options["log_format"] == "json"
+        )
         with _pidfile(options):
             self._handle(options, stop, reload if is_own_process else None)
 

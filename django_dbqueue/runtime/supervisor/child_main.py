@@ -29,11 +29,13 @@ def main(
     stacks: str,
     finished: Connection,
     level: int,
+    as_json: bool,
 ) -> None:
     """Set Django up, run the role until shutdown, and exit even if threads are still busy.
 
-    ``board_name`` is the name of its shared status. On a signal, the process writes the stack
-    traces of all its threads to the file ``stacks``. ``level`` is the supervisor's log level.
+    ``status_name`` is the name of its shared status. On a signal, the process writes the stack
+    traces of all its threads to the file ``stacks``. ``level`` and ``as_json`` are how the
+    supervisor logs.
     """
     import django
 
@@ -50,7 +52,7 @@ def main(
     from ..signals import obey_supervisor, run_beside_signals
     from .roles import run_role
 
-    log_to_console(level or None)
+    log_to_console(level or None, as_json)
     keep_connections()
     stop = Shutdown()
     obey_supervisor(stop)

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ...core.internal_errors import report
+from ..logging_setup import logs_json
 from ..shared_status import SharedStatus
 from ..shutdown import Shutdown
 from ..worker import executor
@@ -137,6 +138,7 @@ class ChildProcess:
             self._stacks.name,
             finished,
             logger.level,
+            logs_json(),
         )
         self._process = context.Process(target=child_main.main, args=arguments, name=spec.role)
         with no_main_module():
