@@ -46,6 +46,10 @@ class CommandNotAllowed(QueueError):
     """
 
 
+class InvalidMessage(QueueError):
+    """A message cannot be stored in a job by ``contrib.mail.EmailBackend``, or read from one."""
+
+
 class ProcessLost(QueueError):
     """The process that ran a job died. Recorded with the attempt, never raised."""
 

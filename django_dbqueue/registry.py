@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_dbqueue")
 
+# The modules of ``contrib`` that hold tasks.
+READY_MADE = ("tasks", "operations", "mail")
+
 
 def modules_with_tasks(modules: Iterable[str]) -> list[str]:
     """Return these modules, the ``tasks`` module of each installed app, and the package's own."""
@@ -32,7 +35,7 @@ def modules_with_tasks(modules: Iterable[str]) -> list[str]:
         for config in django_apps.get_app_configs()
         if module_has_submodule(config.module, "tasks")
     ]
-    return ["django_dbqueue.contrib.tasks", "django_dbqueue.contrib.operations", *apps, *modules]
+    return [*(f"django_dbqueue.contrib.{name}" for name in READY_MADE), *apps, *modules]
 
 
 def discover(modules: Iterable[str]) -> list[str]:

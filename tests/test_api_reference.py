@@ -23,6 +23,7 @@ MODULES = [
     "batches",
     "beside",
     "context",
+    "contrib.mail",
     "contrib.prometheus",
     "contrib.tasks",
     "exceptions",
