@@ -202,7 +202,7 @@ def more_threads(kind: str) -> Callable[[Figures], float | None]:
         run = figures.of(*names)
         rates = [rate for name in names if (rate := run.median(name, OUR))]
         parts = [rate / max(rates[: place + 1]) for place, rate in enumerate(rates)]
-        return min(parts, default=None)
+        return min(parts) if len(parts) > 1 else None
 
     return ratio
 

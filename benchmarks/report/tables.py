@@ -11,6 +11,8 @@ from ..systems import system
 from .figures import NAMES, OUR, Figures, Run
 from .goals import KINDS, goals, more_threads
 
+# The shapes in which all systems are compared.
+COMPARED = ("1 × 8", "2 × 4")
 # A column's heading, its scenario, and the figure.
 Column = tuple[str, str, str]
 
@@ -177,12 +179,8 @@ TABLES: dict[str, Callable[[Figures], str]] = {
     "facts": facts,
     "versions": versions,
     "goals": reached,
-    "append": partial(
-        by_system, [(s, f"append {s}", "rate") for s in ("1 × 1", "1 × 8", "2 × 4")], compared=True
-    ),
-    "work": partial(
-        by_system, [(s, f"work {s}", "rate") for s in ("1 × 1", "1 × 8", "2 × 4")], compared=True
-    ),
+    "append": partial(by_system, [(s, f"append {s}", "rate") for s in COMPARED], compared=True),
+    "work": partial(by_system, [(s, f"work {s}", "rate") for s in COMPARED], compared=True),
     "threads": threads,
     "enqueue": partial(
         by_system,
