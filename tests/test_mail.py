@@ -198,6 +198,14 @@ class TestJob:
 
         assert Job.objects.count() == 1
 
+    def test_many_messages_are_enqueued_together(self, django_assert_max_num_queries):
+        messages = [a_message(to=[f"{number}@example.com"]) for number in range(50)]
+        messages += [a_message(headers={"Message-ID": "<one@example.com>"})] * 2
+        with django_assert_max_num_queries(8):
+            assert Queued().send_messages(messages) == 52
+
+        assert Job.objects.count() == 51
+
     def test_messages_without_an_id_are_all_enqueued(self):
         message = a_message()
         Queued().send_messages([message, message])

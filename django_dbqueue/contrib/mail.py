@@ -18,6 +18,7 @@ from django.core.mail.backends.base import BaseEmailBackend
 from django.utils.encoding import force_str
 from django.utils.module_loading import import_string
 
+from ..bulk import enqueue_many
 from ..core import serialization
 from ..core.serialization import Json
 from ..exceptions import InvalidMessage
@@ -53,7 +54,7 @@ class EmailBackend(BaseEmailBackend):
         SMTP. With ``MAILERS``, its alias is the option ``mailer``.
 
     A message with the header ``Message-ID`` is enqueued once, however often it is sent; the others
-    get one. Raises InvalidMessage for a message that cannot be stored, before it enqueues any.
+    get one. Messages are enqueued all or none. Raises InvalidMessage for one that cannot be stored.
     """
 
     task: ClassVar[AnyTask] = send_message
@@ -66,9 +67,12 @@ class EmailBackend(BaseEmailBackend):
     def send_messages(self, email_messages: Sequence[EmailMessage]) -> int:
         """Enqueue the messages that have recipients, and return their number."""
         stored = [_stored(each) for each in email_messages if each.recipients()]
-        for message, key in stored:
-            once = self.task.using(key=key, on_conflict="once") if key else self.task
-            once.enqueue(message, self._by)
+        enqueue_many(
+            (self.task.using(key=key, on_conflict="once") if key else self.task).prepare(
+                message, self._by
+            )
+            for message, key in stored
+        )
         return len(stored)
 
     def _sending_backend(self, mailer: str) -> dict[str, str]:
