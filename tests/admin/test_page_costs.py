@@ -33,8 +33,6 @@ from .test_permissions import PAGES, url
 FEW, MANY = 10_000, 1_000_000
 # The statements of a page itself; Django reads its session and its user with two more.
 LIST, DETAIL, SESSION = 8, 12, 2
-# Above these numbers: the ids that a search finds.
-WITH_SEARCH = 1
 OTHER_PAGES = ("overview", "databasehealth")
 # The rows that a statement may read: a window, and one more to see that there are others.
 MOST_ROWS = SIZE + 1
@@ -107,11 +105,7 @@ def test_pages_cost_no_more_with_a_million_jobs() -> None:
 
 def most_statements(page: str) -> int:
     """Return the number of statements that a page may take."""
-    name, _, query = page.partition("?")
-    if ": " in name:
-        return DETAIL + SESSION
-    values = dict(parse_qsl(query, keep_blank_values=True))
-    return LIST + SESSION + (WITH_SEARCH if "q" in values else 0)
+    return (DETAIL if ": " in page.partition("?")[0] else LIST) + SESSION
 
 
 def most_rows(page: str) -> float:
