@@ -189,6 +189,21 @@ class TestCollector:
         assert not any(key[0] == "dbqueue_jobs" for key in found)
         assert "metrics: default could not be read: the disk is full" in caplog.text
 
+    def test_outage_is_not_reported_at_each_scrape(self, monkeypatch, caplog):
+        def refuse(*args: object) -> None:
+            raise OperationalError("the disk is full")
+
+        caplog.set_level("INFO", "django_dbqueue")
+        collector = QueueCollector(["default"], cached=0.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(Job.objects._queryset_class, "lanes", refuse)
+            for _ in range(5):
+                collector.collect()
+        collector.collect()
+
+        assert caplog.text.count("could not be read: the disk is full") == 1
+        assert caplog.text.count("could not be read (resolved after") == 1
+
     def test_database_that_does_not_answer_holds_no_second_thread(self, monkeypatch):
         monkeypatch.setattr(prometheus, "PATIENCE", 0.1)
         collector = QueueCollector(["default"])

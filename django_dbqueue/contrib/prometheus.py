@@ -29,7 +29,6 @@ from prometheus_client.registry import Collector
 from ..backend import DatabaseBackend
 from ..compat import task_backends
 from ..core.counts import BOUNDS, Counts, Times
-from ..core.internal_errors import report
 from ..doctor.database import QueueDatabase, queue_databases
 from ..doctor.runner import examine
 from ..models import Failure, Job, Process, Queue, Statistic
@@ -37,6 +36,7 @@ from ..models.bounded_count import LIMIT
 from ..models.enums import State
 from ..models.queue import Load
 from ..runtime.connections import close_connections
+from ..runtime.logging_setup import RepeatedProblem
 from ..signals import dispatcher_exited, worker_exited
 
 __all__ = ["QueueCollector", "metrics_view"]
@@ -107,8 +107,9 @@ class QueueCollector(Collector):
         for each in self._databases:
             try:
                 found = list(each.metrics(self._examined_every))
+                each.problem.over()
             except Error as error:
-                report(error, "metrics: %s could not be read: %s", each.alias, error)
+                each.problem.report(error)
                 found = []
             is_up[each.alias] = bool(found)
             for metric in found:
@@ -125,6 +126,7 @@ class _Database:
     def __init__(self, database: QueueDatabase, most: int) -> None:
         self._database, self._most = database, most
         self.alias = database.alias
+        self.problem = RepeatedProblem(f"metrics: {self.alias} could not be read")
         self._problems: list[tuple[str, str]] = []
         self._examined_at = float("-inf")
 
