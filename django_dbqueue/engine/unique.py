@@ -140,12 +140,23 @@ def _insert_or_lock(rows: JobQuerySet, jobs: Iterable[Job]) -> dict[str, Job]:
         first.setdefault(job.key or "", job)
     # On MySQL, an insert that meets an existing key locks the index range beside it: there, only
     # missing rows are inserted.
-    found = _lock(rows, list(first)) if connections[rows.db].vendor == "mysql" else {}
-    # Repeated for a row that was deleted in between.
+    found = _lock_by_id(rows, list(first)) if connections[rows.db].vendor == "mysql" else {}
+    # Repeated for a row that was deleted in between. These rows are found by their keys: an older
+    # snapshot of the caller's transaction does not show them.
     while missing := [key for key in first if key not in found]:
         for chunk in _chunks(missing):
             rows.bulk_create([first[key] for key in chunk], ignore_conflicts=True)
         found |= _lock(rows, missing)
+    return found
+
+
+def _lock_by_id(rows: JobQuerySet, keys: list[str]) -> dict[str, Job]:
+    """Lock the rows of the keys by their ids: see models/locking.py."""
+    found: dict[str, Job] = {}
+    for chunk in _chunks(keys):
+        ids = list(rows.filter(key__in=chunk).values_list("pk", flat=True))
+        held = lock_waiting(rows.filter(pk__in=ids).order_by("key").annotate(db_now=Now()))
+        found.update((row.key or "", row) for row in held)
     return found
 
 

@@ -532,13 +532,13 @@ def test_list_shows_priorities_that_are_not_the_usual_one(viewer: Client) -> Non
     ("values", "text"),
     [
         (
-            {"state": State.SUCCESSFUL, "started": 70, "finished": 60},
-            "ended 1 min ago, ran for 10 s",
+            {"state": State.SUCCESSFUL, "started": 3670, "finished": 3660},
+            "ended 1 h 1 min ago, ran for 10 s",
         ),
         ({"state": State.FAILED, "started": 3600, "finished": 3599.5}, "ran for 500 ms"),
         ({"state": State.DISCARDED, "finished": 7200}, "ended 2 h ago"),
-        ({"state": State.RUNNING, "started": 90}, "running for 1 min 30 s"),
-        ({"state": State.SCHEDULED, "due": 7200.5}, "due in 2 h"),
+        ({"state": State.RUNNING, "started": 5430}, "running for 1 h 30 min"),
+        ({"state": State.SCHEDULED, "due": 7230}, "due in 2 h"),
     ],
 )
 def test_list_says_when_and_how_long_jobs_ran(
