@@ -118,11 +118,12 @@ def assert_not_enqueued(task: AnyTask, **expected: Any) -> None:
     assert_enqueued(task, times=0, **expected)
 
 
-def _database_backend(alias: str, who: str) -> DatabaseBackend:
+def _database_backend(alias: str, caller: str) -> DatabaseBackend:
     backend = task_backends[alias]
     if not isinstance(backend, DatabaseBackend):
         raise TypeError(
-            f"TASKS[{alias!r}] is of {type(backend).__qualname__}; {who} needs a DatabaseBackend."
+            f"TASKS[{alias!r}] is of {type(backend).__qualname__}; {caller} needs a "
+            "DatabaseBackend."
         )
     return backend
 

@@ -139,7 +139,7 @@ class QueueAdmin(PausableAdmin):
 
     def with_details(self, request: Any, rows: list[LoadedQueue]) -> list[LoadedQueue]:
         shown = [queue.name for queue in rows]
-        lanes = getattr(request, "lanes", None) or Job.objects.lanes(shown)
+        lanes = request.lanes if hasattr(request, "lanes") else Job.objects.lanes(shown)
         loads = Queue.objects.loads(lane for lane in lanes if lane.queue in shown)
         counts = rates.of_queues()
         alive = list(Process.objects.workers())

@@ -321,11 +321,11 @@ def metrics_view(
 ) -> Callable[[HttpRequest], HttpResponse]:
     """Return a view of the metrics, for ``urls.py``.
 
-    token: who sends it as a bearer token may read them. Staff with the permission to view jobs may,
-        too; without a token, only they.
+    token: the bearer token of requests that may read the metrics. Staff with the permission to view
+        jobs may read them too; without a token, only they.
     collector: by default one of all backends.
 
-    Raises ValueError for an empty token: with one, everybody could read the metrics.
+    Raises ValueError for an empty token: it would permit any request.
     """
     if token is not None and not token.strip():
         raise ValueError(

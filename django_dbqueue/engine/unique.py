@@ -140,7 +140,8 @@ def _insert_or_lock(rows: JobQuerySet, jobs: Iterable[Job]) -> dict[str, Job]:
         first.setdefault(job.key or "", job)
     # On MySQL, an insert that meets an existing key locks the index range beside it: there, only
     # missing rows are inserted.
-    found = _lock_by_id(rows, list(first)) if connections[rows.db].vendor == "mysql" else {}
+    is_mysql = connections[rows.db].vendor == "mysql"
+    found = _lock(rows, list(first), by_id=True) if is_mysql else {}
     # Repeated for a row that was deleted in between. These rows are found by their keys: an older
     # snapshot of the caller's transaction does not show them.
     while missing := [key for key in first if key not in found]:
@@ -150,20 +151,14 @@ def _insert_or_lock(rows: JobQuerySet, jobs: Iterable[Job]) -> dict[str, Job]:
     return found
 
 
-def _lock_by_id(rows: JobQuerySet, keys: list[str]) -> dict[str, Job]:
-    """Lock the rows of the keys by their ids: see models/locking.py."""
+def _lock(rows: JobQuerySet, keys: list[str], by_id: bool = False) -> dict[str, Job]:
+    """Return the locked rows of the keys. ``by_id`` finds them without locks: models/locking.py."""
     found: dict[str, Job] = {}
     for chunk in _chunks(keys):
-        ids = list(rows.filter(key__in=chunk).values_list("pk", flat=True))
-        held = lock_waiting(rows.filter(pk__in=ids).order_by("key").annotate(db_now=Now()))
-        found.update((row.key or "", row) for row in held)
-    return found
-
-
-def _lock(rows: JobQuerySet, keys: list[str]) -> dict[str, Job]:
-    found: dict[str, Job] = {}
-    for chunk in _chunks(keys):
-        held = lock_waiting(rows.filter(key__in=chunk).order_by("key").annotate(db_now=Now()))
+        those = rows.filter(key__in=chunk)
+        if by_id:
+            those = rows.filter(pk__in=list(those.values_list("pk", flat=True)))
+        held = lock_waiting(those.order_by("key").annotate(db_now=Now()))
         found.update((row.key or "", row) for row in held)
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from threading import Barrier
+from threading import Barrier, Thread
 
 import pytest
 from django.db import IntegrityError, connection, connections, transaction
@@ -629,3 +629,29 @@ def test_invalid_version_is_refused_at_enqueue(value):
         add_newest.enqueue(1, value)
 
     assert not Job.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(connection.vendor != "mysql", reason="Its snapshots show no later rows.")
+def test_key_that_an_old_snapshot_does_not_show_is_found():
+    keyed = add.using(key="k")
+
+    def enqueue_in_another_transaction():
+        keyed.enqueue(1)
+        connection.close()
+
+    with connection.cursor() as cursor:
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    try:
+        with transaction.atomic():
+            assert not Job.objects.exists()
+            other = Thread(target=enqueue_in_another_transaction)
+            other.start()
+            other.join()
+            assert not Job.objects.exists()
+
+            assert keyed.enqueue(2).enqueued == "merged"
+    finally:
+        connection.close()
+
+    assert Job.objects.get().args == [2]

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 
 def ask(port: int, path: str, method: str = "GET") -> tuple[int, str]:
-    """Return status and text; 0 if nobody listens."""
+    """Return status and text; 0 if the connection is refused."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
     try:
         with urllib.request.urlopen(request, timeout=LONG) as answer:
