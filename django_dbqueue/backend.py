@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache, cached_property, partial
@@ -15,6 +16,7 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.db import router
 from django.db.models import Model
 from django.utils import timezone
+from django.utils.module_loading import import_string
 
 from . import limits
 from .batches import Entry
@@ -29,17 +31,19 @@ from .compat import (
     task_backends,
 )
 from .core import call_options, serialization, unique_keys
+from .core.documentation import with_reference
 from .core.notify import notify_queues, wake
 from .core.options import Options
 from .core.queue_selector import NAME, QueueSelector, check_name
 from .core.serialization import Json
-from .core.source import current_source
-from .core.time_values import LONGEST_WAIT
+from .core.source import current_recurring, current_source
+from .core.time_values import LONGEST_WAIT, problem_of
 from .core.uuid7 import uuid7
 from .engine import batches
 from .engine.enqueue import Insert, LazyJobs, run_inserts
 from .engine.unique import UniquePolicy
 from .exceptions import InvalidOption
+from .middleware import EnqueueCall, TaskMiddleware
 from .models import Batch, Execution, Job
 from .models.batch import BatchQuerySet
 from .models.enums import Conflict, EnqueueStatus
@@ -78,6 +82,14 @@ class DatabaseBackend(BaseTaskBackend):
     def options_of(self) -> Callable[[str], Options]:
         """The OPTIONS for the jobs of a queue, by the queue's name."""
         return cache(self.config.of)
+
+    @cached_property
+    def middleware(self) -> tuple[TaskMiddleware, ...]:
+        """The objects that the backend's OPTIONS name, the outermost first.
+
+        Raises ImportError for a path that leads to nothing, InvalidOption for another object.
+        """
+        return tuple(map(_middleware_at, self.config.middleware))
 
     @cached_property
     def recurring(self) -> list[Declared]:
@@ -122,13 +134,8 @@ class DatabaseBackend(BaseTaskBackend):
                 "Take it from django.utils.timezone."
             )
         super().validate_task(task)
-        if (
-            isinstance(at := task.run_after, datetime)
-            and at - datetime.now(at.tzinfo) > LONGEST_WAIT
-        ):
-            raise InvalidTask(
-                f"run_after must be within {LONGEST_WAIT.days:,} days from now, not {at}."
-            )
+        if isinstance(at := task.run_after, datetime) and (problem := problem_of(at)):
+            raise InvalidTask(f"run_after: {problem}")
         try:
             check_name(task.queue_name)
         except ValueError as error:
@@ -153,7 +160,9 @@ class DatabaseBackend(BaseTaskBackend):
         """
         self.validate_task(task)
         _check_conflict(task)
-        return self._enqueue([self._called(self._blank(task), task, args, kwargs)], task)[0]
+        with self.enqueueing(task) as metadata:
+            job = self._called(self._blank(task, metadata), task, args, kwargs)
+            return self._enqueue([job], task)[0]
 
     def enqueue_many(
         self,
@@ -165,19 +174,31 @@ class DatabaseBackend(BaseTaskBackend):
 
         ``stages`` are the stages of a pipeline; the first one is the task.
         """
-        blank = self.blank(task, stages)
-        if any(getattr(task, name, None) for name in ("key", "version", "concurrency", "rate")):
-            return self._enqueue(
-                build_each(calls, lambda call: self.called(blank, task, *call)), task
-            )
-        bound = build_each(calls, lambda call: (uuid7(), *self._bound(task, *call)))
-        return self._enqueue(LazyJobs(blank, bound), task)
+        with ExitStack() as surroundings:
+            many = not isinstance(calls, Sequence) or len(calls) != 1
+            blank = self.blank(task, stages, surroundings, many=many)
+            if any(getattr(task, name, None) for name in ("key", "version", "concurrency", "rate")):
+                return self._enqueue(
+                    build_each(calls, lambda call: self.called(blank, task, *call)), task
+                )
+            bound = build_each(calls, lambda call: (uuid7(), *self._bound(task, *call)))
+            return self._enqueue(LazyJobs(blank, bound), task)
 
-    def blank(self, task: AnyFrameworkTask, stages: Sequence[AnyTask] = ()) -> Job:
-        """Return a job of the validated task, or of a pipeline, without arguments."""
+    def blank(
+        self,
+        task: AnyFrameworkTask,
+        stages: Sequence[AnyTask],
+        surroundings: ExitStack,
+        *,
+        many: bool = True,
+    ) -> Job:
+        """Return a job of the validated task, or of a pipeline, without arguments.
+
+        Its copies are to be written inside ``surroundings``, which enter the middleware.
+        """
         self.validate_task(task)
         _check_conflict(task)
-        blank = self._blank(task)
+        blank = self._blank(task, surroundings.enter_context(self.enqueueing(task, many=many)))
         if stages:
             blank.stage, blank.pipeline = 0, [_as_stage(stage) for stage in stages]
         return blank
@@ -231,7 +252,7 @@ class DatabaseBackend(BaseTaskBackend):
         if options := stage.get("options"):
             task = call_options.apply(task, options)
         task = task.using(queue_name=stage["queue"], priority=stage["priority"])
-        there = self._called(self._blank(task), task, [value], {})
+        there = self._called(self._blank(task, None), task, [value], {})
         there.pipeline, there.stage, there.key, there.version = pipeline, place, None, None
         return there
 
@@ -252,7 +273,8 @@ class DatabaseBackend(BaseTaskBackend):
         Raises TypeError or ValueError as ``enqueue`` does.
         """
         self.validate_task(task)
-        return self._called(self._blank(task), task, args, {}).columns
+        with self.enqueueing(task) as metadata:
+            return self._called(self._blank(task, metadata), task, args, {}).columns
 
     @property
     def batches(self) -> BatchQuerySet:
@@ -291,6 +313,9 @@ class DatabaseBackend(BaseTaskBackend):
         )
 
     def check(self, **kwargs: object) -> list[CheckMessage]:
+        return [with_reference(each) for each in self._problems()]
+
+    def _problems(self) -> list[CheckMessage]:
         given = task_backends.settings.get(self.alias, {})
         queues = given.get("QUEUES", ())
         if isinstance(queues, str) or not all(
@@ -322,7 +347,28 @@ class DatabaseBackend(BaseTaskBackend):
             ]
         return []
 
-    def _blank(self, task: AnyFrameworkTask) -> Job:
+    @contextmanager
+    def enqueueing(
+        self, task: AnyFrameworkTask, *, many: bool = False
+    ) -> Iterator[Mapping[str, object] | None]:
+        """Enter the middleware around an enqueue call, and return the metadata for its jobs."""
+        metadata = getattr(task, "metadata", None)
+        if not self.middleware:
+            yield metadata
+            return
+        call = EnqueueCall(
+            task=task,
+            metadata={**(metadata or {})},
+            many=many,
+            in_batch=self._entry is not None,
+            recurring=current_recurring(),
+        )
+        with ExitStack() as surroundings:
+            for each in self.middleware:
+                surroundings.enter_context(each.enqueue(call))
+            yield call.metadata
+
+    def _blank(self, task: AnyFrameworkTask, metadata: Mapping[str, object] | None) -> Job:
         """Return a job of the task with the columns that do not depend on its arguments."""
         job = _blank_job().copy(uuid7())
         job.task, job.queue, job.priority = task.module_path, task.queue_name, task.priority
@@ -330,7 +376,7 @@ class DatabaseBackend(BaseTaskBackend):
         job.options = call_options.as_json(task, call_options.WITHOUT_COLUMN)
         if self.config.note_source:
             job.source = current_source(self.config.hidden)
-        if metadata := getattr(task, "metadata", None):
+        if metadata:
             job.metadata = serialization.to_json(metadata, of=f"metadata of {task.module_path}")
         if entry := self._entry:
             job.batch_id = entry.id
@@ -436,3 +482,19 @@ def _as_stage(task: AnyTask) -> dict[str, Json]:
     stage = {"task": task.module_path, "queue": task.queue_name, "priority": task.priority}
     options = call_options.as_json(task, call_options.OF_A_STAGE)
     return {**stage, "options": options} if options else stage
+
+
+def _middleware_at(path: str) -> TaskMiddleware:
+    """Return the object at a dotted path, or one of the class there.
+
+    Raises ImportError if nothing is there, InvalidOption if it is something else.
+    """
+    found = import_string(path)
+    if isinstance(found, type) and issubclass(found, TaskMiddleware):
+        found = found()
+    if not isinstance(found, TaskMiddleware):
+        raise InvalidOption(
+            f"middleware: {path!r} is {found!r}, and not a subclass of TaskMiddleware. Derive it "
+            "from django_dbqueue.middleware.TaskMiddleware."
+        )
+    return found

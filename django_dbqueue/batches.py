@@ -191,9 +191,10 @@ class batch:
             return None
         if not isinstance(task, self._backend.task_class):
             raise InvalidTask(f"{name} must be a task that takes the batch's id, not {task!r}.")
-        if task.run_after is not None or task.key is not None:
+        if (task.run_after, task.key, task.expires) != (None, None, None):
             raise InvalidTask(
-                f"{name} is enqueued when the batch has finished. Leave its run_after and key out."
+                f"{name} is enqueued when the batch has finished. Leave its run_after, key and "
+                "expires out."
             )
         try:
             return self._backend.columns_of(task, [str(self.id)])

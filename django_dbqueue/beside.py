@@ -35,6 +35,8 @@ _CHECK = 0.2
 # Seconds before the first restart of runqueue; they double up to the longest. A process that has
 # run for _STABLE seconds is restarted after the first.
 _FIRST, _LONGEST, _STABLE = 1.0, 30.0, 60.0
+# Exit code of runqueue if its arguments are wrong, as of argparse.
+_WRONG_ARGUMENTS = 2
 
 # The process beside this one. A forked process inherits the list, and must not end its parent's.
 _started: list[_Beside] = []
@@ -43,8 +45,9 @@ _started: list[_Beside] = []
 def start(*arguments: str) -> None:
     """Start ``runqueue`` with these arguments beside this process, unless it is already started.
 
-    It ends with this process, also if that is killed. Raises ImproperlyConfigured if
-    DJANGO_SETTINGS_MODULE is not set.
+    It ends with this process, also if that is killed. Arguments that runqueue does not know are
+    reported in the log, and then it is not started again. Raises ImproperlyConfigured for an
+    argument that is not text, and if DJANGO_SETTINGS_MODULE is not set.
     """
     if not any(each.is_own for each in _started):
         _started[:] = [_Beside("SIGTERM", arguments)]
@@ -89,6 +92,7 @@ def asgi(application: _Application, *arguments: str) -> _Application:
         raise ImproperlyConfigured(
             f"asgi() wraps an ASGI application, not {application!r}. Give get_asgi_application()."
         )
+    _check_arguments(arguments)
     held = ExitStack()
 
     async def beside(scope: _Message, receive: _Receive, send: _Send) -> None:
@@ -116,6 +120,7 @@ def runserver(*arguments: str) -> None:
 
     Does nothing for other commands. It restarts with the code; running jobs are released then.
     """
+    _check_arguments(arguments)
     is_serving = os.environ.get(DJANGO_AUTORELOAD_ENV) == "true" or "--noreload" in sys.argv
     if sys.argv[1:2] == ["runserver"] and is_serving and not {"-h", "--help"} & {*sys.argv}:
         parser = CommandParser(add_help=False, allow_abbrev=False)
@@ -136,6 +141,7 @@ class _Beside:
                 "Set it in the server's environment; in gunicorn.conf.py: "
                 "raw_env = ['DJANGO_SETTINGS_MODULE=mysite.settings']."
             )
+        _check_arguments(arguments)
         self._owner, self._signal = os.getpid(), signal.Signals[signal_name]
         self._call = ("_keep", signal_name, *arguments)
         self._process = _spawn(*self._call)
@@ -155,6 +161,15 @@ class _Beside:
     def stop(self) -> None:
         self._process.send_signal(self._signal)
         self._process.wait()
+
+
+def _check_arguments(arguments: tuple[object, ...]) -> None:
+    for each in arguments:
+        if not isinstance(each, str) or "\x00" in each:
+            raise ImproperlyConfigured(
+                f"{each!r} is no argument of runqueue. Give text, each word on its own: "
+                "'--threads', '4'."
+            )
 
 
 def _is_first_of_server(held: ExitStack) -> bool:
@@ -212,6 +227,11 @@ def _keep(parent: int, signal_name: str, *arguments: str) -> None:
             time.sleep(_CHECK)
         if is_ending:
             return
+        if child.returncode == _WRONG_ARGUMENTS:
+            sys.stderr.write(
+                "beside: runqueue does not take its arguments; not starting it again\n"
+            )
+            return
         pause = _FIRST if time.monotonic() - began > _STABLE else pause
         sys.stderr.write(
             f"beside: runqueue ended with exit code {child.returncode}; restarting in {pause:g} s\n"
@@ -240,7 +260,9 @@ def _run(parent: int, *arguments: str) -> None:
     try:
         call_command("runqueue", *arguments, skip_checks=False, beside=True)
     except CommandError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        # Django begins so what its parser says.
+        sys.exit(_WRONG_ARGUMENTS if str(error).startswith("Error: ") else 1)
 
 
 def _watch(parent: int, early: list[int], handler: object) -> None:

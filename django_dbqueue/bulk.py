@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
@@ -33,9 +34,10 @@ def enqueue_many(calls: Iterable[PreparedCall]) -> Sequence[JobResult]:
         raise TypeError(
             f"{calls!r} is not a list of calls. Give a list, such as [task.prepare(1)]."
         )
-    bulk = _Bulk()
-    places = build_each(calls, bulk.add)
-    results = bulk.enqueue()
+    with ExitStack() as surroundings:
+        bulk = _Bulk(surroundings)
+        places = build_each(calls, bulk.add)
+        results = bulk.enqueue()
     if len(results) == 1:
         return next(iter(results.values()))
     return [results[group][place] for group, place in places]
@@ -47,9 +49,13 @@ async def aenqueue_many(calls: Iterable[PreparedCall]) -> Sequence[JobResult]:
 
 
 class _Bulk:
-    """The jobs of a bulk, in the groups that are written together."""
+    """The jobs of a bulk, in the groups that are written together.
 
-    def __init__(self) -> None:
+    surroundings: enters the middleware around them.
+    """
+
+    def __init__(self, surroundings: ExitStack) -> None:
+        self._surroundings = surroundings
         self._jobs: dict[Group, list[Any]] = {}
         self._tasks: dict[UUID, AnyTask] = {}
         self._blanks: dict[tuple[int, int], tuple[PreparedCall, Any]] = {}
@@ -97,7 +103,8 @@ class _Bulk:
         # By identity: most calls share their task and its stages. The kept call keeps both alive.
         key = id(call.task), id(call.stages)
         if key not in self._blanks:
-            self._blanks[key] = call, backend.blank(call.task, call.stages)
+            blank = backend.blank(call.task, call.stages, self._surroundings)
+            self._blanks[key] = call, blank
         return self._blanks[key][1]
 
     def _task_of(self, job: Any) -> AnyTask:

@@ -16,6 +16,8 @@ from django.utils.module_loading import import_string
 from . import limits
 from .backend import DatabaseBackend
 from .compat import task_backends
+from .core.alert_targets import ADMINS
+from .core.documentation import with_reference
 from .core.options import Options
 from .exceptions import InvalidOption, InvalidSchedule, InvalidTaskPath
 from .limits import Limit, Rate
@@ -29,6 +31,10 @@ NOT_IMMEDIATE = "SQLite without immediate transactions fails with 'database is l
 @register("dbqueue")
 def check_databases(app_configs: object = None, **kwargs: object) -> Iterator[CheckMessage]:
     """Check that each backend's database can hold a queue."""
+    return map(with_reference, _problems_of_backends())
+
+
+def _problems_of_backends() -> Iterator[CheckMessage]:
     served: dict[tuple[str, str], str] = {}
     for alias in task_backends:
         backend = task_backends[alias]
@@ -39,6 +45,8 @@ def check_databases(app_configs: object = None, **kwargs: object) -> Iterator[Ch
                 yield from _check_commands(backend)
                 yield from _check_sql(backend)
                 yield from _check_receivers(backend)
+                yield from _check_middleware(backend)
+                yield from _check_alerts(backend)
             except (InvalidOption, TypeError):
                 continue  # The backend's own check reports it.
 
@@ -102,6 +110,43 @@ def _check_receivers(backend: DatabaseBackend) -> Iterator[CheckMessage]:
                 )
 
 
+def _check_middleware(backend: DatabaseBackend) -> Iterator[CheckMessage]:
+    try:
+        _ = backend.middleware
+    except Exception as error:
+        yield Error(
+            f"TASKS[{backend.alias!r}]['OPTIONS']['middleware'] cannot be used: "
+            f"{type(error).__name__}: {error}",
+            hint="Correct the path, or fix its module.",
+            id="dbqueue.E011",
+        )
+
+
+def _check_alerts(backend: DatabaseBackend) -> Iterator[CheckMessage]:
+    for place, target in enumerate(backend.config.alert_targets):
+        where = f"TASKS[{backend.alias!r}]['OPTIONS']['alerts'][{place}]"
+        if target.way == "function":
+            where += f": {target.to[0]!r}"
+            try:
+                is_function = callable(import_string(target.to[0]))
+            except Exception as error:
+                said = f"{where} cannot be imported: {type(error).__name__}: {error}"
+                yield Error(said, hint="Correct the path, or fix its module.", id="dbqueue.E012")
+                continue
+            if not is_function:
+                yield Error(
+                    f"{where} is not a function.",
+                    hint=f"Give it the signature def {target.to[0].rpartition('.')[2]}(alerts).",
+                    id="dbqueue.E012",
+                )
+        if target.to == (ADMINS,) and not settings.ADMINS:
+            yield Warning(
+                f"{where}: the setting ADMINS is empty, so no mail is sent.",
+                hint="Set ADMINS, or give addresses: {'mail': ['ops@example.com']}.",
+                id="dbqueue.W006",
+            )
+
+
 def _check_database(backend: DatabaseBackend) -> Iterator[CheckMessage]:
     name = f"TASKS[{backend.alias!r}]"
     if backend.database not in connections:
@@ -150,6 +195,10 @@ def check_recurring_tasks(app_configs: object = None, **kwargs: object) -> Itera
     The modules can be imported, every declared recurring task can recur, and tasks that share a
     limit agree on it.
     """
+    return map(with_reference, _problems_of_tasks())
+
+
+def _problems_of_tasks() -> Iterator[CheckMessage]:
     for name in dict.fromkeys(modules_with_tasks(_task_modules())):
         try:
             import_module(name)

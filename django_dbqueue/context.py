@@ -71,7 +71,7 @@ class JobContext(TaskContext):  # type: ignore[misc, type-arg]
         self.job.metadata.update(
             serialization.to_json(self.metadata, of=f"metadata of {self.job.task}")
         )
-        belongs_to_none = self.job.process_id is None  # ``runjob`` runs it, and writes nothing.
+        belongs_to_none = self.job.process_id is None  # ``queue run`` runs it, and writes nothing.
         if not belongs_to_none and not save_metadata(self.job):
             raise JobLost(f"Job {self.job.pk} belongs to another process now.")
 

@@ -173,7 +173,30 @@ def of_call(
         else:
             own = _as_tuple(getattr(task, kind))
             found += [each.of_call(key) for each in own if (key := _key(each, task, args, kwargs))]
-    return found or None
+    return strictest(found) or None
+
+
+def strictest(stored: list[dict[str, Json]]) -> list[dict[str, Json]]:
+    """Return the limits with each key once: of two with one key, the stricter numbers.
+
+    The keys of two limits of a task may be the same for some of its calls only. Limits that are not
+    readable are returned as they are.
+    """
+    if len(stored) < 2 or not are_readable(stored):
+        return stored
+    found: dict[Json, dict[str, Json]] = {}
+    for each in stored:
+        key = each["key"]
+        found[key] = _stricter(found[key], each) if key in found else each
+    return list(found.values())
+
+
+def _stricter(one: dict[str, Json], other: dict[str, Json]) -> dict[str, Json]:
+    both: dict[str, Any] = {**other, **one}
+    for name, choose in (("max_running", min), ("interval", max), ("burst", min), ("discard", max)):
+        if name in one and name in other:
+            both[name] = choose(one[name], other[name])
+    return both
 
 
 def of_task(task: Any) -> tuple[Limit | Rate, ...]:

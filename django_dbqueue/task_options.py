@@ -15,6 +15,7 @@ from django.db.models import Model
 from . import limits
 from .compat import InvalidTask, task_backends
 from .core import call_options, unique_keys
+from .core.option_values import INSTANT
 from .core.options import DAY, ENQUEUE, MOST_ATTEMPTS
 from .core.time_values import check_expires
 
@@ -83,11 +84,11 @@ def _check_run(task: Any) -> None:
         seconds = task.timeout.total_seconds()
         raise InvalidTask(f"timeout must be in seconds: {seconds:g}, not {task.timeout!r}.")
     if task.timeout is not None and (
-        type(task.timeout) not in (int, float) or not 0 < task.timeout < LONGEST_TIMEOUT
+        type(task.timeout) not in (int, float) or not INSTANT <= task.timeout < LONGEST_TIMEOUT
     ):
         raise InvalidTask(
             f"timeout must be a number of seconds above 0 and below {LONGEST_TIMEOUT:,.0f}, "
-            f"not {task.timeout!r}."
+            f"not {task.timeout!r}. The shortest is a microsecond."
         )
     if task.enqueue_when not in (None, *ENQUEUE):
         raise InvalidTask(
@@ -95,8 +96,12 @@ def _check_run(task: Any) -> None:
         )
     if task.on_lost not in ("retry", "fail"):
         raise InvalidTask(f"on_lost must be 'retry' or 'fail', not {task.on_lost!r}.")
-    if not isinstance(task.atomic, bool) or not isinstance(task.delete_on_success, bool | None):
-        raise InvalidTask("atomic and delete_on_success must be True or False.")
+    if not isinstance(task.atomic, bool):
+        raise InvalidTask(f"atomic must be True or False, not {task.atomic!r}.")
+    if not isinstance(task.delete_on_success, bool | None):
+        raise InvalidTask(
+            f"delete_on_success must be True or False, not {task.delete_on_success!r}."
+        )
     if task.atomic and iscoroutinefunction(task.func):
         raise InvalidTask(
             "atomic=True needs a plain function: Django has no transactions in coroutines."

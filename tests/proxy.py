@@ -20,6 +20,7 @@ class Proxy:
         self._open.set()
         self._refusing = False
         self._sockets: list[socket.socket] = []
+        self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def lead_to(self, port: int) -> None:
@@ -51,10 +52,11 @@ class Proxy:
 
     def _close_all(self) -> None:
         """Shut the sockets down; the threads that copy between them close them."""
-        for each in self._sockets:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-        self._sockets.clear()
+        with self._lock:
+            for each in self._sockets:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+            self._sockets.clear()
 
     def _accept(self) -> None:
         while True:
@@ -62,20 +64,26 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            if self._refusing:
+            with self._lock:
+                if not self._refusing:
+                    self._sockets.append(client)
+            if client not in self._sockets:
                 client.close()
                 continue
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        self._sockets.append(client)
         self._open.wait()
         try:
             server = self._reach()
         except OSError:
             client.close()
             return
-        self._sockets.append(server)
+        with self._lock:
+            is_cut = client not in self._sockets
+            self._sockets.append(server)
+        if is_cut:  # While the server was reached.
+            server.shutdown(socket.SHUT_RDWR)
         back = threading.Thread(target=self._pump, args=(server, client), daemon=True)
         back.start()
         self._pump(client, server)

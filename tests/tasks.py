@@ -508,6 +508,16 @@ def withdraw(account):
     return account
 
 
+@task(
+    concurrency=(
+        limit(1, key=lambda source: source, group="accounts"),
+        limit(1, key=lambda target: target, group="accounts"),
+    )
+)
+def move_money(source, target):
+    return source, target
+
+
 @task(concurrency=limit(2, group="bank"))
 def deposit(account):
     return account

@@ -23,8 +23,15 @@ MODULES = [
     "batches",
     "beside",
     "context",
+    "contrib.celery.canvas",
+    "contrib.celery.options",
+    "contrib.celery.results",
+    "contrib.celery.tasks",
     "contrib.mail",
+    "contrib.opentelemetry",
     "contrib.prometheus",
+    "contrib.sentry",
+    "contrib.structlog",
     "contrib.tasks",
     "exceptions",
     "limits",
@@ -38,14 +45,20 @@ MODULES = [
 # Defined without an underscore, for the package's own use.
 INTERNAL = {
     "batches.Entry",
+    "contrib.celery.options.Backoff",
+    "contrib.celery.options.rate_of",
+    "contrib.celery.options.settings_of",
+    "contrib.celery.results.jobs",
     "contrib.prometheus.serve",
     "limits.are_readable",
     "limits.check",
     "limits.of_call",
     "limits.of_task",
+    "limits.strictest",
     "results.result_of",
 }
 OPERATED = [
+    models.Alert,
     models.Batch,
     models.Execution,
     models.Failure,
@@ -91,7 +104,7 @@ def public_names(module_name: str) -> Iterator[tuple[str, Any]]:
     """The public classes, functions and tasks that a module defines itself."""
     module = import_module(f"django_dbqueue.{module_name}")
     for name, value in vars(module).items():
-        is_own = getattr(value, "__module__", None) == module.__name__ and (
+        is_own = str(getattr(value, "__module__", "")).startswith(module.__name__) and (
             inspect.isclass(value) or inspect.isfunction(value)
         )
         is_own_task = isinstance(value, Task) and value.func.__module__ == module.__name__

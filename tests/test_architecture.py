@@ -40,8 +40,10 @@ LAYERS = [
         "recurrence",
         "",
     ],
+    ["checks", "doctor"],
     ["runtime"],
-    ["checks", "apps", "testing", "contrib", "doctor", "management", "beside"],
+    ["apps", "testing", "contrib", "command_line", "management", "beside"],
+    ["pytest_plugin"],
     ["admin"],
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 
 from django_dbqueue import beside
 from django_dbqueue.models import Execution, Job, Process
@@ -231,6 +232,21 @@ def test_queue_that_cannot_start_is_tried_again_less_and_less_often(serve):
     assert time.monotonic() - began < 30
 
 
+def test_queue_with_wrong_arguments_is_not_tried_again(serve, project):
+    conf = project / "gunicorn.conf.py"
+    own = "def when_ready(server):\n    beside.start('--threds', '4')\n"
+    conf.write_text(f"{conf.read_text()}from django_dbqueue import beside\n{own}")
+    server = serve(*GUNICORN)
+
+    until(lambda: "does not take its arguments; not starting it again" in log_of(server))
+
+    assert "unrecognized arguments: --threds 4" in log_of(server)
+    assert "restarting" not in log_of(server)
+    assert server.poll() is None
+    server.terminate()
+    assert server.wait(LONG) == 0
+
+
 def test_queue_ends_when_its_keeper_is_killed(serve):
     serve(*GUNICORN)
     pid = the_supervisor()
@@ -389,6 +405,13 @@ def test_interrupt_from_the_terminal_lets_running_jobs_finish(serve):
 
     server.wait(LONG)
     assert Job.objects.get(pk=result.id).state == "successful"
+
+
+@pytest.mark.parametrize("given", [(5,), (["--threads", "4"],), ("--threads", 4), ("\x00",)])
+def test_argument_that_is_no_text_is_refused(given):
+    for call in (beside.start, partial(beside.asgi, str), beside.runserver):
+        with pytest.raises(ImproperlyConfigured, match=r"is no argument of runqueue\. Give text"):
+            call(*given)
 
 
 def test_gunicorn_without_settings_says_how_to_name_them(serve, project):

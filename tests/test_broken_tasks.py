@@ -12,7 +12,6 @@ from datetime import timedelta
 import pytest
 from django.conf import settings
 from django.core.checks import run_checks
-from django.test import override_settings
 from django.utils import timezone
 
 from django_dbqueue import testing
@@ -20,7 +19,7 @@ from django_dbqueue.models import Execution, Job
 from django_dbqueue.runtime.worker import failed_attempt
 
 from . import tasks
-from .conftest import LONG, address_of_the_test_database, log_of, until
+from .conftest import LONG, address_of_the_test_database, log_of, until, with_options
 from .management.test_runqueue import MANY
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
@@ -37,18 +36,6 @@ def broken(tmp_path, monkeypatch):
         "PYTHONPATH": str(tmp_path),
         "DBQUEUE_OPTIONS": json.dumps({"task_modules": ["broken_tasks", "unfinished_tasks"]}),
     }
-
-
-def with_options(**options):
-    return override_settings(
-        TASKS={
-            "default": {
-                "BACKEND": "django_dbqueue.backend.DatabaseBackend",
-                "QUEUES": [],
-                "OPTIONS": options,
-            }
-        }
-    )
 
 
 @pytest.mark.parametrize(

@@ -316,6 +316,16 @@ def test_several_statements_are_refused_by_sqlite(allowed, first, second):
     assert not Run.objects.exists()
 
 
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="A statement of PostgreSQL")
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("copy", ["COPY tests_run TO STDOUT", "COPY tests_run (job) FROM STDIN"])
+def test_copy_is_refused_with_a_remedy(allowed, copy):
+    result = outcome(run_sql.enqueue(copy))
+
+    assert result.status == "FAILED"
+    assert "Write SELECT or INSERT" in result.errors[0].traceback
+
+
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="An option of PostgreSQL")
 def test_several_statements_are_refused_with_server_side_binding(allowed, monkeypatch):
     from django.db.backends.postgresql.base import ServerBindingCursor
@@ -676,6 +686,10 @@ ENDS_TRANSACTION = [
     "start  transaction",
     "SELECT 1;\nSAVEPOINT a",
     "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+    "SET autocommit = 0",
+    "set @@session.autocommit=1",
+    "SELECT 1; LOCK TABLES tests_run WRITE",
+    "lock table tests_run as r read local, tests_item write",
 ]
 ENDS_NO_TRANSACTION = [
     "SELECT 'a; COMMIT'",
@@ -686,7 +700,33 @@ ENDS_NO_TRANSACTION = [
     "CREATE FUNCTION f() RETURNS int LANGUAGE sql BEGIN ATOMIC SELECT 1; END",
     "CREATE PROCEDURE p() BEGIN SELECT 1; END",
     "DO $$ BEGIN PERFORM 1; END $$",
+    "LOCK TABLE tests_run IN ACCESS EXCLUSIVE MODE",
+    "SELECT 1 AS autocommit",
 ]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_definition_of_a_table_succeeds(allowed):
+    """On MariaDB and MySQL it commits, and the job failed though the table was there."""
+    statements = ["CREATE TABLE tests_defined (i int)", "DROP TABLE tests_defined"]
+    results = [run_sql.enqueue(each) for each in statements]
+    drain()
+    for result in results:
+        result.refresh()
+        assert (result.status, result.return_value) in [("SUCCESSFUL", 0), ("SUCCESSFUL", -1)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_job_that_fails_after_the_definition_of_a_table_is_failed(allowed):
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite takes one statement at a time.")
+    result = run_sql.enqueue("CREATE TABLE tests_defined (i int); SELECT * FROM tests_nowhere")
+    drain()
+    result.refresh()
+    assert result.status == "FAILED"
+    assert "tests_nowhere" in Execution.objects.get().message
+    with connection.cursor() as cursor:
+        cursor.execute("DROP TABLE IF EXISTS tests_defined")
 
 
 @pytest.mark.parametrize("sql", ENDS_TRANSACTION)

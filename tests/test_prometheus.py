@@ -325,6 +325,33 @@ class TestServer:
 
         until(lambda: samples(fetch(port)).get(("dbqueue_child_exits_total", "worker")) == 1)
 
+    def test_workers_measure_themselves_and_counts_outlive_them(self, runqueue):
+        port = free_port()
+        runqueue("--metrics-port", str(port), "--threads", "2")
+
+        def worker(name: str, *labels: str) -> float | None:
+            return samples(fetch(port)).get((f"dbqueue_worker_{name}", "default", *labels))
+
+        tasks.add.enqueue_many([(number,) for number in range(50)])
+        running = tasks.sleep.enqueue(5)
+        until(lambda: worker("settled_jobs_total") == 50 and worker("running_jobs") == 1)
+        assert worker("claimed_jobs_total") == 51
+        assert 1 <= worker("claims_total", "yes") <= 51
+        assert 1 <= worker("settles_total") <= 50
+        assert 1 <= worker("active_threads") <= 2
+        until(lambda: worker("claims_total", "no") > 0)
+        until(lambda: worker("poll_delay_seconds") > 0)
+        until(lambda: worker("unsettled_jobs") == 0)
+
+        subprocess.run(["kill", "-9", str(Process.objects.get(kind="worker").pid)], check=True)
+
+        until(lambda: running.refresh() or running.is_finished)
+        until(lambda: worker("settled_jobs_total") == 51)
+        assert worker("claimed_jobs_total") == 52
+        program = [find("promtool"), "check", "metrics"]
+        done = subprocess.run(program, input=fetch(port), capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+
     def test_port_in_use_is_refused_with_its_address(self, runqueue):
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]

@@ -7,7 +7,8 @@ Never run. An ``ignore`` that is not needed is an error itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, assert_type
 
@@ -27,7 +28,9 @@ from django_dbqueue import (
     recurring,
     task,
 )
+from django_dbqueue.middleware import Ending, EnqueueCall, TaskMiddleware
 from django_dbqueue.results import JobResult
+from django_dbqueue.testing import advance, assert_enqueued, drain, run_job
 
 
 @task
@@ -174,6 +177,37 @@ def calls() -> None:
     pipeline(bare, calls)  # type: ignore[arg-type]
     GoTo(calls)  # type: ignore[arg-type]
     Finish(value=1)
+
+
+class Tenants(TaskMiddleware):
+    @contextmanager
+    def enqueue(self, call: EnqueueCall) -> Generator[None, None, None]:
+        call.metadata["tenant"] = "north"
+        assert_type(call.many, bool)
+        yield
+
+    def run(self, context: JobContext) -> AbstractContextManager[object]:
+        return nullcontext(context.metadata["tenant"])
+
+    def ended(self, context: JobContext, ending: Ending) -> None:
+        assert_type(ending.is_last_failure, bool)
+        assert_type(ending.error, BaseException | None)
+        ending.outcome = "failed"  # type: ignore[misc, assignment]
+
+
+class Untyped(TaskMiddleware):
+    def run(self, context: int) -> AbstractContextManager[object]:  # type: ignore[override]
+        return nullcontext()
+
+
+def tests() -> None:
+    assert_type(drain(), int)
+    assert_type(run_job(bare.enqueue(1)), JobResult)
+    advance(minutes=5)
+    assert_enqueued(bare, args=[1], kwargs={"text": "a"}, queue="mail", times=1)
+    run_job(1)  # type: ignore[arg-type]
+    advance("5")  # type: ignore[call-arg]
+    assert_enqueued(print)  # type: ignore[arg-type]
 
 
 async def coroutines() -> None:

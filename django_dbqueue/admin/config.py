@@ -32,11 +32,6 @@ def choices() -> list[str]:
     return list(first_of.values()) if len(first_of) > 1 else []
 
 
-def backends_in(database: str) -> tuple[DatabaseBackend, ...]:
-    """Return the backends whose jobs are in a database."""
-    return tuple(each for each in _backends() if each.database == database)
-
-
 def _backends() -> Iterator[DatabaseBackend]:
     backends = (task_backends[alias] for alias in task_backends)
     return (each for each in backends if isinstance(each, DatabaseBackend))

@@ -9,12 +9,12 @@ from django.template.defaultfilters import filesizeformat
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
-from ..doctor.database import QueueDatabase
+from ..doctor.database import QueueDatabase, database_of
 from ..doctor.runner import examine
 from ..doctor.size import TableSize, forecast, sizes
 from ..models import DatabaseHealth
 from .base import PageAdmin
-from .config import backend, backends_in, options
+from .config import backend, options
 from .problems import verdict
 
 
@@ -25,7 +25,7 @@ class DatabaseAdmin(PageAdmin):
 
     def context(self, request: HttpRequest) -> dict[str, object]:
         of = backend()
-        database = of and QueueDatabase(of.database, backends_in(of.database))
+        database = of and database_of(of)
         results = list(examine(database)) if database else []
         return {
             **verdict(results),

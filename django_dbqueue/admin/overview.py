@@ -15,14 +15,14 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
 from ..core.counts import BOUNDS, Counts, Times
-from ..doctor.database import QueueDatabase
+from ..doctor.database import database_of
 from ..doctor.runner import of_the_queue
 from ..models import Overview, Queue, Statistic
 from . import rates
 from .backend_choice import with_backend
 from .base import PageAdmin
 from .charts import Series, bars, sparkline
-from .config import backend, backends_in
+from .config import backend
 from .filters import number_by_state
 from .formatting import duration, job_count
 from .problems import verdict
@@ -46,7 +46,7 @@ class OverviewAdmin(PageAdmin):
         chosen = span_of(request.GET.get("hours"))
         queue = request.GET.get("queue", "").replace("\x00", "")
         of = backend()
-        database = of and QueueDatabase(of.database, backends_in(of.database))
+        database = of and database_of(of)
         return {
             **verdict(of_the_queue(database) if database else ()),
             "states": [

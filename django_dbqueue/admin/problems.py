@@ -19,6 +19,7 @@ PAGES = {
     "lag": "queue",
     "overdue-recurring-tasks": "recurringtask",
     "failures": "failure",
+    "unknown-tasks": "job",
     "hanged-jobs": "hangedjob",
     "stalled-operations": "operation",
     "orphaned-jobs": "hangedjob",

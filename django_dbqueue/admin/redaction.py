@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import cache
 from inspect import Parameter
-from itertools import chain, repeat
 
+from ..core import redaction
 from ..core.serialization import signature_of
 from ..exceptions import InvalidTaskPath
 from ..models import Job, RecurringTask
@@ -15,50 +14,19 @@ from ..tasks import Task
 from .config import options
 from .formatting import json_of
 
-HIDDEN = "••••••"
-DEEPEST = 100
+HIDDEN = redaction.HIDDEN
 
 
-def without_secrets(value: object, depth: int = 0) -> object:
-    """Replace hidden values in JSON. Values nested deeper than ``DEEPEST`` levels become "…"."""
-    match value:
-        case str():
-            return value
-        case Mapping() | Sequence() if depth == DEEPEST:
-            return "…"
-        case Mapping():
-            return {
-                name: HIDDEN if is_hidden(name) else without_secrets(each, depth + 1)
-                for name, each in value.items()
-            }
-        case Sequence():
-            return [without_secrets(each, depth + 1) for each in value]
-    return value
+def without_secrets(value: object) -> object:
+    """Replace hidden values in JSON."""
+    return redaction.without_secrets(value, options().hidden)
 
 
 def call_without_secrets(row: Job | RecurringTask) -> tuple[object, object]:
-    """Return the redacted positional and keyword arguments of a job or a recurring task.
-
-    The parameter names of the task's function decide. The name of ``*args`` counts for each of its
-    values. For a keyword without a parameter, the name of ``**kwargs`` counts too.
-    """
-    by_kind: dict[object, list[str]] = {}
-    for each in _parameters(row.task):
-        by_kind.setdefault(each.kind, []).append(each.name)
-    [rest] = by_kind.get(Parameter.VAR_POSITIONAL, [""])
-    [extra] = by_kind.get(Parameter.VAR_KEYWORD, [""])
-    only_positional = by_kind.get(Parameter.POSITIONAL_ONLY, [])
-    either = by_kind.get(Parameter.POSITIONAL_OR_KEYWORD, [])
-    places = only_positional + either
-    by_name = {*either, *by_kind.get(Parameter.KEYWORD_ONLY, [])}
-    args, kwargs = row.args, row.kwargs
-    # A row that was inserted by hand may hold anything.
-    if isinstance(args, list):
-        named = zip(args, chain(places, repeat(rest)), strict=False)
-        args = [HIDDEN if is_hidden(name) else each for each, name in named]
-    if isinstance(kwargs, dict) and is_hidden(extra):
-        kwargs = {name: each if name in by_name else HIDDEN for name, each in kwargs.items()}
-    return without_secrets(args), without_secrets(kwargs)
+    """Return the redacted positional and keyword arguments of a job or a recurring task."""
+    return redaction.call_without_secrets(
+        row.args, row.kwargs, _parameters(row.task), options().hidden
+    )
 
 
 def named_arguments(row: Job) -> dict[str, object]:
@@ -87,7 +55,7 @@ def places_of(task: str, name: str) -> list[int]:
 
 
 def is_hidden(name: str) -> bool:
-    return any(word.lower() in name.lower() for word in options().hidden)
+    return redaction.is_hidden(name, options().hidden)
 
 
 def known_task(path: str) -> Task[..., object] | None:

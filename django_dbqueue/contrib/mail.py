@@ -20,6 +20,7 @@ from django.utils.module_loading import import_string
 
 from ..bulk import enqueue_many
 from ..core import serialization
+from ..core.immediate_mail import is_immediate
 from ..core.serialization import Json
 from ..exceptions import InvalidMessage
 from ..tasks import AnyTask, task
@@ -66,6 +67,8 @@ class EmailBackend(BaseEmailBackend):
 
     def send_messages(self, email_messages: Sequence[EmailMessage]) -> int:
         """Enqueue the messages that have recipients, and return their number."""
+        if is_immediate.get():
+            return _connection(self._by).send_messages(email_messages) or 0
         stored = [_stored(each) for each in email_messages if each.recipients()]
         enqueue_many(
             (self.task.using(key=key, on_conflict="once") if key else self.task).prepare(

@@ -7,9 +7,10 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timezone
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 from django.conf import settings
 from django.db import Error
@@ -38,6 +39,9 @@ from ..models.queue import Load
 from ..runtime.connections import close_connections
 from ..runtime.logging_setup import RepeatedProblem
 from ..signals import dispatcher_exited, worker_exited
+
+if TYPE_CHECKING:
+    from ..runtime.supervisor.supervisor import Supervisor
 
 __all__ = ["QueueCollector", "metrics_view"]
 
@@ -281,13 +285,14 @@ def _up(is_up: Mapping[str, bool]) -> Metric:
     return up
 
 
-def serve(address: str, port: int, backends: Iterable[str]) -> None:
-    """Serve the metrics over HTTP, from a thread of this process, and count its children's exits.
+def serve(address: str, port: int, supervisors: Sequence[Supervisor]) -> None:
+    """Serve the metrics over HTTP, from a thread of this process, with those of its children.
 
     Raises OSError if the port cannot be used.
     """
     registry = CollectorRegistry()
-    registry.register(_ReadInThread(QueueCollector(backends)))
+    registry.register(_ReadInThread(QueueCollector(each.alias for each in supervisors)))
+    registry.register(_WorkerCollector(supervisors))
     exits = PrometheusCounter(
         "dbqueue_child_exits", "Processes of this runqueue that ended.", ["role"], registry=registry
     )
@@ -298,6 +303,48 @@ def serve(address: str, port: int, backends: Iterable[str]) -> None:
 
 def _count(exits: PrometheusCounter, **kwargs: object) -> None:
     exits.inc()
+
+
+class _WorkerCollector(Collector):
+    """What the workers of this runqueue count and measure, by backend."""
+
+    def __init__(self, supervisors: Sequence[Supervisor]) -> None:
+        self._supervisors = supervisors
+
+    def collect(self) -> Iterator[Metric]:
+        measures = {each.alias: each.worker_measures() for each in self._supervisors}
+        claims = CounterMetricFamily(
+            "dbqueue_worker_claims",
+            "Rounds in which workers looked for jobs, by whether they claimed any.",
+            labels=["backend", "found"],
+        )
+        for alias, of in measures.items():
+            claims.add_metric([alias, "yes"], of.get("claims", 0.0))
+            claims.add_metric([alias, "no"], of.get("empty_claims", 0.0))
+        yield claims
+        for family, name, text in (
+            (CounterMetricFamily, "claimed_jobs", "Jobs that workers claimed."),
+            (CounterMetricFamily, "settles", "Transactions in which results were written."),
+            (CounterMetricFamily, "settled_jobs", "Jobs whose results were written."),
+            (GaugeMetricFamily, "active_threads", "Threads that take jobs at the moment."),
+            (GaugeMetricFamily, "running_jobs", "Jobs that run."),
+            (GaugeMetricFamily, "unsettled_jobs", "Jobs that have ended and are not written yet."),
+        ):
+            metric = family(f"dbqueue_worker_{name}", text, labels=["backend"])
+            for alias, of in measures.items():
+                metric.add_metric([alias], of.get(name, 0.0))
+            yield metric
+        delay = GaugeMetricFamily(
+            "dbqueue_worker_poll_delay_seconds",
+            "The longest delay of a worker before it looks for jobs again.",
+            labels=["backend"],
+        )
+        for alias, of in measures.items():
+            delay.add_metric([alias], of["poll_delay"])
+        yield delay
+
+    def describe(self) -> list[Metric]:
+        return []
 
 
 class _ReadInThread(Collector):

@@ -24,7 +24,9 @@ AFTER = 0.5
 # a job that then fails.
 TRANSACTION = re.compile(
     r"(?:^|;)\s*(commit|rollback|abort|begin|end|start\s+transaction|savepoint|release|"
-    r"prepare\s+transaction|set\s+transaction|set\s+session\s+characteristics)\b",
+    r"prepare\s+transaction|set\s+transaction|set\s+session\s+characteristics|"
+    # MariaDB and MySQL; LOCK TABLE of PostgreSQL has other modes.
+    r"set\s+(?:session\s+|@@session\.|@@)?autocommit|lock\s+tables?\s[^;]*\s(?:read|write))\b",
     re.I,
 )
 # Comments, strings, quoted names, and PostgreSQL's dollar-quoted strings. Whether a backslash
@@ -130,6 +132,11 @@ def _execute(cursor: CursorWrapper, sql: str, parameters: Any) -> None:
             raise ValueError(
                 "run_sql: this database's driver takes one statement at a time, but sql has "
                 "several. Enqueue a job for each."
+            ) from error
+        if "COPY cannot be used" in str(error):  # psycopg.
+            raise ValueError(
+                "run_sql: COPY has its own protocol, which run_sql does not have. Write SELECT or "
+                "INSERT, or copy in a task of your own."
             ) from error
         raise
 

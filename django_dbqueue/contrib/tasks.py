@@ -185,5 +185,6 @@ def run_sql(
     # What it sets must not hold for later jobs.
     for alias in {database, context.job._state.db or database}:
         close_after_job(alias)
-    with transaction.atomic(using=database):
+    # DDL on MariaDB and MySQL commits, and then there is no savepoint to release.
+    with transaction.atomic(using=database, savepoint=False):
         return rows.run(sql, parameters, database, keep, header, context.job.timeout)

@@ -74,7 +74,7 @@ class Times:
         It is exact to the bounds of one bucket, and interpolated between them. Raises ValueError
         for a percentage outside 0 to 100.
         """
-        if not 0 <= percent <= 100:
+        if type(percent) not in (int, float) or not 0 <= percent <= 100:
             raise ValueError(f"percentile must be a number from 0 to 100, not {percent!r}.")
         left = self.number * percent / 100
         for place, number in sorted(self.buckets.items()):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any
@@ -17,6 +17,8 @@ from ..exceptions import InvalidOption, InvalidSchedule
 from ..recurrence.rule import Recurrence
 from ..signals import __all__ as SIGNALS
 from . import release
+from .alert_targets import AlertTarget, problems_of_alerts
+from .option_values import FOREVER, INSTANT, as_names, is_path, must_know
 
 # The largest value that the job's column holds on every database.
 MOST_ATTEMPTS = 32767
@@ -25,8 +27,6 @@ MOST_AT_A_TIME = 1000
 # What four bytes hold.
 MOST_WHOLE = 2**31 - 1
 DAY = 86_400.0
-# Seconds that no option reaches.
-FOREVER = 10**9
 # When ``enqueue()`` writes a job. The first is the default.
 ENQUEUE = ("in_transaction", "on_commit")
 _NAME = re.compile(r"[\w.-]{0,50}")
@@ -53,7 +53,7 @@ OF_A_GROUP = (
 # Options that are lists of names.
 OF_NAMES = {
     *("queues", "task_modules", "hidden", "allow_sql", "allow_commands"),
-    "indexed_arguments",
+    *("indexed_arguments", "middleware"),
 }
 
 
@@ -125,6 +125,10 @@ class Options:
     embedded: everything in one process, as threads.
     name: a name for these processes, in their rows and log lines.
     silence_polling: keep the queue's own statements out of Django's SQL log; those of tasks stay.
+    middleware: subclasses of ``django_dbqueue.middleware.TaskMiddleware``, or objects of them, as
+        dotted paths, the outermost first: ``["shop.tenants.TenantMiddleware"]``.
+    alerts: targets that are notified of problems: ``[{"mail": "ADMINS"}, {"webhook": "https://…",
+        "secret": "…", "severity": "critical"}, {"function": "shop.page", "checks": ["lag"]}]``.
     receivers: receivers of the signals in ``django_dbqueue.signals``, as dotted paths:
         ``{"worker_started": "shop.monitoring.worker_started"}``, or a list of paths.
     """
@@ -184,6 +188,9 @@ class Options:
     embedded: bool = False
     name: str = ""
     silence_polling: bool = True
+    middleware: tuple[str, ...] = ()
+    # Not shown: webhooks have secrets.
+    alerts: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     receivers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -228,20 +235,27 @@ class Options:
         Raises InvalidOption for an unknown key, naming the nearest one, and for an invalid value.
         """
         names = [field.name for field in fields(cls)]
-        _must_know(given, names)
+        must_know(given, names)
         return cls().changed(**given)
 
     def changed(self, **changes: Any) -> Options:
         """Return these options with some of them changed."""
         for key in OF_NAMES & set(changes):
-            changes[key] = _as_names(changes[key])
+            changes[key] = as_names(changes[key])
         if not isinstance(allowed := changes.get("allow_import_errors", False), bool):
-            changes["allow_import_errors"] = _as_names(allowed)
+            changes["allow_import_errors"] = as_names(allowed)
         if isinstance(workers := changes.get("workers"), (list, tuple)):
             changes["workers"] = tuple(map(_with_names, workers))
+        if isinstance(alerts := changes.get("alerts"), list):
+            changes["alerts"] = tuple(alerts)
         if isinstance(receivers := changes.get("receivers"), Mapping):
-            changes["receivers"] = {name: _as_names(paths) for name, paths in receivers.items()}
+            changes["receivers"] = {name: as_names(paths) for name, paths in receivers.items()}
         return replace(self, **changes)
+
+    @property
+    def alert_targets(self) -> list[AlertTarget]:
+        """The entries of ``alerts``."""
+        return [AlertTarget.from_settings(each) for each in self.alerts]
 
     def groups(self, changes: Mapping[str, object]) -> list[dict[str, object]]:
         """Return the changes of each group of workers to these options.
@@ -280,37 +294,10 @@ class Options:
         return replace(self, per_queue={}, **own) if own else self
 
 
-def _must_know(
-    given: object, names: Iterable[str], where: str = "", what: str = "an option"
-) -> None:
-    if not isinstance(given, Mapping):
-        raise InvalidOption(f"{where}{given!r} is not a dict. Pass a dict, or remove it.")
-    for key in given:
-        if key not in names:
-            near = difflib.get_close_matches(str(key).lower(), names, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Choose from {', '.join(names)}."
-            raise InvalidOption(f"{where}{key!r} is not {what}. {hint}")
-
-
-def _is_path(given: object) -> bool:
-    return (
-        isinstance(given, str)
-        and len(parts := given.split(".")) > 1
-        and all(map(str.isidentifier, parts))
-    )
-
-
-def _as_names(given: object) -> object:
-    """Return names as a tuple, from a list or from text with commas."""
-    if isinstance(given, str):
-        given = [name.strip() for name in given.split(",") if name.strip()]
-    return tuple(given) if isinstance(given, (list, tuple)) else given
-
-
 def _with_names(group: object) -> object:
     """Return a group of workers with its queues as a tuple."""
     if isinstance(group, Mapping) and "queues" in group:
-        return {**group, "queues": _as_names(group["queues"])}
+        return {**group, "queues": as_names(group["queues"])}
     return group
 
 
@@ -360,6 +347,10 @@ def _problems(options: Any) -> Iterator[str]:
                 f"indexed_arguments: {name!r} is not the name of an argument. "
                 "Give such as 'customer'."
             )
+    yield from _names(options, "middleware", "['shop.tenants.TenantMiddleware']")
+    for path in options.middleware:
+        if not is_path(path):
+            yield f"middleware: {path!r} is no dotted path. Give such as 'shop.tenants.Tenant'."
     yield from _names(options, "hidden", "['password', 'token']")
     if not callable(options.backoff):
         yield (
@@ -368,14 +359,9 @@ def _problems(options: Any) -> Iterator[str]:
         )
     if options.enqueue not in ENQUEUE:
         yield f"enqueue={options.enqueue!r} is not {' or '.join(map(repr, ENQUEUE))}. Change it."
-    _must_know(options.recurring, options.recurring, "recurring=")
+    must_know(options.recurring, options.recurring, "recurring=")
     for name, own in options.recurring.items():
         yield from _problems_of_a_schedule(name, own)
-    _must_know(options.per_queue, options.per_queue, "per_queue=")
-    for queue, own in options.per_queue.items():
-        where = f"per_queue[{queue!r}]: "
-        _must_know(own, OF_A_QUEUE, where)
-        yield from (where + problem for problem in _problems_with(options, own))
     if not (isinstance(options.name, str) and _NAME.fullmatch(options.name)):
         yield (
             f"name={options.name!r} is not a name. Give up to 50 letters, digits, dots, hyphens "
@@ -390,13 +376,20 @@ def _problems(options: Any) -> Iterator[str]:
             f"release={options.release!r} is not one line of up to {release.LONGEST} characters. "
             "Give such as '2026.11.3', or None to take it from the environment."
         )
-    _must_know(options.receivers, SIGNALS, "receivers: ", "a signal of django_dbqueue.signals")
+    must_know(options.receivers, SIGNALS, "receivers: ", "a signal of django_dbqueue.signals")
     for signal, paths in options.receivers.items():
-        if not (isinstance(paths, tuple) and paths and all(map(_is_path, paths))):
+        if not (isinstance(paths, tuple) and paths and all(map(is_path, paths))):
             yield (
                 f"receivers: {signal!r} has {paths!r}, which is not a dotted path. Give such as "
                 f"'shop.monitoring.{signal}', or a list of such paths."
             )
+    yield from problems_of_alerts(options.alerts)
+    # From here on, with all other options, which must be valid by now.
+    must_know(options.per_queue, options.per_queue, "per_queue=")
+    for queue, own in options.per_queue.items():
+        where = f"per_queue[{queue!r}]: "
+        must_know(own, OF_A_QUEUE, where)
+        yield from (where + problem for problem in _problems_with(options, own))
     if not isinstance(options.workers, tuple):
         yield (
             f"workers={options.workers!r} is not a list of dicts. Give "
@@ -405,13 +398,13 @@ def _problems(options: Any) -> Iterator[str]:
         return
     for place, group in enumerate(options.workers):
         where = f"workers[{place}]: "
-        _must_know(group, OF_A_GROUP, where)
+        must_know(group, OF_A_GROUP, where)
         yield from (where + problem for problem in _problems_with(options, group))
 
 
 def _problems_of_a_schedule(name: str, own: Mapping[str, Any]) -> Iterator[str]:
     where = f"recurring[{name!r}]: "
-    _must_know(own, OF_A_SCHEDULE, where)
+    must_know(own, OF_A_SCHEDULE, where)
     for key in TEXTS_OF_A_SCHEDULE:
         if not isinstance(own.get(key, ""), str):
             yield f"{where}{key}={own[key]!r} is not text. Change it."
@@ -451,6 +444,8 @@ def _seconds(options: Options, name: str, *, is_optional: bool) -> Iterator[str]
         yield f"{name}={value!r} is not a number of seconds. Give {value.total_seconds():g}."
     elif not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
         yield f"{name}={value!r} is not a number of seconds above 0. Change it."
+    elif value < INSTANT:
+        yield f"{name}={value!r} is under a microsecond. Raise it."
     elif value >= FOREVER:
         hint = "Give None for no bound" if is_optional else "Lower it"
         yield f"{name}={value!r} is over {FOREVER:,} seconds, 31 years. {hint}."

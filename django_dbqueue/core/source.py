@@ -45,6 +45,11 @@ def recurring_noted(name: str) -> Iterator[None]:
         _recurring.reset(token)
 
 
+def current_recurring() -> str:
+    """Return the name of the recurring task that is enqueued here and now, or ""."""
+    return _recurring.get()
+
+
 def current_source(hidden: Iterable[str]) -> dict[str, str]:
     """Return the source of a job that is enqueued here and now.
 

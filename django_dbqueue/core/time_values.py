@@ -12,6 +12,8 @@ from ..compat import InvalidTask
 
 # After a longer wait, a time may be later than the latest datetime.
 LONGEST_WAIT = timedelta(days=36_500)
+# Databases store times after this year only.
+FIRST_YEAR = 1000
 
 
 def check_expires(expires: object, run_after: object) -> None:
@@ -69,6 +71,15 @@ def seconds_of(delay: object, name: str) -> float:
     return float(seconds)
 
 
+def problem_of(at: datetime) -> str:
+    """Return why a job cannot start at this time; "" if it can."""
+    if at.year <= FIRST_YEAR:
+        return f"{at} is not later than the year {FIRST_YEAR}. Give a later time."
+    if at - datetime.now(at.tzinfo) > LONGEST_WAIT:
+        return f"{at} is not within {LONGEST_WAIT.days:,} days from now. Give an earlier time."
+    return ""
+
+
 def seconds_or_time(delay: object, name: str) -> float | datetime:
     """Return a delay in seconds, or the time at which it ends. Raises as ``seconds_of()``."""
     if not isinstance(delay, datetime):
@@ -77,8 +88,6 @@ def seconds_or_time(delay: object, name: str) -> float | datetime:
         raise ValueError(
             f"{name}: {delay!r} is not {_a_datetime()}. Take it from django.utils.timezone."
         )
-    if delay - timezone.now() > LONGEST_WAIT:
-        raise ValueError(
-            f"{name}: {delay} is more than {LONGEST_WAIT.days:,} days away. Give an earlier time."
-        )
+    if problem := problem_of(delay):
+        raise ValueError(f"{name}: {problem}")
     return delay

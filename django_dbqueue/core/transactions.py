@@ -7,7 +7,7 @@ overtaken can be repeated.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 from django.db import OperationalError, connections, transaction
@@ -49,6 +49,25 @@ class writing(transaction.Atomic):
             connection.transaction_mode = mode
 
 
+@dataclass(frozen=True)
+class CommitHook:
+    """The callback of ``on_commit_all()`` on one database, which acts once, however often called.
+
+    waiting: the databases whose commit is still to come. asked: those that were ever waited for.
+    """
+
+    action: Callable[[], object]
+    alias: str
+    waiting: set[str]
+    asked: frozenset[str]
+
+    def __call__(self) -> None:
+        if self.alias in self.waiting:
+            self.waiting.discard(self.alias)
+            if not self.waiting:
+                on_commit_all(self.action, asked=self.asked)
+
+
 def on_commit_all(action: Callable[[], object], *, asked: frozenset[str] = frozenset()) -> None:
     """Call ``action`` once this thread has no transaction open on any database.
 
@@ -65,13 +84,6 @@ def on_commit_all(action: Callable[[], object], *, asked: frozenset[str] = froze
     if not waiting:
         action()
         return
-    known = asked | waiting
-
-    def committed(alias: str) -> None:
-        waiting.discard(alias)
-        if not waiting:
-            on_commit_all(action, asked=known)
-
     # On each of them at once: one that is rolled back drops its callback, whatever the order.
     for alias in list(waiting):
-        connections[alias].on_commit(partial(committed, alias))
+        connections[alias].on_commit(CommitHook(action, alias, waiting, asked | waiting))

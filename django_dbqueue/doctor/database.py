@@ -13,6 +13,7 @@ from django.apps import apps
 from django.db import Error, connections, transaction
 
 from ..backend import DatabaseBackend
+from ..compat import task_backends
 from ..models import Job
 from ..models.job import JobQuerySet
 
@@ -97,6 +98,13 @@ class QueueDatabase:
     def value(self, query: str, *values: object) -> Any:
         """Return the first column of the only row."""
         return self.ask(query, *values)[0][0]
+
+
+def database_of(backend: DatabaseBackend) -> QueueDatabase:
+    """Return the database of a backend, with all backends that store their jobs in it."""
+    backends = map(task_backends.__getitem__, task_backends)
+    found = queue_databases(each for each in backends if isinstance(each, DatabaseBackend))
+    return next(each for each in found if any(one.alias == backend.alias for one in each.backends))
 
 
 def queue_databases(backends: Iterable[DatabaseBackend]) -> list[QueueDatabase]:

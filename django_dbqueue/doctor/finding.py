@@ -26,13 +26,17 @@ class Finding:
     """A recommended change.
 
     what: the finding, with its figure. why: its effect on a queue. remedy: a statement or a setting
-    to copy.
+    to copy. subject: the queue, row or process kind that it is about, if a check finds several; it
+    stays the same while figures change. is_event: whether it reports an event, which is not over
+    when it is no longer found.
     """
 
     what: str
     why: str
     remedy: str
     severity: Severity = Severity.WARNING
+    subject: str = ""
+    is_event: bool = False
 
 
 @dataclass(frozen=True)

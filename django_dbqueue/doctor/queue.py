@@ -16,7 +16,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ..core.options import Options
+from ..exceptions import InvalidTaskPath
 from ..models import (
+    Alert,
     Execution,
     Failure,
     HangedJob,
@@ -42,8 +44,13 @@ LATE = {"orphaned": 300, "pruned": 3600, "recurring": 300, "operations": 300}
 RECENT_SECONDS = 3600
 # The order of the index of ready jobs: see count().
 BY_LANE = ("queue", "priority", "run_after")
+# The subject of a finding about all that are not named.
+OTHERS = "(others)"
 # Maximum number of queues, processes or recurring tasks to name, and of failures.
 MOST, MOST_FAILURES = 5, 10
+# Maximum number of jobs that wait to be tried again, whose last attempts are read.
+MOST_TRIED = 2000
+UNKNOWN_TASK = f"{InvalidTaskPath.__module__}.{InvalidTaskPath.__qualname__}"
 DISPATCH = (
     "python manage.py runqueue --only dispatcher  # If one is alive, its log shows the reason."
 )
@@ -57,6 +64,7 @@ def processes(database: QueueDatabase) -> Iterator[Finding]:
             _no_job_runs(database),
             "python manage.py runqueue",
             Severity.CRITICAL,
+            "runqueue",
         )
         return
     if Process.Kind.WORKER not in kinds:
@@ -65,6 +73,7 @@ def processes(database: QueueDatabase) -> Iterator[Finding]:
             _no_job_runs(database),
             "python manage.py runqueue --only workers",
             Severity.CRITICAL,
+            "worker",
         )
     if Process.Kind.DISPATCHER not in kinds:
         yield Finding(
@@ -75,6 +84,7 @@ def processes(database: QueueDatabase) -> Iterator[Finding]:
             ),
             "python manage.py runqueue --only dispatcher",
             Severity.CRITICAL,
+            "dispatcher",
         )
 
 
@@ -162,6 +172,7 @@ def lag(database: QueueDatabase) -> Iterator[Finding]:
             _("As above."),
             _("As above. The page Queues of the admin lists all queues."),
             Severity.WARNING if rest[0][-1] else Severity.CRITICAL,
+            OTHERS,
         )
 
 
@@ -179,6 +190,7 @@ def _late(database: QueueDatabase, queue: str, seconds: float, serving: list[Pro
             if any(not each.queues or queue in each.queues for each in database.backends)
             else _("Add it to QUEUES, or move its jobs to a queue that is there."),
             Severity.CRITICAL,
+            queue,
         )
     within = _options_of(database, queue).ready_within or 0.0
     # In the order of the lane index: see count().
@@ -202,6 +214,7 @@ def _late(database: QueueDatabase, queue: str, seconds: float, serving: list[Pro
         ),
         _("More --processes or --threads, another host, or a higher limit. If its jobs may wait:")
         + f"\n'per_queue': {{{queue!r}: {{'ready_within': {round(2 * seconds)}}}}}",
+        subject=queue,
     )
 
 
@@ -226,9 +239,26 @@ def overdue_recurring_tasks(database: QueueDatabase) -> Iterator[Finding]:
             why = _("Its schedule, its task or its arguments are invalid, or its task is unknown.")
             remedy = _("Correct the recurring task in the admin or by SQL, or disable it.")
         yield Finding(
-            f"{said % named} {one_line(row.problem)}".strip(), why, remedy, Severity.CRITICAL
+            f"{said % named} {one_line(row.problem)}".strip(),
+            why,
+            remedy,
+            Severity.CRITICAL,
+            row.name,
         )
-    if rest := overdue[MOST:]:
+    if invalid := [row for row in overdue[MOST:] if row.problem]:
+        said = ngettext(
+            "%(count)s further recurring task cannot be enqueued.",
+            "%(count)s further recurring tasks cannot be enqueued.",
+            len(invalid),
+        )
+        yield Finding(
+            said % {"count": _number(len(invalid))},
+            _("Its schedule, its task or its arguments are invalid, or its task is unknown."),
+            _("Correct the recurring task in the admin or by SQL, or disable it."),
+            Severity.CRITICAL,
+            f"{OTHERS}, invalid",
+        )
+    if rest := [row for row in overdue[MOST:] if not row.problem]:
         said = ngettext(
             "%(count)s further recurring task is overdue.",
             "%(count)s further recurring tasks are overdue.",
@@ -239,11 +269,12 @@ def overdue_recurring_tasks(database: QueueDatabase) -> Iterator[Finding]:
             _("No dispatcher enqueues them: none is alive, or none can."),
             DISPATCH,
             Severity.CRITICAL,
+            OTHERS,
         )
 
 
 def failures(database: QueueDatabase) -> Iterator[Finding]:
-    """Find open failures with jobs that failed recently, the most frequent first.
+    """Find open failures with jobs that failed recently: new ones first, then the most frequent.
 
     Reads a limited number of jobs, the last ones: the numbers are lower bounds if there are more.
     """
@@ -255,8 +286,11 @@ def failures(database: QueueDatabase) -> Iterator[Finding]:
     # The symbol needs no words, which languages would put in different places.
     at_least = "≥ " if found.total() > LIMIT else ""
     opened = Failure.objects.using(database.alias).open().in_bulk([pk for pk in found if pk])
-    frequent = sorted(opened.values(), key=lambda failure: (-found[failure.pk], failure.pk))
-    for failure in frequent[:MOST_FAILURES]:
+    ranked = sorted(
+        opened.values(),
+        key=lambda each: (not _is_new(each), -found[each.pk], each.pk),
+    )
+    for failure in ranked[:MOST_FAILURES]:
         said = ngettext(
             "Failure %(name)s: %(count)s job failed within the last hour; occurrences: %(all)s "
             "since %(since)s.",
@@ -270,16 +304,21 @@ def failures(database: QueueDatabase) -> Iterator[Finding]:
             "all": _number(failure.count),
             "since": _moment(failure.first_seen),
         }
+        again = failure.reopened_at and _(
+            "It was resolved, and has been seen again since %(since)s."
+        ) % {"since": _moment(failure.reopened_at)}
         yield Finding(
-            said % named,
+            f"{said % named} {again or ''}".strip(),
             _(
                 "These jobs have no attempts left. The failure's page in the admin shows the "
                 "traceback and the jobs."
             ),
             _("Fix the cause, retry the jobs and resolve the failure in the admin. If it is known:")
             + f"\nFailure.objects.filter(pk={failure.pk}).mute()",
+            subject=f"{failure.pk} {failure.reopened_at or ''}".strip(),
+            is_event=True,
         )
-    if rest := frequent[MOST_FAILURES:]:
+    if rest := ranked[MOST_FAILURES:]:
         number = sum(found[failure.pk] for failure in rest)
         said = ngettext(
             "%(count)s further open failure; jobs failed within the last hour: %(jobs)s.",
@@ -290,7 +329,14 @@ def failures(database: QueueDatabase) -> Iterator[Finding]:
             said % {"count": _number(len(rest)), "jobs": at_least + _number(number)},
             _("These jobs have no attempts left."),
             _("The page Failures of the admin lists all failures."),
+            subject=OTHERS,
         )
+
+
+def _is_new(failure: Failure) -> bool:
+    """Return whether it was first seen, or seen again, shortly before it was last seen."""
+    began = failure.reopened_at or failure.first_seen
+    return _seconds(began, failure.last_seen) < RECENT_SECONDS
 
 
 def hanged_jobs(database: QueueDatabase) -> Iterator[Finding]:
@@ -329,6 +375,38 @@ def stalled_operations(database: QueueDatabase) -> Iterator[Finding]:
             % {"name": each, "done": _number(each.done), "total": _number(each.total)},
             _("The others are unchanged."),
             _("The page Operations of the admin can continue it, or stop and undo it."),
+            subject=str(each.pk),
+        )
+
+
+def unknown_tasks(database: QueueDatabase) -> Iterator[Finding]:
+    """Find jobs that wait for a worker that knows their task.
+
+    Reads a limited number of jobs, those that are due first: there may be more.
+    """
+    last = Execution.objects.using(database.alias).filter(job=OuterRef("pk")).order_by("-attempt")
+    tried = database.jobs.scheduled().filter(attempt__gt=0).order_by("run_after")
+    errors = tried.values_list("task", Subquery(last.values("error_type")[:1]))[:MOST_TRIED]
+    found = Counter(task for task, error in errors if error == UNKNOWN_TASK)
+    for task, number in sorted(found.items(), key=lambda it: (-it[1], it[0]))[:MOST]:
+        yield Finding(
+            _("No live worker knows the task %(task)s. Jobs that wait for it: %(count)s.")
+            % {"task": one_line(task), "count": _number(number)},
+            _("They fail when they have waited for the time of the option unknown_task_after."),
+            _("Deploy workers that have the task, or discard its jobs."),
+            subject=task,
+        )
+
+
+def interrupted_moves(database: QueueDatabase) -> Iterator[Finding]:
+    moves = Operation.objects.using(database.alias).holding()
+    for each in moves.filter(finished_at__lt=now_plus(-LATE["operations"])).order_by("pk")[:MOST]:
+        yield Finding(
+            _("A move to the backend %(backend)s was interrupted. It holds jobs: %(count)s.")
+            % {"backend": each.value, "count": _number(each.total - each.done)},
+            _("They run in neither of the two backends."),
+            _("Repeat manage.py queue move: it completes interrupted moves first."),
+            subject=str(each.pk),
         )
 
 
@@ -381,6 +459,20 @@ def _kept_too_long(rows: JobQuerySet, name: str, seconds: float | None) -> Itera
             ),
             "python manage.py runqueue --only dispatcher  "
             "# Add one. Or keep less: delete_on_success.",
+            subject=name,
+        )
+
+
+def undelivered_alerts(database: QueueDatabase) -> Iterator[Finding]:
+    rows = Alert.objects.using(database.alias).undelivered().order_by("-pk")[:1000]
+    errors = {alert.target: alert.error for alert in rows}
+    for target, error in list(errors.items())[:MOST]:
+        yield Finding(
+            _("Alerts cannot be sent by %(target)s: %(error)s")
+            % {"target": target, "error": one_line(error) or _("there is no answer.")},
+            _("It is not told of problems. They are sent as soon as this works again."),
+            "python manage.py queue alerts --test",
+            subject=target,
         )
 
 

@@ -14,8 +14,14 @@ Check = Callable[[QueueDatabase], Iterable[Finding | NotChecked]]
 OF_THE_QUEUE: tuple[Check, ...] = (
     *(queue.processes, queue.silent_processes, queue.quiet_processes),
     *(queue.lag, queue.overdue_recurring_tasks),
-    *(queue.failures, queue.hanged_jobs, queue.stalled_operations),
-    *(queue.orphaned_jobs, queue.retention),
+    *(queue.failures, queue.unknown_tasks, queue.hanged_jobs),
+    *(
+        queue.stalled_operations,
+        queue.interrupted_moves,
+        queue.orphaned_jobs,
+        queue.retention,
+        queue.undelivered_alerts,
+    ),
 )
 OF_A_VENDOR: dict[str, tuple[Check, ...]] = {
     "postgresql": (
@@ -53,9 +59,16 @@ def names() -> list[str]:
     )
 
 
-def of_the_queue(database: QueueDatabase) -> Iterator[tuple[str, Finding | NotChecked]]:
-    """Run the checks of the queue itself, and yield each result with the name of its check."""
+def of_the_queue(
+    database: QueueDatabase, wanted: Collection[str] = ()
+) -> Iterator[tuple[str, Finding | NotChecked]]:
+    """Run the checks of the queue itself, and yield each result with the name of its check.
+
+    All of them, or those with the names that are ``wanted``.
+    """
     for check in OF_THE_QUEUE:
+        if wanted and name_of(check) not in wanted:
+            continue
         for found in _results(check, database):
             yield name_of(check), found
 

@@ -22,6 +22,7 @@ from ..core.notify import notify_queues
 from ..core.serialization import Json
 from ..core.transactions import writing
 from ..core.uuid7 import uuid7
+from ..limits import strictest
 from ..models import ClaimedJob, Job, Semaphore, Slot
 from ..models.enums import State
 from ..models.expressions import Now, now_plus
@@ -62,6 +63,8 @@ def acquire(
     one of the returned jobs.
     """
     limited = [job for job in jobs if job.limits]
+    for job in limited:
+        job.limits = strictest(job.limits)
     if surplus := beyond_share(ClaimedJob.objects.using(database), limited, group_size):
         notify_queues(database, {job.queue for job in surplus})
         jobs = [job for job in jobs if job not in surplus]

@@ -51,7 +51,7 @@ def run_now(rows: RecurringTaskQuerySet, enqueue: Enqueue) -> int:
     with writing(database):
         found: list[Any] = list(lock(rows.annotate(seen_at=Now())))
         for row in found:
-            job = _enqueue_once(database, row, row.seen_at, enqueue, timedelta())
+            job = enqueue_once(database, row, row.seen_at, enqueue, timedelta())
             waits = {"waits_for": job, "next_run_at": None} if row.drift and row.is_enabled else {}
             _row(database, row).update(last_run_at=row.seen_at, **waits)
     return len(found)
@@ -149,7 +149,7 @@ def _plan(database: str, row: Any) -> bool:
 def _enqueue(database: str, row: Any, enqueue: Enqueue) -> list[datetime]:
     plan, recurrence = row.plan(row.seen_at), row.recurrence
     jobs = [
-        _enqueue_once(database, row, time, enqueue, recurrence.any_jitter()) for time in plan.times
+        enqueue_once(database, row, time, enqueue, recurrence.any_jitter()) for time in plan.times
     ]
     changes = {"next_run_at": plan.following, "problem": ""}
     if row.drift:
@@ -165,7 +165,7 @@ def _enqueue(database: str, row: Any, enqueue: Enqueue) -> list[datetime]:
     return plan.times  # type: ignore[no-any-return]
 
 
-def _enqueue_once(
+def enqueue_once(
     database: str, row: RecurringTask, time: datetime, enqueue: Enqueue, wait: timedelta
 ) -> UUID | None:
     """Enqueue a job for a time, unless the time already has an execution."""

@@ -120,13 +120,13 @@ def prune_operations(database: str, older_than: float, limit: int) -> int:
     Their jobs' rows first, at most ``limit``.
     """
     with writing(database):
-        old = Operation.objects.using(database).filter(finished_at__lt=now_plus(-older_than))
+        rows = Operation.objects.using(database)
+        old = rows.filter(finished_at__lt=now_plus(-older_than)).exclude(pk__in=rows.holding())
         items = OperationJob.objects.using(database).filter(operation__in=old)
         if ids := list(items.values_list("pk", flat=True)[:limit]):
             return delete(items.filter(pk__in=ids))
         if not (ids := lock_first(old.order_by("pk").values_list("pk", flat=True), limit)):
             return 0
-        rows = Operation.objects.using(database)
         rows.filter(undoes__in=ids).update(undoes=None)
         return delete(rows.filter(pk__in=ids))
 

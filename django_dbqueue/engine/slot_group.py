@@ -9,7 +9,8 @@ from itertools import cycle, takewhile
 from ..models import ClaimedJob
 from ..models.enums import State
 from ..models.job import JobQuerySet
-from ..models.locking import lock_first
+from ..models.locking import locked_parts
+from .claim_size import Budget
 
 # Number of jobs like the given one that a worker thread is to run one after the other, if that many
 # wait for each slot.
@@ -63,10 +64,23 @@ def next_in_line(
             line = COUNTED if number == 1 else jobs.waiting_for(key)[:COUNTED].count() // number
             size = group_size(first[0], line)
             if (most := min(limit - len(found), (size - 1) * len(first))) > 0:
-                found += _join(first, lock_first(jobs.waiting_for(key), most))
+                found += _join(first, _lock_small(jobs.waiting_for(key), most))
     jobs.filter(pk__in=[job.pk for job in found], state=State.BLOCKED).update(
         state=State.READY, blocked_by=None
     )
+    return found
+
+
+def _lock_small(rows: JobQuerySet, limit: int) -> list[ClaimedJob]:
+    """Lock the first rows, up to one with large arguments.
+
+    That one is claimed by itself, if the claim's budget has room for it.
+    """
+    budget, found = Budget(0, held=1), list[ClaimedJob]()
+    for part in locked_parts(rows, limit, found):
+        found += budget.take(part, ClaimedJob.objects.using(rows.db))
+        if budget.is_spent:
+            break
     return found
 
 

@@ -621,6 +621,32 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='Alert',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('target', django_dbqueue.models.identifier.IdentifierField(max_length=100)),
+                ('check_name', django_dbqueue.models.identifier.IdentifierField(max_length=50)),
+                ('subject', django_dbqueue.models.identifier.IdentifierField(max_length=255)),
+                ('severity', models.CharField(max_length=10)),
+                ('what', models.TextField()),
+                ('why', models.TextField()),
+                ('remedy', models.TextField()),
+                ('is_event', models.BooleanField(default=False)),
+                ('opened_at', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now())),
+                ('found_at', models.DateTimeField(db_default=django_dbqueue.models.expressions.Now())),
+                ('ended_at', models.DateTimeField(null=True)),
+                ('due_at', models.DateTimeField(null=True)),
+                ('sending_until', models.DateTimeField(null=True)),
+                ('sent_at', models.DateTimeField(null=True)),
+                ('tries', models.PositiveIntegerField(default=0)),
+                ('error', models.TextField()),
+            ],
+            options={
+                'default_permissions': (),
+                'constraints': [models.UniqueConstraint(fields=('target', 'check_name', 'subject'), name='dbqueue_alert_unique')],
+            },
+        ),
+        migrations.CreateModel(
             name='StackTrace',
             fields=[
                 ('job', models.OneToOneField(db_constraint=False, on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='stack', serialize=False, to='dbqueue.job', verbose_name='job')),
@@ -958,7 +984,7 @@ class Migration(migrations.Migration):
             name='Operation',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('verb', models.CharField(choices=[('retry', 'Retry'), ('retry_now', 'Retry now'), ('run_now', 'Run now'), ('reschedule', 'Reschedule'), ('discard', 'Discard'), ('move', 'Move to another queue'), ('reprioritise', 'Set priority'), ('stop', 'Stop'), ('stop_and_retry', 'Stop and run again'), ('undo', 'Undo'), ('pause', 'Pause'), ('resume', 'Resume'), ('restrict', 'Set limit'), ('mute', 'Mute'), ('resolve', 'Resolve'), ('reopen', 'Reopen'), ('enable', 'Enable'), ('disable', 'Disable'), ('run', 'Run a recurring task'), ('quiet', 'Quiet processes'), ('wake', 'Resume processes'), ('end', 'Stop processes')], max_length=20, verbose_name='action')),
+                ('verb', models.CharField(choices=[('retry', 'Retry'), ('retry_now', 'Retry now'), ('run_now', 'Run now'), ('reschedule', 'Reschedule'), ('discard', 'Discard'), ('move', 'Move to another queue'), ('move_out', 'Move to another backend'), ('move_in', 'Move from another backend'), ('reprioritise', 'Set priority'), ('stop', 'Stop'), ('stop_and_retry', 'Stop and run again'), ('undo', 'Undo'), ('pause', 'Pause'), ('resume', 'Resume'), ('restrict', 'Set limit'), ('mute', 'Mute'), ('resolve', 'Resolve'), ('reopen', 'Reopen'), ('enable', 'Enable'), ('disable', 'Disable'), ('run', 'Run a recurring task'), ('quiet', 'Quiet processes'), ('wake', 'Resume processes'), ('end', 'Stop processes')], max_length=20, verbose_name='action')),
                 ('value', models.CharField(blank=True, max_length=100, verbose_name='value')),
                 ('scope', models.TextField(blank=True, verbose_name='applied to')),
                 ('reason', models.CharField(blank=True, max_length=200, verbose_name='reason')),

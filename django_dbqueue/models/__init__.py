@@ -1,5 +1,6 @@
 """Models of the queue: one table a file, with its filters and the operators' actions."""
 
+from .alert import Alert
 from .batch import Batch
 from .batch_share import BatchShare
 from .claimed_job import ClaimedJob
@@ -19,6 +20,7 @@ from .statistic import DatabaseHealth, FailureStatistic, Overview, Statistic, St
 from .task_state import TaskState
 
 __all__ = [
+    "Alert",
     "Batch",
     "BatchShare",
     "ClaimedJob",

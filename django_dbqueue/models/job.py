@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta, timezone
 from uuid import UUID
 
-from django.db import connections, models
+from django.db import models
 from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
 from django.db.models.base import ModelState
 from django.db.models.functions import Greatest
@@ -220,30 +220,11 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
     def lanes(self, queues: Iterable[str] | None = None) -> list[Lane]:
         """Return the lanes that have ready jobs, of these queues or of all.
 
-        Each step is one lookup in the lane index.
+        Raises TypeError for jobs that are filtered: a lane is found by the lane index alone.
         """
-        if connections[self.db].vendor == "postgresql" and not self.query.where:
-            return lanes(self.db, self.model._meta.db_table, queues)
-        found = []
-        for queue in self._ready_queues() if queues is None else queues:
-            rows = (
-                self.ready()
-                .filter(queue=queue)
-                .order_by("priority")
-                .values_list("priority", flat=True)
-            )
-            priority = rows.first()
-            while priority is not None:
-                found.append(Lane(queue, priority))
-                priority = rows.filter(priority__gt=priority).first()
-        return found
-
-    def _ready_queues(self) -> Iterable[str]:
-        rows = self.ready().order_by("queue").values_list("queue", flat=True)
-        queue = rows.first()
-        while queue is not None:
-            yield queue
-            queue = rows.filter(queue__gt=queue).first()
+        if self.query.where:
+            raise TypeError("lanes() is of all jobs of a database, not of filtered ones.")
+        return lanes(self.db, self.model._meta.db_table, queues)
 
     def waits(self, lanes: Iterable[Lane]) -> dict[Lane, float]:
         """Return the seconds since the oldest job of each lane could have run."""
@@ -537,7 +518,7 @@ class Job(models.Model):
     def columns(self) -> dict[str, Json]:
         """The values that the job was enqueued with, as JSON."""
         names = ["task", "queue", "priority", "args", "kwargs"]
-        names += ["max_attempts", "on_lost", "limits", "options", "source"]
+        names += ["max_attempts", "on_lost", "limits", "options", "source", "metadata"]
         return {
             **{name: getattr(self, name) for name in names},
             "timeout": self.timeout and self.timeout.total_seconds(),

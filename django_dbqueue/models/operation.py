@@ -63,6 +63,10 @@ class OperationQuerySet(PrimaryQuerySet["Operation"]):
         can_be = Q(verb__in=Operation.UNDOABLE, rows__isnull=True) | Q(rows__changes__isnull=False)
         return self.filter(can_be, finished_at__isnull=False, changed__gt=0, undone_by=None)
 
+    def holding(self) -> OperationQuerySet:
+        """Filter moves to another backend that hold jobs: they go on, or were interrupted."""
+        return self.filter(verb=Operation.Verb.MOVE_OUT, done__lt=F("total"))
+
     def stop(self) -> int:
         """Request that operations stop. What they have changed stays. Return their number."""
         return self.stoppable().update(stop_requested_at=Now())
@@ -78,6 +82,9 @@ class Operation(models.Model):
         RESCHEDULE = "reschedule", _("Reschedule")
         DISCARD = "discard", _("Discard")
         MOVE = "move", _("Move to another queue")
+        # Between databases: see engine/moving.py.
+        MOVE_OUT = "move_out", _("Move to another backend")
+        MOVE_IN = "move_in", _("Move from another backend")
         REPRIORITISE = "reprioritise", _("Set priority")
         STOP = "stop", _("Stop")
         STOP_AND_RETRY = "stop_and_retry", _("Stop and run again")

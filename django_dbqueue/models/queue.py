@@ -76,7 +76,7 @@ class QueueQuerySet(PausableQuerySet["Queue"]):
 
     def clear(self) -> int:
         """Discard waiting jobs, a thousand at a time; running jobs go on. Return their number."""
-        return clear(self.waiting())
+        return sum(_clear(jobs) for jobs in self._waiting_in_index_order())
 
     def resume(self) -> int:
         """Let workers claim again, and wake idle ones. Return how many queues were paused."""
@@ -92,6 +92,14 @@ class QueueQuerySet(PausableQuerySet["Queue"]):
         # them for a list of states.
         states = [Q(state=state, queue__in=names) for state in WAITING]
         return Job.objects.using(self.db).filter(states[0] | states[1] | states[2])
+
+    def _waiting_in_index_order(self) -> Iterator[JobQuerySet]:
+        """Yield the waiting jobs, in parts that an index holds in the order of ``run_after``."""
+        jobs, names = Job.objects.using(self.db), list(self.values_list("name", flat=True))
+        for lane in jobs.lanes(names):
+            yield jobs.ready().filter(queue=lane.queue, priority=lane.priority)
+        for state in (State.SCHEDULED, State.BLOCKED):
+            yield jobs.filter(state=state, queue__in=names)
 
     def restrict(self, limit: int | None) -> int:
         """Set the number of jobs that may run at a time in each queue, over all hosts.
@@ -160,19 +168,6 @@ def _counted(jobs: JobQuerySet, queues: Collection[str]) -> Iterator[tuple[State
 def _ready(jobs: JobQuerySet, queue: str) -> JobQuerySet:
     rows = jobs.ready().filter(queue=queue).order_by("priority", "run_after", "id")
     return by_index(rows, "dbqueue_job_lane")
-
-
-def clear(jobs: JobQuerySet) -> int:
-    """Discard the waiting jobs that were enqueued before the call. Return their number."""
-    return sum(_clear(rows) for rows in _in_index_order(jobs))
-
-
-def _in_index_order(jobs: JobQuerySet) -> Iterator[JobQuerySet]:
-    """Yield the waiting jobs, in parts that an index holds in the order of ``run_after``."""
-    for lane in jobs.lanes():
-        yield jobs.ready().filter(queue=lane.queue, priority=lane.priority)
-    yield jobs.filter(state=State.SCHEDULED)
-    yield jobs.filter(state=State.BLOCKED)
 
 
 def _clear(rows: JobQuerySet) -> int:

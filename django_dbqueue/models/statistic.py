@@ -137,7 +137,8 @@ class StatisticQuerySet(PrimaryQuerySet["Statistic"]):
         """Return the counts of each hour that has some, in order, from the hour of ``since`` on.
 
         They are of all tasks, queues and releases, or of these. Those of the last seconds may be
-        missing. Raises ValueError for a time that does not fit ``USE_TZ``.
+        missing. Raises ValueError for a time that does not fit ``USE_TZ``, and for names that are
+        not text.
         """
         return self._per(Period.HOUR, since, task=task, queue=queue, release=release)
 
@@ -193,9 +194,12 @@ class StatisticQuerySet(PrimaryQuerySet["Statistic"]):
         return found
 
     def _per(self, period: Period, since: datetime, **wanted: str | None) -> dict[datetime, Counts]:
-        rows = self._since(period, since).filter(
-            **{k: v for k, v in wanted.items() if v is not None}
-        )
+        given = {name: value for name, value in wanted.items() if value is not None}
+        for name, value in given.items():
+            if not isinstance(value, str) or "\x00" in value:
+                hint = " Give its module_path." if name == "task" else ""
+                raise ValueError(f"{name} must be a name as text, not {value!r}.{hint}")
+        rows = self._since(period, since).filter(**given)
         found: dict[datetime, Counts] = {}
         for start, *values in rows.order_by("start").values_list("start", *COLUMNS).iterator():
             found.setdefault(start, Counts()).merge(counts_of(values))

@@ -190,7 +190,7 @@ class Recurrence:
 
 def check_name(name: object) -> None:
     """Raise InvalidSchedule for a value that cannot be the name of a recurring task."""
-    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or "\x00" in name:
         raise InvalidSchedule(
-            f"{name!r} is not a name of up to {LONGEST_NAME} characters. Give another."
+            f"{name!r} is not a name of up to {LONGEST_NAME} characters without NUL. Give another."
         )

@@ -1,7 +1,7 @@
-"""Send ``task_finished`` for lost jobs that are not retried.
+"""Send ``task_finished`` for lost jobs that are not retried, and call the middleware for them.
 
-Receivers are project code. They run on a separate thread, in a process that has imported the tasks,
-and never in the supervisor. A receiver that hangs does not delay recovery.
+Receivers and middleware are project code. They run on a separate thread, in a process that has
+imported the tasks, and never in the supervisor. One that hangs does not delay recovery.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from django.db import connections
 from ..backend import DatabaseBackend
 from ..compat import TaskResultDoesNotExist, signals
 from ..core.internal_errors import report
+from ..exceptions import ProcessLost, TimedOut
+from ..middleware import Ending
+from ..models import Execution, Job
+from ..models.enums import Outcome, State
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -77,9 +81,9 @@ def announce_beside(backend: DatabaseBackend, jobs: list[UUID]) -> None:
 
 
 def announce(backend: DatabaseBackend, jobs: Iterable[UUID]) -> None:
-    """Send ``task_finished`` for finished jobs, except re-enqueued ones.
+    """Send ``task_finished`` for finished jobs, except re-enqueued ones, and call the middleware.
 
-    Exceptions of its receivers are logged.
+    Exceptions of receivers and of middleware are logged.
     """
     for job in jobs:
         try:
@@ -92,6 +96,34 @@ def announce(backend: DatabaseBackend, jobs: Iterable[UUID]) -> None:
             )
         except Exception as error:
             report(error, "announcer: task_finished not sent for job %s.", job)
+        if backend.middleware:
+            try:
+                _call_middleware(backend, job)
+            except Exception as error:
+                report(error, "announcer: middleware not called for job %s: %s", job, error)
+
+
+def _call_middleware(backend: DatabaseBackend, pk: UUID) -> None:
+    """Call ``failed_outside_run`` of the middleware, the innermost first, for a failed job."""
+    job = Job.objects.using(backend.database).filter(pk=pk, state=State.FAILED).first()
+    attempts = Execution.objects.using(backend.database)
+    last = attempts.filter(job=job, attempt=job.attempt).first() if job else None
+    if job is None or last is None:
+        return
+    error = (TimedOut if last.outcome == Outcome.TIMED_OUT else ProcessLost)(last.message)
+    ending = Ending(outcome=Outcome(last.outcome), state=State.FAILED, error=error)
+    for middleware in reversed(backend.middleware):
+        try:
+            middleware.failed_outside_run(job, ending)
+        except BaseException as another:
+            report(
+                another,
+                "announcer: job %s of %s: %s failed: %s",
+                job.pk,
+                job.task,
+                type(middleware).__qualname__,
+                another,
+            )
 
 
 def _start(run: Callable[[], object]) -> None:

@@ -9,6 +9,7 @@ import logging
 import random
 import time
 from functools import partial
+from typing import TYPE_CHECKING
 
 from django.db import DatabaseError, InterfaceError
 
@@ -16,6 +17,7 @@ from ..backend import DatabaseBackend
 from ..core.notify import notify_queues
 from ..core.options import Options
 from ..core.transactions import is_conflict
+from ..engine.alerts import prune_alerts
 from ..engine.batches import OPEN_SECONDS, seal_abandoned
 from ..engine.dispatch import PendingMaintenance, dispatch, fetch_pending, next_due_in
 from ..engine.limits import replan_rates, reserve_times, sweep, unblock_orphans
@@ -41,13 +43,16 @@ from .shared_status import SharedStatus
 from .shutdown import Shutdown
 from .socket_watchdog import deadline
 
+if TYPE_CHECKING:
+    from .alert_watch import AlertWatch
+
 logger = logging.getLogger("django_dbqueue")
 
 
 class Dispatcher:
     """A dispatcher. Any number may run, on any hosts: each step is safe under concurrency."""
 
-    # Whether this dispatcher enqueues recurring tasks.
+    # Whether this dispatcher enqueues recurring tasks, and sends alerts.
     schedules = True
     BATCH = 1000
     # Seconds between two scans for rows to prune.
@@ -96,6 +101,19 @@ class Dispatcher:
         kinds = ("dispatcher", "scheduler") if self.schedules else ("dispatcher",)
         lifecycle.send("started", process, *kinds)
         self._status.mark_ready()
+        alerts = self._watch_for_alerts()
+        try:
+            self._loop(stop)
+        finally:
+            if alerts:
+                alerts.stop()
+        lifecycle.send("stopping", process, *kinds)
+        self._heartbeat.stop()
+        close_connections()
+        lifecycle.send("stopped", process, *kinds)
+        return True
+
+    def _loop(self, stop: Shutdown) -> None:
         while not (
             stop.requested or self._heartbeat.declared_dead or self._status.is_drain_requested
         ):
@@ -104,11 +122,16 @@ class Dispatcher:
                 pause = self._work()
             self._status.tick(ahead=pause)
             stop.wait(pause)
-        lifecycle.send("stopping", process, *kinds)
-        self._heartbeat.stop()
-        close_connections()
-        lifecycle.send("stopped", process, *kinds)
-        return True
+
+    def _watch_for_alerts(self) -> AlertWatch | None:
+        if not (self.schedules and self._options.alerts):
+            return None
+        # It costs every process of runqueue 3 MB.
+        from .alert_watch import AlertWatch
+
+        watch = AlertWatch(self._backend, self._options)
+        watch.start()
+        return watch
 
     def _work(self) -> float:
         """Run one round. Returns the number of seconds that the next round can wait."""
@@ -230,6 +253,7 @@ class Dispatcher:
         if self._prune_some() or self.BATCH in others:
             return True
         Failure.objects.using(self._database).unmute()
+        prune_alerts(self._database)
         if self._options.keep_failed is not None:
             prune_failures(self._database, self._options.keep_failed)
             prune_batches(self._database, self._options.keep_failed)

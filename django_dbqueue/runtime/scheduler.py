@@ -67,7 +67,7 @@ class Scheduler:
         """
         now = time.monotonic()
         if now >= self._declare_at:
-            self._declare()
+            self.declare()
             self._declare_at = now + self.DECLARE
         if now >= self._forget_at:
             delete_undeclared(self._backend.database, self.KEEP)
@@ -126,7 +126,7 @@ class Scheduler:
         except (InvalidSchedule, InvalidTaskPath) as error:
             save_problem(self._backend.database, row, str(error))
 
-    def _declare(self) -> None:
+    def declare(self) -> None:
         """Write rows for the tasks that this code declares for this backend, and renew them."""
         mine = {}
         for one in (*declared().values(), *self._backend.recurring):

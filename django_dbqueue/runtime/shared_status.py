@@ -15,11 +15,17 @@ import time
 from contextlib import suppress
 from uuid import UUID
 
-_TIME, _NUMBER = struct.Struct("d"), struct.Struct("Q")
+_FLOAT, _NUMBER = struct.Struct("d"), struct.Struct("Q")
 _GIL_ALIVE_AT, _LOOP_TICK_AT = 0, 8
 _DRAINING, _READY, _DRAIN_REQUESTED, _KEPT = 16, 17, 18, 19
-_CLAIMED, _PLACES = 24, 32
+_CLAIMED, _MEASURES, _PLACES = 24, 32, 96
 _ID, _NONE = 16, bytes(16)
+# What a worker counts and measures for metrics. Each has one writer.
+COUNTS = ("claims", "empty_claims", "settles", "settled_jobs")
+GAUGES = ("poll_delay", "active_threads", "running_jobs", "unsettled_jobs")
+# What remains of a worker that has ended.
+ENDURING = (*COUNTS, "claimed_jobs")
+_PLACE = {name: _MEASURES + 8 * number for number, name in enumerate((*COUNTS, *GAUGES))}
 _NAME = re.compile(r"dbqueue-[0-9a-f]{32}\.status")
 
 
@@ -89,14 +95,14 @@ class SharedStatus:
         return cls(bytearray(cls.size(jobs)))
 
     def mark_gil_alive(self) -> None:
-        _TIME.pack_into(self._memory, _GIL_ALIVE_AT, time.monotonic())
+        _FLOAT.pack_into(self._memory, _GIL_ALIVE_AT, time.monotonic())
 
     def tick(self, ahead: float = 0.0) -> None:
         """Record progress of the main loop.
 
         The next call may come ``ahead`` seconds later than usual.
         """
-        _TIME.pack_into(self._memory, _LOOP_TICK_AT, time.monotonic() + ahead)
+        _FLOAT.pack_into(self._memory, _LOOP_TICK_AT, time.monotonic() + ahead)
 
     def mark_ready(self) -> None:
         self._memory[_READY] = 1
@@ -112,6 +118,21 @@ class SharedStatus:
 
     def count_claimed(self, jobs: int) -> None:
         _NUMBER.pack_into(self._memory, _CLAIMED, self.claimed + jobs)
+
+    def count(self, name: str, number: int = 1) -> None:
+        """Add to one of COUNTS."""
+        place = _PLACE[name]
+        _FLOAT.pack_into(self._memory, place, _FLOAT.unpack_from(self._memory, place)[0] + number)
+
+    def measure(self, **values: float) -> None:
+        """Set some of GAUGES."""
+        for name, value in values.items():
+            _FLOAT.pack_into(self._memory, _PLACE[name], value)
+
+    def measures(self) -> dict[str, float]:
+        """Return the values of COUNTS and GAUGES, and of ``claimed_jobs``."""
+        found = {name: _FLOAT.unpack_from(self._memory, place)[0] for name, place in _PLACE.items()}
+        return {**found, "claimed_jobs": float(self.claimed)}
 
     def mark_claimed(self, job: UUID) -> None:
         """Record a claimed job that has not started.
@@ -161,7 +182,7 @@ class SharedStatus:
         return {UUID(bytes=each) for each in found if each != _NONE}
 
     def _since(self, place: int) -> float:
-        (then,) = _TIME.unpack_from(self._memory, place)
+        (then,) = _FLOAT.unpack_from(self._memory, place)
         return time.monotonic() - then if then else 0.0
 
 

@@ -51,6 +51,7 @@ CHANGES = {
 @pytest.fixture
 def new_project():
     """A connection as Django makes it without ``transaction_mode``."""
+    connection.ensure_connection()  # It sets the mode.
     usual, connection.transaction_mode = connection.transaction_mode, None
     yield
     assert connection.transaction_mode is None

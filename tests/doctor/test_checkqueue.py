@@ -8,6 +8,8 @@ import json
 import re
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -34,7 +36,9 @@ from django_dbqueue.doctor import (
 from django_dbqueue.doctor.database import QueueDatabase, queue_databases
 from django_dbqueue.models import Failure, Job, Operation, Process, Queue, RecurringTask, TaskState
 from django_dbqueue.models.expressions import now_plus
+from django_dbqueue.testing import drain
 
+from .. import tasks
 from ..admin.conftest import a_failure, an_execution
 from ..conftest import a_process, until
 
@@ -538,6 +542,32 @@ def test_many_overdue_recurring_tasks_are_counted(alive):
     assert len(named) == 5 and rest["what"] == "2 further recurring tasks are overdue."
 
 
+def test_many_invalid_recurring_tasks_are_not_said_to_be_overdue(alive):
+    for number in range(7):
+        later = timezone.now() + timedelta(hours=1)
+        a_recurring_task(f"task {number}", next_run_at=later, problem="No such task.")
+    a_recurring_task("late")
+
+    found = findings("overdue-recurring-tasks")
+
+    (said,) = [
+        each for each in found if "cannot be enqueued." in each["what"] and "fur" in each["what"]
+    ]
+    assert said["what"] in (
+        "2 further recurring tasks cannot be enqueued.",
+        "3 further recurring tasks cannot be enqueued.",
+    )
+    assert said["remedy"].startswith("Correct the recurring task")
+
+
+@pytest.mark.parametrize("command", ["checkqueue", "queuehealth"])
+def test_wrong_argument_ends_with_unknown_and_not_as_critical(command):
+    program = [sys.executable, "-m", "django", command, "--nope"]
+    ended = subprocess.run(program, capture_output=True, text=True)
+    assert ended.returncode == 3, ended.stderr
+    assert "unrecognized arguments: --nope" in ended.stderr
+
+
 def test_ready_within_is_an_option_of_the_queue(alive, monkeypatch):
     for name in ("bulk", "slow", "urgent", "ordinary"):
         at = timezone.now() - timedelta(seconds=300)
@@ -657,6 +687,38 @@ def test_operation_whose_job_has_ended_is_found(alive):
     job = Job.objects.create(task="tests.tasks.nothing", queue="q")
     Operation.objects.update(job=job.pk)
     assert findings("stalled-operations") == []
+
+
+def test_jobs_that_no_worker_knows_are_found(alive):
+    for number in range(3):
+        row = tasks.add.enqueue(number)
+        Job.objects.filter(pk=row.id).update(
+            task="shop.tasks.renamed" if number else "shop.tasks.gone"
+        )
+    tasks.fail_and_wait.enqueue()
+    drain()
+
+    found = findings("unknown-tasks")
+
+    assert [each["what"] for each in found] == [
+        "No live worker knows the task shop.tasks.renamed. Jobs that wait for it: 2.",
+        "No live worker knows the task shop.tasks.gone. Jobs that wait for it: 1.",
+    ]
+    Job.objects.filter(task__startswith="shop").discard()
+    assert findings("unknown-tasks") == []
+
+
+def test_move_that_was_interrupted_is_found(alive):
+    values = {"verb": "move_out", "value": "bulk", "total": 9, "done": 4, "changed": 4}
+    Operation.objects.create(**values, finished_at=timezone.now())
+    assert findings("interrupted-moves") == []
+    Operation.objects.update(finished_at=timezone.now() - timedelta(hours=1))
+
+    (found,) = findings("interrupted-moves")
+    assert found["what"] == "A move to the backend bulk was interrupted. It holds jobs: 5."
+    assert findings("stalled-operations") == []
+    Operation.objects.update(done=9)
+    assert findings("interrupted-moves") == []
 
 
 def test_number_of_ready_jobs_says_what_a_dead_runqueue_costs(transactional_db):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -267,8 +268,10 @@ def test_workers_finish_the_batch(runqueue):
     [
         (
             {"on_finish": sum_up.using(key="a")},
-            "on_finish is enqueued when the batch has finished. Leave its run_after and key out.",
+            "on_finish is enqueued when the batch has finished. Leave its run_after, key and expires "
+            "out.",
         ),
+        ({"on_finish": sum_up.using(expires=timedelta(hours=1))}, "key and expires out."),
         (
             {"on_finish": len},
             "on_finish must be a task that takes the batch's id, not <built-in function len>.",

@@ -7,9 +7,14 @@ import time
 
 import pytest
 
+from django_dbqueue import limit
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
-from django_dbqueue.models import Job
+from django_dbqueue.engine.claim import claim
+from django_dbqueue.engine.claim_size import Budget
+from django_dbqueue.engine.dispatch import dispatch
+from django_dbqueue.models import ClaimedJob, Job
+from django_dbqueue.models.enums import Lane
 from django_dbqueue.runtime.worker.claimer import Claimer
 
 from ..conftest import LONG, all_claimed, until
@@ -67,6 +72,40 @@ def test_large_and_small_jobs_keep_order_and_arguments(claimer):
 
     texts = [*(job.args[0] for job in jobs[:-1]), jobs[-1].kwargs["text"]]
     assert texts == ["0", f"1{LARGE}", "2", f"3{LARGE}", "4", f"5{LARGE}"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "claimed"), [([LARGE] * 8, 1), (["a", "b", LARGE, "c"], 2), (["a"] * 8, 8)]
+)
+def test_large_jobs_do_not_follow_in_the_slot_of_another(process, texts, claimed):
+    limited = echo_text.using(concurrency=limit(1, group="one at a time"))
+    limited.enqueue_many([(text,) for text in texts])
+
+    jobs = claim(
+        ClaimedJob.objects.all(),
+        Lane("default", 0),
+        process,
+        100,
+        group_size=lambda job, line: 100,
+        budget=Budget(ROOM),
+    )
+
+    assert [job.args[0] for job in jobs] == texts[:claimed]
+    assert sum(len(job.args[0]) for job in jobs) < ROOM
+
+
+def test_worker_runs_all_large_jobs_of_a_limit_and_holds_few(worker):
+    held = []
+    limited = echo_text.using(concurrency=limit(1, group="one at a time"))
+    limited.enqueue_many([(LARGE,)] * 40)
+    worker(threads=4, prefetch_bytes=ROOM)
+
+    def all_ended():
+        held.append(Job.objects.running().count())
+        return not dispatch("default") and not Job.objects.exclude(state="successful").exists()
+
+    until(all_ended)
+    assert max(held) < 10
 
 
 def test_worker_runs_all_large_jobs_and_holds_few(worker):

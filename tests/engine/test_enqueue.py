@@ -101,6 +101,7 @@ def test_database_time_is_utc_in_any_time_zone():
         ({"retry_on": ValueError}, "retry_on must be a tuple of exception classes"),
         ({"discard_on": ("ValueError",)}, "discard_on must be a tuple of exception classes"),
         ({"timeout": timedelta(minutes=5)}, "timeout must be in seconds: 300, not"),
+        ({"timeout": 4e-7}, "not 4e-07. The shortest is a microsecond."),
         ({"timeout": 10**10}, "a number of seconds above 0 and below 315,360,000, not 10000000000"),
     ],
 )

@@ -23,7 +23,17 @@ from django_dbqueue.testing import drain
 from .. import direct
 from ..conftest import a_process, all_claimed, most_at_a_time, until
 from ..models import Interval
-from ..tasks import add, call_often, call_service, charge, occupy, one_at_a_time, report, scan
+from ..tasks import (
+    add,
+    call_often,
+    call_service,
+    charge,
+    move_money,
+    occupy,
+    one_at_a_time,
+    report,
+    scan,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 State, Outcome = Job.State, Execution.Outcome
@@ -194,6 +204,36 @@ def test_job_respects_all_its_limits(claim):
     assert [job.args[0] for job in claim()] == [3]
 
 
+def test_two_limits_with_one_key_are_one_with_the_smaller_number(claim, process):
+    result = move_money.enqueue(3, 3)
+    both = Job.objects.get(pk=result.id).limits
+    assert [(each["key"], each["max_running"]) for each in both] == [('"accounts" 3', 1)]
+    # As a row by hand has them.
+    Job.objects.update(limits=[{**both[0], "max_running": 2}, both[0]])
+    add.enqueue(1)
+
+    jobs = claim()
+
+    assert sorted(job.task.rpartition(".")[2] for job in jobs) == ["add", "move_money"]
+    assert Slot.objects.count() == 1
+    move_money.enqueue(3, 4)
+    assert claim() == []
+    settle(*jobs)
+    assert [job.args for job in claim()] == [[3, 4]]
+
+
+def test_of_two_limits_with_one_key_the_smaller_number_is_stored():
+    twice = add.using(concurrency=(limit(3, group="a", on_conflict="discard"), limit(2, group="a")))
+    (stored,) = Job.objects.get(pk=twice.enqueue(1).id).limits
+    assert (stored["max_running"], stored["discard"]) == (2, True)
+
+
+def test_two_rates_with_one_key_are_the_slower_one():
+    twice = add.using(rate=(Rate(10, group="a", burst=3), Rate(2, group="a", burst=5)))
+    (stored,) = Job.objects.get(pk=twice.enqueue(1).id).limits
+    assert (stored["interval"], stored["burst"]) == (0.5, 3)
+
+
 def test_tasks_of_one_group_share_its_limit(claim):
     first = task(concurrency=limit(1, group="printer"))(add.func)
     second = task(concurrency=limit(1, group="printer"), priority=5)(add.func)
@@ -308,10 +348,13 @@ def test_drain_waits_for_blocked_jobs(claim):
     claim()
     assert states() == ["running", "blocked"]
 
-    assert drain_of._any_left(Job.objects.all())
+    assert not drain_of.is_over()
+
+    Job.objects.running().delete()
+    assert not drain_of.is_over()
 
     Semaphore.objects.update(interval=timedelta(seconds=5))
-    assert not drain_of._any_left(Job.objects.exclude(state=State.RUNNING))
+    assert drain_of.is_over()
 
 
 # Queues

@@ -232,10 +232,17 @@ def test_percentile_follows_many_different_times():
     assert times.number == 10_000
 
 
-@pytest.mark.parametrize("percent", [-1, 100.1, float("nan")])
+@pytest.mark.parametrize("percent", [-1, 100.1, float("nan"), "50", None, True])
 def test_percentile_outside_its_range_is_refused(percent):
     with pytest.raises(ValueError, match="from 0 to 100"):
         Times().percentile(percent)
+
+
+@pytest.mark.parametrize("given", [{"task": tasks.add}, {"queue": "a\x00"}, {"release": 5}])
+def test_name_that_is_no_text_is_refused(given):
+    (name,) = given
+    with pytest.raises(ValueError, match=f"{name} must be a name as text, not "):
+        Statistic.objects.per_hour(django_timezone.now(), **given)
 
 
 def test_times_survive_storing():

@@ -9,10 +9,11 @@ import time
 from datetime import timedelta
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import connections
 from django.db.models import Count, Max, Min
 
-from django_dbqueue.models import Execution, Job, Process, Queue
+from django_dbqueue.models import Execution, Job, Process, Queue, TaskState
 
 from .. import tasks
 from ..conftest import LONG, is_found_within, log_of, until
@@ -273,6 +274,17 @@ def test_paused_queue_is_served_only_after_resume(runqueue):
     until(lambda: state_of(result) == "successful")
 
 
+def test_drain_leaves_jobs_of_paused_tasks(runqueue):
+    TaskState.objects.ensure_rows(["tests.tasks.add"])
+    TaskState.objects.all().pause()
+    left = tasks.add.enqueue(1)
+    ran = tasks.row.enqueue("ran")
+
+    assert runqueue("--drain", "--embedded").wait(LONG) == 0
+
+    assert (state_of(left), state_of(ran)) == ("ready", "successful")
+
+
 def test_scheduled_job_runs_on_time(runqueue):
     runqueue(*MANY)
     until(lambda: Process.objects.filter(kind="dispatcher").exists())
@@ -386,3 +398,12 @@ def test_bad_arguments_are_named_with_their_remedy(runqueue, arguments, message)
     assert child.wait(LONG) == 1
     assert message in log_of(child)
     assert "Traceback" not in log_of(child)
+
+
+@pytest.mark.parametrize("queues", ["default", ["-mail"], [7]])
+def test_queues_that_are_no_list_of_names_are_refused(settings, queues):
+    settings.TASKS = {
+        "default": {"BACKEND": "django_dbqueue.backend.DatabaseBackend", "QUEUES": queues}
+    }
+    with pytest.raises(CommandError, match=r"is not a list of queue names.*errors\.md#dbqueuee005"):
+        call_command("runqueue", "--drain")

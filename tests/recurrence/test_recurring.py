@@ -961,6 +961,7 @@ def test_invalid_schedule_is_not_saved():
         ({"priority": 1000}, "priority must be a whole number from -100 to 100, not 1000"),
         ({"priority": "high"}, "priority must be a whole number from -100 to 100, not 'high'"),
         ({"name": ""}, "'' is not a name of up to 255 characters"),
+        ({"name": "a\x00b"}, r"'a\\x00b' is not a name of up to 255 characters without NUL"),
     ],
 )
 def test_call_that_no_task_can_have_is_not_saved(values, said):

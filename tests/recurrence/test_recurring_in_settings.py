@@ -259,6 +259,10 @@ class TestBadInput:
             ({"sum": {"task": "a.b", "cron": "0 3 * * *", "enabled": False, "x": 1}}, "'x' is not"),
             ({"": {"task": "a.b", "every": 60}}, "'' is not a name"),
             ({5: {"task": "a.b", "every": 60}}, "5 is not a name"),
+            (
+                {"a\x00": {"task": "a.b", "every": 60}},
+                "is not a name of up to 255 characters without",
+            ),
             ({"x" * 256: {"task": "a.b", "every": 60}}, "is not a name of up to 255"),
         ],
     )

@@ -354,6 +354,21 @@ def test_lanes_include_only_ready_jobs():
 
     assert Job.objects.lanes() == [("a", -5), ("a", 5), ("b", 0)]
     assert Job.objects.lanes(["b", "nowhere"]) == [("b", 0)]
+    assert Job.objects.lanes([]) == []
+    assert len(Job.objects.lanes(["a", *map("q{}".format, range(700)), "b", "b"])) == 3
+
+
+def test_lanes_of_names_that_differ_by_case_only():
+    for queue in ("mail", "Mail", "maíl"):
+        tasks.add.using(queue_name=queue).enqueue(1)
+
+    assert {lane.queue for lane in Job.objects.lanes()} == {"mail", "Mail", "maíl"}
+    assert Job.objects.lanes(["Mail"]) == [("Mail", 0)]
+
+
+def test_lanes_of_filtered_jobs_are_refused():
+    with pytest.raises(TypeError, match="not of filtered ones"):
+        Job.objects.ready().lanes()
 
 
 def test_pause_and_resume_count_changed_queues():

@@ -176,11 +176,11 @@ def test_drain_ignores_jobs_of_paused_tasks(state):
     supervisor = a_process("supervisor", kind="supervisor")
     drain = Drain("default", [QueueSelector(("*",))], Options(), supervisor)
     Job.objects.create(task="tests.tasks.add", queue="default", state=state, run_after=now_plus(-5))
-    assert drain._any_left(Job.objects.all())
+    assert drain._any_left()
 
     TaskState.objects.named(tasks.add.module_path).pause()
 
-    assert not drain._any_left(Job.objects.all())
+    assert not drain._any_left()
 
 
 def test_end_of_pause_accepts_any_time_zone():

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 from django.utils import timezone
 
+from django_dbqueue.compat import InvalidTask
 from django_dbqueue.models import Job
 from django_dbqueue.models.expressions import now_plus
 
@@ -47,6 +48,15 @@ def test_run_now_makes_scheduled_jobs_ready_and_wakes_their_workers(woken):
     assert set(Job.objects.values_list("state", flat=True)) == {"ready"}
     assert not Job.objects.filter(run_after__gt=now_plus(0)).exists()
     assert sorted(woken) == ["default", "mail"]
+
+
+def test_time_that_no_database_stores_is_refused():
+    early = datetime(1000, 1, 1, tzinfo=timezone.get_fixed_timezone(60))
+    with pytest.raises(ValueError, match=r"is not later than the year 1000\. Give a later time"):
+        Job.objects.reschedule(early)
+    with pytest.raises(InvalidTask, match=r"run_after: .* is not later than the year 1000"):
+        tasks.add.using(run_after=early).enqueue(1)
+    assert tasks.add.using(run_after=early.replace(year=1900)).enqueue(1)
 
 
 def test_run_now_leaves_jobs_in_other_states_unchanged(one_of_each_state):

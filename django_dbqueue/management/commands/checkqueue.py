@@ -8,12 +8,18 @@ import textwrap
 from argparse import ArgumentParser
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NoReturn
 
-from django.core.management.base import BaseCommand, CommandError, no_translations
+from django.core.management.base import (
+    BaseCommand,
+    CommandError,
+    CommandParser,
+    no_translations,
+)
 
 from ...backend import DatabaseBackend
 from ...compat import task_backends
+from ...core.documentation import reference
 from ...doctor.database import QueueDatabase, queue_databases
 from ...doctor.finding import Finding, NotChecked, Severity
 from ...doctor.runner import examine, names
@@ -33,6 +39,9 @@ class Command(BaseCommand):
     # No system checks: the command checks the database even if other parts of the project are
     # misconfigured.
     requires_system_checks = ()
+
+    def create_parser(self, *args: Any, **kwargs: Any) -> CommandParser:
+        return with_exit_code_unknown(super().create_parser(*args, **kwargs))
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--database", help="Check only this database, an alias in DATABASES.")
@@ -87,7 +96,20 @@ class Command(BaseCommand):
             self.stdout.write(f"\n{_filled('-  ', skipped.what)} [{name}]")
             if skipped.remedy:
                 self.stdout.write(f"   Do:  {skipped.remedy}")
+        if found:
+            self.stdout.write(f"\nThe names in brackets are explained in {reference('errors')}.")
         self.stdout.write("")
+
+
+def with_exit_code_unknown(parser: CommandParser) -> CommandParser:
+    """Have wrong arguments end with UNKNOWN: argparse's own exit code is that of CRITICAL."""
+    end = parser.exit
+
+    def exit(status: int = 0, message: str | None = None) -> NoReturn:
+        end(EXIT_CODES[Severity.UNKNOWN] if status == 2 else status, message)
+
+    parser.exit = exit  # type: ignore[method-assign]
+    return parser
 
 
 def exit_by(results: Iterable[Finding | NotChecked]) -> None:

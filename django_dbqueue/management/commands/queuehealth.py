@@ -6,11 +6,11 @@ import json
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, no_translations
+from django.core.management.base import BaseCommand, CommandParser, no_translations
 
 from ...doctor.finding import Severity, one_line
 from ...doctor.runner import OF_A_VENDOR, examine, name_of
-from .checkqueue import EXIT_CODES, chosen_databases, exit_by
+from .checkqueue import EXIT_CODES, chosen_databases, exit_by, with_exit_code_unknown
 
 OF_THE_DATABASE = {name_of(check) for checks in OF_A_VENDOR.values() for check in checks}
 # The most serious first, as their exit codes are chosen.
@@ -24,6 +24,9 @@ class Command(BaseCommand):
         "queue could not be checked. checkqueue examines the database too, which takes longer."
     )
     requires_system_checks = ()
+
+    def create_parser(self, *args: Any, **kwargs: Any) -> CommandParser:
+        return with_exit_code_unknown(super().create_parser(*args, **kwargs))
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--database", help="Check only this database, an alias in DATABASES.")

@@ -39,6 +39,7 @@ from ...runtime.supervisor.drain import JointDrain
 from ...runtime.supervisor.multi_backend import run_all
 from ...runtime.supervisor.reload import Reload
 from ...runtime.supervisor.supervisor import Supervisor
+from ...runtime.supervisor.systemd import Notifier
 
 # Log levels by --verbosity. The normal level is the project's own, or INFO.
 LEVELS = {0: logging.WARNING, 1: None}
@@ -173,7 +174,10 @@ class Command(BaseCommand):
         supervisors = _supervisors(options)
         _serve_others(options, supervisors)
         if reload:
-            Reload(supervisors, reload)
+            notifier = Notifier()
+            if not options.get("beside"):  # The web server notifies its service manager itself.
+                notifier.watch(supervisors, stop)
+            Reload(supervisors, reload, notifier.reloading)
             _end_after(stop, supervisors)
         code = run_beside_signals(
             lambda: run_all([partial(_run, each, stop) for each in supervisors], stop),
@@ -245,7 +249,7 @@ def _serve_others(options: dict[str, Any], supervisors: Sequence[Supervisor]) ->
                 "Install django-dbqueue-tasks[prometheus]."
             ) from None
         with _said_of("--metrics-port", where):
-            prometheus.serve(where[0], where[1], [each.alias for each in supervisors])
+            prometheus.serve(where[0], where[1], supervisors)
 
 
 @contextmanager
@@ -372,6 +376,15 @@ def _look_at(database: str) -> None:
         ) from None
 
 
+def _check_other_processes_can_see(database: str) -> None:
+    connection: Any = connections[database]
+    if connection.vendor == "sqlite" and connection.is_in_memory_db():
+        raise CommandError(
+            f"The database {database!r} is in the memory of this process, and workers are other "
+            "processes. Name a file in DATABASES; in tests, call drain()."
+        )
+
+
 def _backends(given: str | Sequence[str] | None) -> list[DatabaseBackend]:
     """Return the backends that ``--backend`` names. Raises CommandError for an unknown one."""
     texts = [given] if isinstance(given, str) else given or [DEFAULT_TASK_BACKEND_ALIAS]
@@ -399,6 +412,9 @@ def _backends(given: str | Sequence[str] | None) -> list[DatabaseBackend]:
 def _supervisors(given: dict[str, Any]) -> list[Supervisor]:
     """Return a supervisor for each backend that is to be served."""
     backends = _backends(given["backend"])
+    for problem in (problem for each in backends for problem in each.check()):
+        if problem.is_serious():
+            raise CommandError(f"{problem.msg} {problem.hint}")
     if given["drain"] and given["only"]:
         raise CommandError(
             f"--drain needs workers and a dispatcher, and would never end with "
@@ -422,6 +438,9 @@ def _supervisors(given: dict[str, Any]) -> list[Supervisor]:
     roles = only.get(given["only"], ["worker", "dispatcher"])
     drains = JointDrain(each.alias for each in backends)
     try:
+        for each in backends:
+            if not each.config.changed(**changes).embedded:
+                _check_other_processes_can_see(each.database)
         return [
             Supervisor(each, roles, changes, drain=given["drain"], drains=drains)
             for each in backends

@@ -47,7 +47,7 @@ class Drain:
         """
         try:
             with deadline(self._options.answer_limit), snapshot(self._jobs.db):
-                return not self._any_left(self._jobs.all())
+                return not self._any_left()
         except (DatabaseError, InterfaceError) as error:
             report(
                 error, "drain: could not check for remaining jobs: %s", error, level=logging.WARNING
@@ -67,12 +67,15 @@ class Drain:
         )
         return any(map(self._serves, failed.values_list("queue", flat=True).distinct()))
 
-    def _any_left(self, jobs: JobQuerySet) -> bool:
+    def _any_left(self) -> bool:
+        jobs = self._jobs
         paused = set(Queue.objects.using(jobs.db).paused().values_list("name", flat=True))
         tasks = TaskState.objects.using(jobs.db).names_of_paused()
         wanted = jobs.exclude(task__in=tasks) if tasks else jobs
-        due = {lane.queue for lane in wanted.lanes(self._names())}
-        due.update(wanted.due().values_list("queue", flat=True).distinct())
+        ready = {lane.queue for lane in jobs.lanes(self._names())}
+        if tasks:
+            ready = {queue for queue in ready if wanted.ready().filter(queue=queue).exists()}
+        due = ready.union(wanted.due().values_list("queue", flat=True).distinct())
         if any(map(self._serves, due - paused)):
             return True
         if any(map(self._serves, self._about_to_be_due(wanted) - paused)):

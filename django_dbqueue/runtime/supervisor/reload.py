@@ -6,7 +6,8 @@ import logging
 import multiprocessing
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from . import settings_reader
 from .children import no_main_module
@@ -20,13 +21,19 @@ class Reload:
     """Reload of settings. Another process reads them: this one keeps what it has imported.
 
     requested: set for each reload. A request during a reload leads to one more.
+    around: returns a context in which a reload runs.
     """
 
     # The longest time that the settings and the tasks may take to be read, in seconds.
     LONGEST = 60.0
 
-    def __init__(self, supervisors: Sequence[Supervisor], requested: threading.Event) -> None:
-        self._supervisors, self._requested = supervisors, requested
+    def __init__(
+        self,
+        supervisors: Sequence[Supervisor],
+        requested: threading.Event,
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._supervisors, self._requested, self._around = supervisors, requested, around
         # The path by which the shell came here, with its symbolic links. It may lead elsewhere
         # after a deployment, and only a new process follows it.
         path = os.environ.get("PWD", "")
@@ -37,7 +44,8 @@ class Reload:
         while self._requested.wait():
             self._requested.clear()
             try:
-                self._reload()
+                with self._around():
+                    self._reload()
             except Exception as error:
                 logger.exception("supervisor: settings not reloaded, all processes stay: %s", error)
 

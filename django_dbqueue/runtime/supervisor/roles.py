@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from multiprocessing.connection import Connection
 
 from ...backend import DatabaseBackend
@@ -14,6 +15,8 @@ from ..logging_setup import mail_no_failures, silence_polling, skip_unheard_line
 from ..shared_status import SharedStatus
 from ..shutdown import Shutdown
 from ..worker.worker import Worker
+
+logger = logging.getLogger("django_dbqueue")
 
 ROLES: dict[str, type[Worker] | type[Dispatcher]] = {
     "worker": Worker,
@@ -49,6 +52,11 @@ def run_role(
     if options.silence_polling:
         silence_polling()
     if not all(map(options.allows_import_error, discover(options.task_modules))):
+        return CANNOT_IMPORT
+    try:
+        _ = backend.middleware
+    except Exception:
+        logger.exception("%s: middleware cannot be used; see manage.py check", role)
         return CANNOT_IMPORT
     announce_from(finished, backend)
     return 0 if ROLES[role](backend, options, status).run(stop, supervisor) else EXIT_JOBS_RUNNING

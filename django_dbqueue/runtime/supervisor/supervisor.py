@@ -23,7 +23,7 @@ from ..connections import close_connections, discard, leave_old_connections, pre
 from ..heartbeat import Heartbeat
 from ..logging_setup import RepeatedProblem
 from ..recovery import ExitReason
-from ..shared_status import SharedStatus
+from ..shared_status import ENDURING, SharedStatus
 from ..shutdown import Shutdown
 from ..socket_watchdog import deadline
 from .child_spec import ChildSpec, selectors, specs
@@ -91,6 +91,9 @@ class Supervisor:
         )
         # Children that are already replaced, and when they are killed.
         self._leaving: dict[Child, float] = {}
+        # The counts of workers that have ended. None is read while a worker is on its way there.
+        self._ended_counts: Counter[str] = Counter()
+        self._counts_lock = threading.Lock()
         self._code = 0
         self._is_serving = self._has_ended = False
         self._wake, self._was_woken = threading.Event(), False
@@ -150,6 +153,28 @@ class Supervisor:
         """
         older = [child.spec.options for child in [*self._children, *self._leaving]]
         return max([self.options, *older], key=lambda each: each.shutdown_timeout)
+
+    @property
+    def composition(self) -> str:
+        """The processes that are to run, by role, such as ``2 workers, 1 dispatcher``."""
+        roles = Counter(spec.role for spec in self._specs)
+        return ", ".join(f"{number} {role}{'s' * (number > 1)}" for role, number in roles.items())
+
+    def worker_measures(self) -> dict[str, float]:
+        """Return the sums of what this process's workers count and measure.
+
+        Of the delays before a poll, the longest. Called from another thread.
+        """
+        with self._counts_lock:
+            found = [
+                child.status.measures()
+                for child in {*self._children, *self._leaving}
+                if child.role == "worker"
+            ]
+            sums = Counter(self._ended_counts)
+        for each in found:
+            sums.update(each)
+        return {**sums, "poll_delay": max((each["poll_delay"] for each in found), default=0.0)}
 
     def why_not_live(self) -> list[str]:
         """Return why this process should be replaced; empty if it should not.
@@ -229,15 +254,13 @@ class Supervisor:
         return stop.requested
 
     def _say_who_runs(self, verb: str = "runs") -> None:
-        roles = Counter(spec.role for spec in self._specs)
-        what = ", ".join(f"{number} {role}{'s' * (number > 1)}" for role, number in roles.items())
         how = "in this process" if self.options.embedded else "each in a process of its own"
         fields = self._process.log_fields
         logger.info(
             "%s %s %s, %s, for the queues %s.",
             self._process,
             verb,
-            what,
+            self.composition,
             how,
             "; ".join(map(str, self._selectors)),
             extra=fields,
@@ -357,15 +380,20 @@ class Supervisor:
 
     def _replace(self, child: Child, end: float) -> None:
         """Let a replacement start while the child comes to its end."""
-        if child in self._children:
-            self._children.remove(child)
-        self._leaving[child] = min(end, self._leaving.get(child, end))
+        with self._counts_lock:
+            if child in self._children:
+                self._children.remove(child)
+            self._leaving[child] = min(end, self._leaving.get(child, end))
 
     def _forget(self, child: Child) -> None:
+        measures = child.status.measures()
+        with self._counts_lock:
+            if child.role == "worker":
+                self._ended_counts.update({name: measures[name] for name in ENDURING})
+            self._leaving.pop(child, None)
+            if child in self._children:
+                self._children.remove(child)
         child.close()
-        self._leaving.pop(child, None)
-        if child in self._children:
-            self._children.remove(child)
 
     def _is_frozen(self, child: Child) -> bool:
         """Return whether no thread of the child has run for long and the child must end.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from types import TracebackType
 from typing import Any
@@ -22,6 +23,7 @@ from ...engine.attempt_result import AttemptResult, Settled
 from ...engine.claim import mark_started, save_policy
 from ...engine.settle import settle
 from ...exceptions import Discarded, Expired, JobLost
+from ...middleware import Ending, TaskMiddleware
 from ...models import Execution, Job
 from ...models.enums import OnLost, Outcome, State
 from ...models.execution import ExecutionQuerySet
@@ -41,6 +43,7 @@ class Attempt:
     task: the job's task; None until it is found.
     is_atomic: whether the task and the settlement share a transaction.
     earlier: the earlier attempts of this run, at the current stage of a pipeline.
+    error: the exception that ended the attempt; None until then.
     is_unserialized: True if the database rolled back the task's transaction because of a conflict
         with another transaction.
     """
@@ -49,10 +52,13 @@ class Attempt:
     task: AnyTask | None = None
     is_atomic = False
     is_unserialized = False
+    error: BaseException | None = None
 
     def __init__(self, call: Call, backend: DatabaseBackend) -> None:
         self.call, self.job, self.backend = call, call.job, backend
         self.earlier: list[Execution] = []
+        self._ended: AttemptResult | None = None
+        self._entered: list[tuple[TaskMiddleware, AbstractContextManager[object]]] = []
         self._started_at = call.job.claimed_at
 
     @property
@@ -106,14 +112,67 @@ class Attempt:
             logger.debug("executor: job %s of %s starts (attempt %d)", *about, extra=job.log_fields)
         self._send(signals.task_started, TaskResultStatus.RUNNING)
 
+    def enter_middleware(self) -> None:
+        """Enter the project's middleware, the outermost first."""
+        for each in self.backend.middleware:
+            manager = each.run(self.context)
+            manager.__enter__()
+            self._entered.append((each, manager))
+
+    def leave_middleware(self) -> None:
+        """Tell the middleware how the attempt has ended, and leave it. Errors are logged."""
+        cause, self.error = self.error, None  # Its frames refer to this object: a cycle.
+        not_entered = self.backend.middleware[len(self._entered) :]
+        while self._entered:
+            middleware, manager = self._entered.pop()
+            try:
+                if end := self._ended:
+                    ending = Ending(outcome=end.outcome, state=end.state, error=cause)
+                    middleware.ended(self.context, ending)
+            except BaseException as error:
+                self._report_middleware(error, middleware)
+            try:
+                if cause is None:
+                    manager.__exit__(None, None, None)
+                else:
+                    traceback = cause.__traceback__
+                    manager.__exit__(type(cause), cause, traceback)
+                    # Before Python 3.11, a generator adds a frame that refers to the error.
+                    cause.__traceback__ = traceback
+            except BaseException as error:
+                if error is not cause:
+                    self._report_middleware(error, middleware)
+        if not_entered and (end := self._ended):
+            ending = Ending(outcome=end.outcome, state=end.state, error=cause)
+            for middleware in reversed(not_entered) if ending.is_last_failure else ():
+                try:
+                    middleware.failed_outside_run(self.job, ending)
+                except BaseException as error:
+                    self._report_middleware(error, middleware)
+
+    def _report_middleware(self, error: BaseException, middleware: TaskMiddleware) -> None:
+        internal_errors.report(
+            error,
+            "executor: job %s of %s: %s failed after the task: %s",
+            self.job.pk,
+            self.job.task,
+            type(middleware).__qualname__,
+            error,
+            extra=self.job.log_fields,
+        )
+
     def function(self) -> partial[Any]:
         """Return the task's function with the job's arguments, and the context if it takes one."""
         job, task = self.job, self.task
         assert task, "start() comes first"
         if not task.takes_context:
             return partial(task.func, *job.args, **job.kwargs)
-        context = JobContext(task_result=self.result, job=job, call=self.call)
-        return partial(task.func, context, *job.args, **job.kwargs)
+        return partial(task.func, self.context, *job.args, **job.kwargs)
+
+    @cached_property
+    def context(self) -> JobContext:
+        """The context of the task and of the middleware, created on demand."""
+        return JobContext(task_result=self.result, job=self.job, call=self.call)
 
     @property
     def executions(self) -> ExecutionQuerySet:
@@ -205,9 +264,10 @@ class Attempt:
         """Return the result of an attempt that ends now."""
         times = {"started_at": self._started_at, "finished_at": self.job.now()}
         log = self.call.log.text if self.call.log else ""
-        return AttemptResult.of(
+        self._ended = AttemptResult.of(
             self.job, outcome, state, progress=self.job.progress_value, log=log, **times, **rest
         )
+        return self._ended
 
     def announce(self, end: AttemptResult) -> AttemptResult:
         """Send ``task_finished`` unless a next pipeline stage follows. Return ``end``."""

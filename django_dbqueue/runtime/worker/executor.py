@@ -39,6 +39,7 @@ def run(call: ThreadCall | CoroutineCall, backend: DatabaseBackend) -> AttemptRe
     attempt = Attempt(call, backend)
     try:
         attempt.start()
+        attempt.enter_middleware()
         function: Any = attempt.function()
         if attempt.is_atomic:
             return attempt.settle_in_transaction(partial(call.run, function))
@@ -57,6 +58,8 @@ def run(call: ThreadCall | CoroutineCall, backend: DatabaseBackend) -> AttemptRe
             close_interrupted()
             error = _behind_the_driver(error)
         return fail(attempt, error)
+    finally:
+        attempt.leave_middleware()
 
 
 def _behind_the_driver(error: BaseException) -> BaseException:
@@ -78,13 +81,17 @@ async def run_async(call: CoroutineCall, backend: DatabaseBackend) -> AttemptRes
     try:
         if attempt.uses_no_database and not of_coroutines.is_set():
             attempt.start()
+            attempt.enter_middleware()
             value = await call.run(attempt.function())
             return attempt.announce(attempt.succeed(value))
         await _uncancelled(attempt.start)
+        attempt.enter_middleware()
         value = await call.run(attempt.function())
         return await _uncancelled(lambda: attempt.announce(attempt.succeed(value)))
     except BaseException as error:
         return await _uncancelled(partial(_handle, error, partial(fail, attempt)))
+    finally:
+        attempt.leave_middleware()
 
 
 async def _uncancelled(step: Callable[[], R]) -> R:

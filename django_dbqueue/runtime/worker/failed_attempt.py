@@ -42,6 +42,7 @@ def fail(attempt: Attempt, error: BaseException) -> AttemptResult:
 
     Called while ``error`` is being handled, as receivers of the signal expect.
     """
+    attempt.error = error
     try:
         return _decide(attempt, error)
     except BaseException as another:

@@ -79,6 +79,11 @@ class Settler:
         """Back-pressure: True if too many results are unwritten to start further jobs."""
         return len(self._waiting) > 2 * self.LARGEST_GROUP or len(self._held) > self.MOST_HELD
 
+    @property
+    def unwritten(self) -> int:
+        """The number of results that are not written yet."""
+        return len(self._waiting) + len(self._writing) + len(self._held)
+
     def put(self, result: AttemptResult) -> None:
         # Appends without the lock, for which all threads would contend.
         self._waiting.append(result)

@@ -113,6 +113,11 @@ class ThreadPool:
         return min(self._options.threads - running + ahead - waiting, most)
 
     @property
+    def active_threads(self) -> int:
+        """The number of threads that take jobs."""
+        return self._active.number
+
+    @property
     def has_room(self) -> bool:
         """Whether a thread is free for another job."""
         return len(self._running) + len(self._waiting) < self._options.threads

@@ -115,14 +115,24 @@ class Worker:
             began = time.monotonic()
             with deadline(self._options.answer_limit):
                 found, full = self._work()
-            if (
-                pause := self._poll_backoff.after_jobs(full)
+            pause = (
+                self._poll_backoff.after_jobs(full)
                 if found
                 else self._poll_backoff.after_none(began, *self._longest_pause())
-            ):
+            )
+            self._measure(pause)
+            if pause:
                 self._status.tick(ahead=pause)
                 self._listener.wait(pause * random.uniform(0.8, 1.0), self._usable_probe())
         return self._end(stop)
+
+    def _measure(self, pause: float) -> None:
+        self._status.measure(
+            poll_delay=pause,
+            active_threads=self._pool.active_threads,
+            running_jobs=len(self._running()),
+            unsettled_jobs=self._settler.unwritten,
+        )
 
     def _usable_probe(self) -> ReadyProbe | None:
         """Return the probe while the worker could claim a job, and knows of none."""
@@ -215,7 +225,10 @@ class Worker:
         if (left := room - (self._status.claimed - before)) > 0:
             for jobs in self._claimer.claim(left, self._pool.held_bytes()):
                 self._take(jobs)
-        return self._status.claimed - before, room
+        found = self._status.claimed - before
+        if room > 0:
+            self._status.count("claims" if found else "empty_claims")
+        return found, room
 
     def _extend_groups(self, room: int) -> None:
         """Claim up to ``room`` jobs behind groups that end soon, so that their slots stay used."""
@@ -347,6 +360,8 @@ class Worker:
 
     def _settled(self, settled: Settled) -> None:
         self._recent.extend(result.fence for result in settled.written)
+        self._status.count("settles")
+        self._status.count("settled_jobs", len(settled.written))
         if wake_dependents(settled, self._backend, self._claimer.limits):
             self._listener.wake()
         if finish_batches(settled, self._backend):

@@ -5,14 +5,26 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from django.db import transaction
 from django.test import TestCase
 from django.utils import timezone
 
 from django_dbqueue import task
 from django_dbqueue.models import Job
-from django_dbqueue.testing import assert_enqueued, assert_not_enqueued, drain, enqueued
+from django_dbqueue.testing import (
+    aadvance,
+    aassert_enqueued,
+    aassert_not_enqueued,
+    adrain,
+    aenqueued,
+    arun_job,
+    assert_enqueued,
+    assert_not_enqueued,
+    drain,
+    enqueued,
+)
 
-from . import tasks
+from .. import tasks
 
 pytestmark = pytest.mark.django_db
 
@@ -122,12 +134,22 @@ class TestMessage:
 
         first, job = str(error.value).splitlines()
         assert first == (
-            "Expected a job of tests.test_testing.send with args=[7], queue='mail', and found 0. "
+            "Expected a job of tests.testing.test_assertions.send with args=[7], queue='mail', and found 0. "
             "The jobs of the task are:"
         )
         assert job.startswith(
-            "  tests.test_testing.send(8, colour='red'): ready, queue 'mail', key '8', run_after "
+            "  tests.testing.test_assertions.send(8, colour='red'): ready, queue 'mail', key '8', run_after "
         )
+
+    def test_jobs_of_other_tasks_are_listed_if_the_task_has_none(self):
+        send.enqueue(8)
+
+        with pytest.raises(AssertionError) as error:
+            assert_enqueued(tasks.add, args=[1])
+
+        first, job = str(error.value).splitlines()
+        assert first.endswith("The task has no jobs; the backend 'default' has:")
+        assert job.startswith("  tests.testing.test_assertions.send(8)")
 
     def test_it_says_that_there_are_none_or_more(self):
         with pytest.raises(AssertionError, match="  none"):
@@ -152,6 +174,21 @@ class TestMisuse:
 
 
 class InTestCase(TestCase):
+    def test_hooks_that_have_not_run_are_named(self):
+        transaction.on_commit(lambda: tasks.add.enqueue(1))
+        with self.assertRaisesMessage(AssertionError, "Hooks of on_commit() that have not run: 1."):
+            assert_enqueued(tasks.add)
+
+    async def test_helpers_in_coroutines(self):
+        result = await tasks.add.aenqueue(1, b=2)
+        await aassert_enqueued(tasks.add, args=[1, 2], times=1)
+        await aassert_not_enqueued(tasks.add, args=[3])
+        assert (await arun_job(result)).return_value == 3
+        await tasks.add.using(run_after=timedelta(hours=1)).aenqueue(5)
+        await aadvance(hours=2)
+        assert await adrain() == 1
+        assert [job.result for job in await aenqueued(tasks.add)] == [3, 5]
+
     def test_in_a_test_case(self):
         tasks.add.enqueue(1)
         assert_enqueued(tasks.add, args=[1])

@@ -1,8 +1,9 @@
-"""``runjob`` runs a job's task here, and leaves the job as it is."""
+"""``queue run`` runs a job's task here, and leaves the job as it is."""
 
 from __future__ import annotations
 
 import io
+import json
 from typing import Any
 from uuid import uuid4
 
@@ -19,33 +20,41 @@ from ..models import Run
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
 
 
-def runjob(pk: Any, *arguments: str) -> str:
+def run(pk: Any, *arguments: str) -> str:
     out = io.StringIO()
-    call_command("runjob", str(pk), *arguments, stdout=out, stderr=out)
+    call_command("queue", "run", str(pk), *arguments, stdout=out, stderr=out)
     return out.getvalue()
 
 
 def test_task_runs_here_and_the_job_is_unchanged() -> None:
     pk = tasks.add.enqueue(2, b=3).id
 
-    said = runjob(pk)
+    said = run(pk)
 
     assert "tests.tasks.add returned 5." in said and "is unchanged: READY" in said
     assert Job.objects.get().state == "ready" and not Execution.objects.exists()
 
 
+def test_what_it_returned_as_json() -> None:
+    pk = tasks.add.enqueue(2, b=3).id
+
+    said = json.loads(run(pk, "--json"))
+
+    assert said == {"id": pk, "task": "tests.tasks.add", "state": "ready", "returned": 5}
+
+
 def test_job_of_another_database_is_found() -> None:
     pk = tasks.add.using(backend="other").enqueue(2, b=3).id
 
-    assert "returned 5" in runjob(pk)
-    assert "returned 5" in runjob(pk, "--backend", "other")
-    with pytest.raises(CommandError, match="in the backends default"):
-        runjob(pk, "--backend", "default")
+    assert "returned 5" in run(pk)
+    assert "returned 5" in run(pk, "--backend", "other")
+    with pytest.raises(CommandError, match="The backend 'default' has no job"):
+        run(pk, "--backend", "default")
 
 
 def test_error_is_raised_without_a_debugger() -> None:
     with pytest.raises(ValueError, match="no such order"):
-        runjob(tasks.fail.enqueue("no such order").id)
+        run(tasks.fail.enqueue("no such order").id)
 
 
 def test_debugger_starts_where_the_task_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +67,7 @@ def test_debugger_starts_where_the_task_fails(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("pdb.post_mortem", post_mortem)
 
-    said = runjob(tasks.fail.enqueue("no such order").id, "--pdb")
+    said = run(tasks.fail.enqueue("no such order").id, "--pdb")
 
     assert frames == ["fail"]
     assert "no such order" in said and "is unchanged: READY" in said
@@ -66,36 +75,36 @@ def test_debugger_starts_where_the_task_fails(monkeypatch: pytest.MonkeyPatch) -
 
 def test_task_with_a_context_has_it() -> None:
     with pytest.raises(Snoozed):
-        runjob(timely.snooze.enqueue(how=60, times=0).id, "--backend", "default")
-        runjob(timely.snooze.enqueue(how=60).id)
+        run(timely.snooze.enqueue(how=60, times=0).id, "--backend", "default")
+        run(timely.snooze.enqueue(how=60).id)
     assert {job.state for job in Job.objects.all()} == {"ready"}
 
 
 def test_unknown_ids_and_tasks_are_named() -> None:
     pk = uuid4()
-    with pytest.raises(CommandError, match=f"No job has the id {pk}"):
-        runjob(pk)
+    with pytest.raises(CommandError, match=f"has no job {pk}"):
+        run(pk)
     with pytest.raises(CommandError, match="invalid UUID"):
-        runjob("nonsense")
+        run("nonsense")
     with pytest.raises(CommandError, match="TASKS has no DatabaseBackend nowhere"):
-        runjob(pk, "--backend", "nowhere")
+        run(pk, "--backend", "nowhere")
     gone = tasks.add.enqueue(1)
     Job.objects.update(task="tests.tasks.gone")
     with pytest.raises(CommandError, match=r"tests\.tasks\.gone"):
-        runjob(gone.id)
+        run(gone.id)
 
 
 def test_atomic_task_that_fails_leaves_nothing() -> None:
-    runjob(tasks.atomic_row.enqueue("kept").id)
+    run(tasks.atomic_row.enqueue("kept").id)
     with pytest.raises(ValueError):
-        runjob(tasks.atomic_row.enqueue("undone", fail=True).id)
+        run(tasks.atomic_row.enqueue("undone", fail=True).id)
 
     assert list(Run.objects.values_list("job", flat=True)) == ["kept"]
 
 
 def test_coroutine_runs() -> None:
     with pytest.raises(Snoozed):
-        runjob(timely.snooze_async.enqueue(how=60).id)
+        run(timely.snooze_async.enqueue(how=60).id)
 
 
 def test_metadata_of_a_job_that_runs_elsewhere_stays() -> None:
@@ -105,7 +114,7 @@ def test_metadata_of_a_job_that_runs_elsewhere_stays() -> None:
     )
     Job.objects.update(state="running", process=process, attempt=1, metadata={"done": 1})
 
-    said = runjob(pk)
+    said = run(pk)
 
     job = Job.objects.get()
     assert "is unchanged: RUNNING" in said

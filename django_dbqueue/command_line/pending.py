@@ -1,0 +1,70 @@
+"""Check before a deployment that this code can run the jobs that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..backend import DatabaseBackend
+from ..compat import InvalidTask
+from ..core import call_options, serialization
+from ..exceptions import InvalidSchedule, InvalidTaskPath
+from ..models import Job, RecurringTask
+from ..models.enums import UNFINISHED
+from ..recurrence import target
+from ..registry import load
+from .output import Row
+
+
+def unfit(backend: DatabaseBackend) -> list[Row]:
+    """Return the tasks of unfinished jobs that this code cannot run, with the reason.
+
+    Jobs with the same arguments by number and names are checked once.
+    """
+    found: dict[tuple[str, str], list[Any]] = {}
+    known: dict[object, str] = {}
+    columns = ("pk", "task", "args", "kwargs", "options", "pipeline", "stage")
+    jobs = Job.objects.using(backend.database).filter(state__in=UNFINISHED).only(*columns)
+    for job in jobs.order_by().iterator(chunk_size=2000):
+        shape = job.task, _shape(job.args), tuple(sorted(job.kwargs or ())), str(job.options)
+        if shape not in known:
+            known[shape] = _problem(job)
+        if problem := known[shape] or _problem_of_stages(job):
+            found.setdefault((job.task, problem), []).append(job.pk)
+    return [
+        {"task": task, "jobs": len(ids), "problem": problem, "for_example": str(ids[0])}
+        for (task, problem), ids in sorted(found.items())
+    ] + list(_recurring(backend))
+
+
+def _shape(args: Any) -> object:
+    return len(args) if isinstance(args, list) else str(args)
+
+
+def _problem(job: Job) -> str:
+    try:
+        task = load(job.task)
+        if job.options is not None:
+            task = call_options.apply(task, job.options)
+        serialization.bind(task.func, task.takes_context, job.args, job.kwargs)
+    except (InvalidTaskPath, InvalidTask, TypeError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def _problem_of_stages(job: Job) -> str:
+    for stage in (job.pipeline or ())[(job.stage or 0) + 1 :]:
+        try:
+            load(stage["task"])
+        except InvalidTaskPath as error:
+            return f"A later stage: {error}"
+    return ""
+
+
+def _recurring(backend: DatabaseBackend) -> Iterator[Row]:
+    for row in RecurringTask.objects.using(backend.database).enabled().order_by("name"):
+        try:
+            target.resolve(row, backend.database, backend.alias)
+        except (InvalidTaskPath, InvalidSchedule) as error:
+            name = row.task or row.command
+            yield {"task": name, "jobs": None, "problem": str(error), "for_example": row.name}

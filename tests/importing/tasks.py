@@ -1,0 +1,10 @@
+"""The tasks of this queue."""
+
+from django_dbqueue import task
+
+calls = []
+
+
+@task
+def send(user_id, template="welcome", tags=()):
+    calls.append((user_id, template, tags))

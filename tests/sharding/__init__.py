@@ -1,0 +1,1 @@
+"""A project that spreads the jobs of its customers over two PostgreSQL servers."""

@@ -1,0 +1,630 @@
+"""``contrib.celery``: Celery's words for tasks of this queue, compared with Celery itself."""
+
+from __future__ import annotations
+
+import sys
+import types
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from django.core import mail
+from django.db import transaction
+
+from django_dbqueue import Rate
+from django_dbqueue.compat import InvalidTask
+from django_dbqueue.contrib.celery import (
+    AsyncResult,
+    MaxRetriesExceededError,
+    Retry,
+    SoftTimeLimitExceeded,
+    TaskFailed,
+    TaskRevokedError,
+    chain,
+    chord,
+    crontab,
+    group,
+    shared_task,
+)
+from django_dbqueue.contrib.celery.canvas import finish_chord
+from django_dbqueue.models import Execution, Job
+from django_dbqueue.recurrence.cron import Cron
+from django_dbqueue.testing import drain
+
+from .conftest import LONG, until
+
+PROJECT = Path(__file__).with_name("celery_project.py")
+IMPORTS = {
+    "from celery import": "from django_dbqueue.contrib.celery import",
+    "from celery.exceptions import": "from django_dbqueue.contrib.celery import",
+    "from celery.schedules import": "from django_dbqueue.contrib.celery import",
+}
+NOON = datetime(2026, 5, 1, 12, tzinfo=timezone.utc)
+
+
+def project(name, changes):
+    """Return the module of the project with these changes of its text."""
+    text = PROJECT.read_text()
+    for before, after in changes.items():
+        assert before in text
+        text = text.replace(before, after)
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, str(PROJECT), "exec"), module.__dict__)
+    return module
+
+
+@pytest.fixture(scope="module")
+def moved_once():
+    yield project("celery_project_moved", IMPORTS)
+    del sys.modules["celery_project_moved"]
+
+
+@pytest.fixture
+def moved(moved_once):
+    """The project with this queue."""
+    moved_once.calls.clear()
+    return moved_once
+
+
+@pytest.fixture(scope="module")
+def original_once():
+    celery = pytest.importorskip("celery")
+    app = celery.Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=True)
+    app.conf.update(task_always_eager=True)
+    yield project("celery_project_original", {})
+    del sys.modules["celery_project_original"]
+    app.close()
+
+
+@pytest.fixture
+def original(original_once):
+    """The project with Celery, which runs its tasks at once."""
+    original_once.calls.clear()
+    return original_once
+
+
+def run_all():
+    """Run all jobs, and their retries without the delay."""
+    while drain() or Job.objects.scheduled().run_now():
+        pass
+
+
+@shared_task
+def add(a, b):
+    return a + b
+
+
+@shared_task(bind=True, name="math.describe", max_retries=1, priority=None)
+def describe(self, *args, **kwargs):
+    request = self.request
+    return {
+        "id": request.id,
+        "args": list(request.args),
+        "kwargs": request.kwargs,
+        "retries": request.retries,
+        "called_directly": request.called_directly,
+        "queue": request.delivery_info.get("routing_key"),
+        "name": self.name,
+        "task": request.task,
+        "worker": request.hostname,
+    }
+
+
+@shared_task(bind=True)
+def send_template(self, template, context):
+    return f"{template} with {context}"
+
+
+@shared_task(bind=True, max_retries=1)
+def calls_another(self):
+    return describe(1), self.request.called_directly
+
+
+@shared_task(bind=True, max_retries=1)
+def wants_more(self):
+    self.retry(max_retries=9)
+
+
+@shared_task(soft_time_limit=60, expires=600, rate_limit="90/m", acks_late=False, queue="mail")
+def limited():
+    pass
+
+
+@shared_task(expires=600)
+def short_lived(number):
+    return number
+
+
+@shared_task(soft_time_limit=0.2, autoretry_for=(Exception,), default_retry_delay=0, max_retries=1)
+def slow():
+    try:
+        while True:
+            pass
+    except SoftTimeLimitExceeded:
+        raise
+
+
+@shared_task
+def total(numbers, extra=0):
+    return sum(numbers) + extra
+
+
+@shared_task
+def fail():
+    raise ValueError("seven")
+
+
+def attempts(task):
+    return Execution.objects.filter(job__task=task.module_path).count()
+
+
+# Beside Celery
+
+
+CALLS = {
+    "mail on sign-up": lambda shop: shop.sign_up("ada@example.com"),
+    "nightly clean-up": lambda shop: shop.clean_up.delay(days=7),
+    "chord of a report": lambda shop: shop.make_report(),
+    "chain": lambda shop: shop.count(),
+    "chain by pipes": lambda shop: shop.count_by_pipes(),
+    "group": lambda shop: shop.count_beside(),
+    "first attempt succeeds": lambda shop: shop.ask.delay(0),
+    "third attempt succeeds": lambda shop: shop.ask.delay(2),
+    "no attempt succeeds": lambda shop: shop.ask.delay(9),
+    "retry without exc": lambda shop: shop.ask_for_ever.delay(),
+    "lower max_retries": lambda shop: shop.ask_twice.delay(),
+    "lower max_retries with autoretry_for": lambda shop: shop.ask_twice_of_four.delay(),
+    "task handles its last retry": lambda shop: shop.tell_the_last.delay(),
+    "automatic retry": lambda shop: shop.sync.delay("busy"),
+    "dont_autoretry_for": lambda shop: shop.sync.delay("unknown"),
+    "other error": lambda shop: shop.sync.delay("value"),
+    "no error": lambda shop: shop.sync.delay(""),
+    "options of the call": lambda shop: shop.part.apply_async(
+        (4,), countdown=0, expires=60, retry=False
+    ),
+    "keyword arguments": lambda shop: shop.part.apply_async(kwargs={"number": 4}),
+    "signature": lambda shop: shop.report.s("June").delay([1]),
+    "immutable signature": lambda shop: shop.report.si([2], "June").delay([1]),
+}
+
+
+def outcome(shop, result):
+    """What a caller sees: states, results, mail, and the calls that the tasks have noted."""
+    results = getattr(result, "results", [result])
+    states = [each.state for each in results]
+    values = [each.result if each.successful() else None for each in results]
+    return states, values, shop.calls, [each.subject for each in mail.outbox]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("call", CALLS)
+def test_shim_gives_the_results_states_and_attempts_of_celery(call, original, moved):
+    of_celery = outcome(original, CALLS[call](original))
+    mail.outbox.clear()
+
+    result = CALLS[call](moved)
+    run_all()
+
+    assert outcome(moved, result) == of_celery
+    if call == "chord of a report":
+        assert of_celery[:2] == (["SUCCESS"], ["May: [30, 10, 20]"])
+
+
+def test_crontab_has_the_times_of_celery(original, moved):
+    for name, cron in moved.BEAT.items():
+        celerys = original.BEAT[name]
+        times = Cron(cron, "UTC").next_times(50, after=NOON)
+        at, found = NOON, []
+        for _ in times:
+            celerys.nowfun = lambda at=at: at
+            at = at + celerys.remaining_estimate(at)
+            found.append(at)
+        assert found == list(times)
+
+
+@pytest.mark.parametrize("jitter", [False, True])
+def test_delays_of_automatic_retries_are_those_of_celery(jitter):
+    delay_of = pytest.importorskip("celery.utils.time").get_exponential_backoff_interval
+    options = {"autoretry_for": (ValueError,), "retry_backoff": 3, "retry_backoff_max": 40}
+    backoff = shared_task(**options, retry_jitter=jitter)(fail.celery.function).backoff
+
+    for retries in range(8):
+        result = types.SimpleNamespace(errors=[None] * (retries + 1))
+        ours = {backoff(ValueError(), result) for _ in range(300)}
+        theirs = {delay_of(3, retries, 40, jitter) for _ in range(300)}
+        assert (min(ours) >= 0, max(ours) <= 40) == (True, True)
+        assert jitter or ours == theirs
+
+
+# Calls
+
+
+@pytest.mark.django_db
+class TestCall:
+    def test_delay_writes_one_job_in_the_transaction(self):
+        with transaction.atomic():
+            add.delay(1, b=2)
+            transaction.set_rollback(True)
+        result = add.delay(1, b=2)
+
+        assert drain() == 1
+        assert (result.state, result.get(), str(result)) == ("SUCCESS", 3, result.id)
+
+    def test_delay_on_commit_waits_for_it(self, django_capture_on_commit_callbacks):
+        with django_capture_on_commit_callbacks(execute=True):
+            add.delay_on_commit(1, 2)
+            add.apply_async_on_commit((1, 2), countdown=60)
+            assert not Job.objects.exists()
+
+        assert sorted(Job.objects.values_list("state", flat=True)) == ["ready", "scheduled"]
+
+    def test_options_of_a_call_are_those_of_its_job(self):
+        add.apply_async((1, 2), countdown=60, expires=600, queue="mail", time_limit=5)
+
+        job = Job.objects.get()
+        assert (job.queue, job.timeout, job.state) == ("mail", timedelta(seconds=5), "scheduled")
+        # Celery counts expires from the call.
+        assert (job.expires_at - job.run_after).total_seconds() == pytest.approx(540, abs=1)
+
+    def test_times_of_a_call_may_be_datetimes(self):
+        eta = datetime.now(timezone.utc) + timedelta(hours=1)
+        add.apply_async((1, 2), eta=eta, expires=eta + timedelta(hours=1))
+        add.apply_async((1, 2), eta=eta, expires=7200)
+
+        assert {job.run_after for job in Job.objects.all()} == {eta}
+        for job in Job.objects.all():
+            assert (job.expires_at - eta).total_seconds() == pytest.approx(3600, abs=5)
+
+    def test_options_of_the_decorator_are_those_of_the_task(self):
+        limited.apply_async(countdown=60)
+
+        job = Job.objects.get()
+        assert (job.queue, job.on_lost, job.timeout) == ("mail", "fail", timedelta(seconds=60))
+        assert (job.expires_at - job.run_after).total_seconds() == pytest.approx(540, abs=1)
+        assert limited.rate == Rate(1, per=60 / 90)
+        assert (add.max_attempts, add.max_retries, add.on_lost) == (4, 3, "retry")
+
+    def test_time_limit_within_the_grace_is_accepted(self):
+        made = shared_task(soft_time_limit=60, time_limit=64, max_retries=None)(the_function)
+
+        assert (made.timeout, made.max_attempts) == (60, 32767)
+
+    @pytest.mark.parametrize(("broker", "expected"), [("rabbitmq", 7), ("redis", -7)])
+    def test_priority_is_ordered_as_by_the_broker(self, settings, broker, expected):
+        settings.DBQUEUE_CELERY_BROKER = broker
+        add.apply_async((1, 2), priority=7)
+
+        assert Job.objects.get().priority == expected
+
+    def test_call_of_the_task_runs_it_without_the_queue(self):
+        assert add(1, 2) == 3
+        assert describe(1)["called_directly"] is True
+        assert not Job.objects.exists()
+
+    def test_arguments_are_checked_at_the_call(self):
+        with pytest.raises(TypeError, match="missing a required argument: 'b'"):
+            add.delay(1)
+
+    def test_request_describes_the_job(self):
+        result = describe.delay(1, two=2)
+        drain()
+
+        got = result.get()
+        worker = got.pop("worker")
+        path = f"{__name__}.describe"
+        assert worker
+        assert got == {
+            "id": result.id,
+            "args": [1],
+            "kwargs": {"two": 2},
+            "retries": 0,
+            "called_directly": False,
+            "queue": "default",
+            "name": "math.describe",
+            "task": path,
+        }
+
+    def test_task_may_have_an_argument_named_context(self):
+        result = send_template.delay("welcome", context={"a": 1})
+        drain()
+
+        assert result.get() == "welcome with {'a': 1}"
+
+    def test_task_that_calls_another_has_a_request_of_its_own(self):
+        result = calls_another.delay()
+        drain()
+
+        inner, outer = result.get()
+        assert (inner["called_directly"], inner["id"], outer) == (True, None, False)
+
+    def test_task_past_its_soft_time_limit_is_retried_for_exception(self):
+        result = slow.delay()
+        run_all()
+
+        assert (result.state, attempts(slow)) == ("FAILURE", 2)
+        assert set(Execution.objects.values_list("outcome", flat=True)) == {"timed_out"}
+
+    def test_retry_outside_the_queue_raises_the_error(self):
+        with pytest.raises(KeyError):
+            describe.retry(exc=KeyError("a"))
+        with pytest.raises(KeyError):
+            describe.retry(exc=KeyError)
+        with pytest.raises(Retry):
+            describe.retry()
+
+    def test_retries_are_those_of_celery_by_default(self):
+        task = pytest.importorskip("celery").Task
+        ours = tells_delay.max_retries, tells_delay.celery.default_retry_delay
+        assert ours == (task.max_retries, task.default_retry_delay) == (3, 180)
+
+    def test_retry_waits_for_its_delay(self):
+        tells_delay.delay(countdown=60)
+        tells_delay.delay(eta=(datetime.now(timezone.utc) + timedelta(hours=1)).isoformat())
+        tells_delay.delay()
+        drain()
+
+        assert {AsyncResult(str(job.pk)).state for job in Job.objects.all()} == {"RETRY"}
+        now = datetime.now(timezone.utc)
+        waits = [(job.run_after - now).total_seconds() for job in Job.objects.order_by("pk")]
+        assert waits == pytest.approx([60, 3600, 180], abs=10)
+        assert Execution.objects.first().error_type == "builtins.LookupError"
+
+
+@shared_task(bind=True)
+def tells_delay(self, countdown=None, eta=None):
+    eta = eta and datetime.fromisoformat(eta)
+    self.retry(exc=LookupError("not there"), countdown=countdown, eta=eta)
+
+
+# Results
+
+
+@pytest.mark.django_db
+class TestResult:
+    def test_failed_task_raises_its_error_as_text(self):
+        result = fail.delay()
+        drain()
+
+        assert (result.state, result.failed(), result.successful()) == ("FAILURE", True, False)
+        with pytest.raises(TaskFailed, match="ValueError: seven"):
+            result.get(timeout=1)
+        assert isinstance(result.result, TaskFailed)
+
+    def test_waiting_task_has_no_result(self):
+        result = add.delay(1, 2)
+
+        assert (result.state, result.ready(), result.result) == ("PENDING", False, None)
+        assert AsyncResult("01890000-0000-7000-8000-000000000000").state == "PENDING"
+
+    def test_revoked_task_does_not_run(self):
+        result = add.delay(1, 2)
+        result.revoke()
+
+        assert drain() == 0
+        assert result.state == "REVOKED"
+        with pytest.raises(TaskRevokedError):
+            result.get()
+
+    def test_results_of_a_group_are_in_its_order(self):
+        results = group(add.s(1, 2), add.s(3, 4)).delay()
+        assert not results.ready()
+        drain()
+
+        assert (results.ready(), results.successful(), results.get()) == (True, True, [3, 7])
+        assert [each.get() for each in results] == [3, 7]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_real_worker_runs_all_kinds_of_calls(worker):
+    worker()
+    lazy = chord((add.s(n, 1) | add_one.s() for n in range(4)), total.s(extra=100))
+
+    assert add.delay(1, 2).get(LONG) == 3
+    assert chain(add.s(1, 2), add_one.s()).delay().get(LONG) == 4
+    assert lazy.delay().get(LONG) == 114
+    assert (group(add.s(1, 1), add.s(2, 2)) | total.s()).delay().get(LONG) == 6
+
+
+@shared_task
+def add_one(number):
+    return number + 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_running_task_is_stopped_by_terminate(worker):
+    worker()
+    result = wait_long.delay()
+    until(lambda: result.state == "STARTED")
+
+    result.revoke(terminate=True)
+
+    assert until(lambda: result.ready() and result.state) == "REVOKED"
+
+
+@shared_task
+def wait_long():
+    while True:
+        pass
+
+
+@pytest.mark.django_db(transaction=True)
+def test_runqueue_runs_a_chord(runqueue):
+    runqueue("--embedded", DBQUEUE_OPTIONS=f'{{"task_modules": ["{__name__}"]}}')
+
+    assert chord([add.s(1, 2), add.s(3, 4)])(total.s(extra=1)).get(LONG) == 11
+
+
+# Canvas
+
+
+@pytest.mark.django_db
+class TestChord:
+    def test_body_runs_after_the_header_with_its_results(self):
+        result = chord([add.s(1, 2), add.s(3, 4)])(total.s(extra=1))
+        assert result.state == "PENDING"
+        drain()
+
+        assert (result.state, result.get(timeout=1)) == ("SUCCESS", 11)
+        assert AsyncResult(result.id).state == "SUCCESS"
+
+    def test_body_without_a_header_runs(self):
+        result = chord([])(total.s())
+        drain()
+
+        assert result.get() == 0
+
+    def test_immutable_body_gets_no_results(self):
+        result = chord([add.s(1, 2)])(add.si(5, 5).set(queue="mail"))
+        drain()
+
+        assert result.get() == 10
+        assert Job.objects.get(args=[5, 5]).queue == "mail"
+
+    def test_body_does_not_run_after_a_failure(self):
+        result = chord([add.s(1, 2), fail.s()])(total.s())
+        run_all()
+
+        assert result.state == "FAILURE"
+        assert not Job.objects.filter(task=total.module_path).exists()
+        with pytest.raises(TaskFailed, match="header was not successful"):
+            result.get()
+
+    def test_body_is_enqueued_once_if_its_job_runs_twice(self):
+        chord([add.s(1, 2)])(total.s())
+        drain()
+        finish = Job.objects.get(task=finish_chord.module_path)
+
+        Job.objects.filter(pk=finish.pk).update(state="ready", finished_at=None)
+        drain()
+
+        assert Job.objects.filter(task=total.module_path).count() == 1
+
+    def test_get_ends_after_its_timeout(self):
+        with pytest.raises(TimeoutError, match="has not ended within"):
+            chord([add.s(1, 2)])(total.s()).get(timeout=0.1)
+
+    def test_revoke_discards_the_header(self):
+        result = chord([add.s(1, 2)])(total.s())
+        result.revoke()
+
+        assert drain() == 0
+        assert Job.objects.get().state == "discarded"
+
+    def test_body_that_does_not_take_the_results_is_refused(self):
+        with pytest.raises(TypeError, match="too many positional arguments"):
+            chord([add.s(1, 2)])(fail.s())
+        assert not Job.objects.exists()
+
+
+# Refused
+
+
+def the_function():
+    pass
+
+
+async def coroutine():
+    pass
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"base": dict}, r"base=<class 'dict'> is not served .* signal task_finished"),
+        ({"serializer": "pickle"}, r"serializer='pickle' .* Arguments are JSON"),
+        ({"priority": 3}, r"DBQUEUE_CELERY_BROKER is None: give 'rabbitmq'"),
+        ({"priority": 10}, r"priority=10 .* from 0 to 9"),
+        ({"rate_limit": "1/d"}, r"rate_limit='1/d' .* '100/m'"),
+        ({"rate_limit": "0/s"}, r"rate_limit='0/s'"),
+        ({"soft_time_limit": 60, "time_limit": 90}, r"OPTIONS\['timeout_grace'\] to 30"),
+        ({"retry_kwargs": {"eta": 1}}, r"retry_kwargs\['eta'\]=1"),
+        ({"reject_on_worker_lost": False}, r"give acks_late=False"),
+        ({"on_success": print}, r"Use chain\(\)"),
+        ({"pydantic": True}, r"pydantic=True .* or use @task"),
+        ({"queue": 5}, "queue_name"),
+    ],
+)
+def test_option_of_the_decorator_that_is_not_served_is_refused(options, message):
+    with pytest.raises((TypeError, InvalidTask), match=message):
+        shared_task(**options)(the_function)
+
+
+def test_coroutine_is_refused():
+    with pytest.raises(TypeError, match="takes coroutines"):
+        shared_task(coroutine)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task_id": "a"}, r"task_id='a' is not served .* makes the id"),
+        ({"link": add.s(1)}, r"link=.* Use chain"),
+        ({"link_error": add.s(1)}, r"link_error=.* task_finished"),
+        ({"countdown": 1, "eta": NOON}, r"either countdown or eta"),
+        ({"routing_key": "a.b"}, r"routing_key='a.b' .* queue="),
+        ({"headers": {}}, r"metadata"),
+        ({"countdown": 60, "expires": 30}, r"expires must be above 0"),
+        ({"eta": datetime(2026, 1, 1)}, r"aware datetime"),
+    ],
+)
+def test_option_of_a_call_that_is_not_served_is_refused(options, message):
+    with pytest.raises((TypeError, InvalidTask), match=message):
+        add.apply_async((1, 2), **options)
+    assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: chain(add.s(1, 2), add.s(3)), r"args=\(\(3,\), {}\) .* write .s\(\)"),
+        (lambda: chain(add.s(1, 2), add_one.si(3)), r"write .s\(\)"),
+        (lambda: chain(add.s(1, 2), add_one.s().set(countdown=5)), r"countdown=5 .* first task"),
+        (lambda: chain(add.s(1, 2), short_lived.s()), r"expires=600 .* first task"),
+        (lambda: add.s(1, 2) | group(add_one.s()), r"For a group: chord\(\)"),
+        (lambda: chain(add.s(1, 2), group(add_one.s())), r"For a group: chord\(\)"),
+        (lambda: chain(add.s(1, 2), fail.s()).delay(), r"gets one argument"),
+        (lambda: group(add), r"Give signatures of tasks"),
+        (lambda: chord([add.s(1, 2)])(), r"body=None"),
+        (lambda: add.request, r"Give @shared_task bind=True"),
+        (lambda: crontab(day_of_week=1, day_of_month=1), r"'mon#1'"),
+    ],
+)
+def test_canvas_that_is_not_served_is_refused(make, message):
+    with pytest.raises((TypeError, InvalidTask), match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("found", "name"),
+    [
+        (add, "starmap"),
+        (add.s(), "stamp"),
+        (AsyncResult("a"), "forget"),
+        (describe.request, "chord"),
+    ],
+)
+def test_attribute_that_is_not_served_names_the_docs(found, name):
+    with pytest.raises(AttributeError, match=rf"{name!r}.*docs/from_celery.md#refused"):
+        getattr(found, name)
+
+
+@pytest.mark.django_db
+def test_retry_with_more_retries_than_the_task_is_refused():
+    result = wants_more.delay()
+    run_all()
+
+    assert attempts(wants_more) == 1
+    with pytest.raises(TaskFailed, match="Give it to @shared_task"):
+        result.get()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", ["args", "throw", "queue"])
+def test_option_of_retry_that_is_not_served_is_refused(name):
+    with pytest.raises(TypeError, match=f"{name}=False is not served"):
+        describe.retry(**{name: False})
+
+
+def test_last_retry_without_exc_has_the_name_of_celery():
+    assert MaxRetriesExceededError.__name__ == "MaxRetriesExceededError"
