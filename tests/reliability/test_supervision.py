@@ -168,6 +168,32 @@ def test_hanging_supervisor_logs_stack_trace_and_exits(runqueue, tmp_path):
     assert "in emit" in log_of(child)
 
 
+RECEIVER_HOLDS_GIL = """
+import ctypes
+
+def on_exit(**kwargs):
+    ctypes.PyDLL(None).sleep(3600)  # It does not release the GIL.
+"""
+
+
+def test_supervisor_whose_receiver_holds_gil_logs_stack_trace_and_exits(runqueue, tmp_path):
+    (tmp_path / "holds_gil.py").write_text(RECEIVER_HOLDS_GIL)
+    options = {
+        "beat_interval": 1,
+        "dead_after": 3,
+        "shutdown_timeout": 1,
+        "receivers": {"worker_exited": "holds_gil.on_exit"},
+    }
+    child = runqueue(PYTHONPATH=str(tmp_path), DBQUEUE_OPTIONS=json.dumps(options))
+    worker = until(lambda: Process.objects.filter(kind="worker").first())
+
+    os.kill(worker.pid, signal.SIGKILL)
+
+    assert child.wait(LONG) == 1, log_of(child)
+    assert "Timeout (0:00:13)!" in log_of(child)
+    assert "in on_exit" in log_of(child)
+
+
 def test_crash_loop_is_logged_with_its_cause(start):
     child = start(text="import os\nos._exit(3)\n")
 

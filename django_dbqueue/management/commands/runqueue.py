@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import faulthandler
 import logging
 import os
 import re
@@ -181,8 +182,9 @@ class Command(BaseCommand):
             _end_after(stop, supervisors)
         code = run_beside_signals(
             lambda: run_all([partial(_run, each, stop) for each in supervisors], stop),
-            partial(_end_if_any_is_stuck, supervisors),
+            partial(_end_if_any_is_stuck, supervisors, is_own_process=reload is not None),
         )
+        faulthandler.cancel_dump_traceback_later()
         if reload:
             # A thread left behind by a task must not block the exit.
             _in(2.0, lambda: os._exit(code))
@@ -280,9 +282,16 @@ def _run(supervisor: Supervisor, stop: Shutdown) -> int:
         wait_for_receivers(1.0)
 
 
-def _end_if_any_is_stuck(supervisors: Sequence[Supervisor]) -> None:
+def _end_if_any_is_stuck(supervisors: Sequence[Supervisor], *, is_own_process: bool) -> None:
+    """End the process if a supervisor is stuck, and if this is not called again for as long.
+
+    It is not called while a thread, such as a receiver's, does not release the GIL.
+    """
     for each in supervisors:
         each.end_if_stuck()
+    if is_own_process:
+        seconds = max(each.stuck_after for each in supervisors)
+        faulthandler.dump_traceback_later(seconds, exit=True, file=2)
 
 
 def _have_broken_modules_watched(options: Options) -> None:

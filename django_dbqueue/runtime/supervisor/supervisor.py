@@ -207,14 +207,18 @@ class Supervisor:
                 found.append(f"{started} of {wanted} {role}s have started")
         return found
 
+    @property
+    def stuck_after(self) -> float:
+        """Seconds without progress of the main loop after which the process ends."""
+        return self.options.patience + self.slowest_options.longest_shutdown
+
     def end_if_stuck(self) -> None:
         """Exit if the main loop has made no progress for very long.
 
         A service manager then restarts the process. Called from another thread. It does not log: a
         log handler that hangs may be the cause.
         """
-        limit = self.options.patience + self.slowest_options.longest_shutdown
-        if self._status.since_loop_tick() > limit:
+        if self._status.since_loop_tick() > self.stuck_after:
             os.write(
                 2,
                 b"CRITICAL supervisor: no progress; this process ends. Its threads:\n",
