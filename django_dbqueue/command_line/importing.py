@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from ..backend import DatabaseBackend
 from ..core import serialization
-from ..core.transactions import is_conflict, writing
+from ..core.transactions import repeated, writing
 from ..exceptions import InvalidSchedule
 from ..models import RecurringTask
 from ..models.locking import lock_first
@@ -31,8 +31,6 @@ T = TypeVar("T")
 # Rows of the other queue that are moved in one transaction, and the most that stay before the move
 # ends: they are read again with each part.
 PART, MOST_UNFIT = 200, 5000
-# Repetitions of a part that another transaction has overtaken.
-TRIES = 5
 LOWEST, HIGHEST = -100, 100
 # Kind of a schedule that only the other queue needs: it stays there, and is no error.
 BUILT_IN = "built-in"
@@ -116,15 +114,12 @@ class Mover:
 
     def _in_transactions(self, database: str, act: Callable[[], T]) -> T:
         """Call ``act`` in a transaction of each database; repeat it after a conflict."""
-        tries = TRIES
-        while True:
-            try:
-                with self._transactions(database):
-                    return act()
-            except OperationalError as error:
-                tries -= 1
-                if not tries or not is_conflict(error):
-                    raise
+
+        def act_in_transactions() -> T:
+            with self._transactions(database):
+                return act()
+
+        return repeated(database, act_in_transactions)
 
     def _transactions(self, database: str) -> ExitStack:
         """Begin a transaction of each database: the other queue's is committed last.

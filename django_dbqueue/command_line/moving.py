@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import OperationalError, connections
+from django.db import connections
 from django.db.models import Count
 
 from ..backend import DatabaseBackend
 from ..compat import task_backends
-from ..core.transactions import is_conflict
+from ..core.transactions import repeated
 from ..engine import moving
 from ..models import Operation
 from ..models.expressions import Now
 from ..models.job import JobQuerySet
 from .output import Row
 
-T = TypeVar("T")
-
-# Repetitions of a step that another transaction has overtaken.
-TRIES = 5
 RUNNING = "It runs. Repeat the command when it has ended."
 LOCKED = "Another transaction has locked it. Repeat the command."
 
@@ -50,10 +43,12 @@ def move(jobs: JobQuerySet, target: DatabaseBackend, *, dry: bool, **columns: An
         reasons = moving.reasons(part, target.database)
         fit = [pk for pk, reason in reasons.items() if not reason]
         if fit and not dry:
-            operation = operation or Operation.objects.using(jobs.db).create(
-                verb=Operation.Verb.MOVE_OUT, value=target.alias, finished_at=Now(), **columns
+            operation = operation or Operation.objects.using(jobs.db).insert(
+                Operation(
+                    verb=Operation.Verb.MOVE_OUT, value=target.alias, finished_at=Now(), **columns
+                )
             )
-            _repeated(partial(moving.hold, operation, fit))
+            repeated(jobs.db, partial(moving.hold, operation, fit))
             moved = _deliver_all(operation, target.database)
             reasons |= {pk: moved.get(pk, LOCKED) for pk in fit}
         found.update((job.queue, job.task, reasons[job.pk]) for job in part)
@@ -68,11 +63,11 @@ def move(jobs: JobQuerySet, target: DatabaseBackend, *, dry: bool, **columns: An
 
 
 def _deliver_all(operation: Operation, target: str) -> moving.Reasons:
+    source, size = operation._state.db or "", moving.PART
     found: moving.Reasons = {}
-    size = moving.PART
-    while Operation.objects.using(operation._state.db).holding().filter(pk=operation.pk):
+    while Operation.objects.using(source).holding().filter(pk=operation.pk):
         try:
-            found |= _repeated(partial(moving.deliver, operation, target, size))
+            found |= repeated(source, partial(moving.deliver, operation, target, size))
             size = min(size * 2, moving.PART)
         except moving.REFUSALS:
             # Halve the part until the job that the target refuses is alone in it.
@@ -92,14 +87,3 @@ def _backend(operation: Operation) -> DatabaseBackend:
             "Add it until its jobs are moved."
         )
     return backend
-
-
-def _repeated(step: Callable[[], T]) -> T:
-    for number in range(TRIES):
-        try:
-            return step()
-        except OperationalError as error:
-            if not is_conflict(error) or number == TRIES - 1:
-                raise
-            time.sleep(random.uniform(0, 0.1 * 2**number))
-    raise AssertionError

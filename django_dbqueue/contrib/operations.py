@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from django.db import OperationalError, connections
-
 from ..compat import task_backends
-from ..core.transactions import is_conflict, writing
+from ..core.transactions import repeated, writing
 from ..engine import operations
 from ..exceptions import Interrupted
 from ..models import Operation, Process, Queue
@@ -31,8 +29,6 @@ SHIFT = 300.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 # Shorter rests than this are not worth an attempt of their own, in seconds.
 SHORT = 0.1
-# Maximum number of conflicts of one part with other transactions, after which it fails.
-CONFLICTS = 5
 DAY = 86400.0
 
 
@@ -54,7 +50,7 @@ def run_operation(context: JobContext, operation: int) -> str:
             context.snooze(min(FIRST_PAUSE * context.attempt, LONGEST_PAUSE))
         started = time.monotonic()
         before = row.done
-        row = _run_part(database, operation, _size(row))
+        row = repeated(database, partial(operations.run_part, database, operation, _size(row)))
         context.progress(row.done, row.total)
         if row.rate and not row.finished_at:
             rest = (row.done - before) / row.rate - time.monotonic() + started
@@ -109,20 +105,9 @@ def _begun(operation: Operation, backend: DatabaseBackend | None) -> Operation:
 def _done_at_once(operation: Operation) -> Operation:
     """Run an operation without a job, each part in a transaction of its own: see lock order."""
     while not operation.job and not operation.finished_at:
-        operation = _run_part(operation._state.db or "", operation.pk)
+        database = operation._state.db or ""
+        operation = repeated(database, partial(operations.run_part, database, operation.pk))
     return operation
-
-
-def _run_part(database: str, pk: int, size: int = operations.PART) -> Operation:
-    """Run a part, again if the database rolled it back in favour of another transaction."""
-    for number in range(CONFLICTS):
-        try:
-            return operations.run_part(database, pk, size)
-        except OperationalError as error:
-            if not is_conflict(error) or connections[database].in_atomic_block:
-                raise
-            time.sleep(random.uniform(0, 0.1 * 2**number))
-    return operations.run_part(database, pk, size)
 
 
 def _is_to_wait(operation: Operation) -> bool:

@@ -6,12 +6,18 @@ overtaken can be repeated.
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db import OperationalError, connections, transaction
 
+T = TypeVar("T")
+
+# Calls of a step that other transactions overtake.
+TRIES = 5
 # PostgreSQL's serialization_failure and deadlock_detected; MySQL's ER_LOCK_DEADLOCK, which a COMMIT
 # on Galera also returns for rows that another node has written, and ER_CHECKREAD.
 _CONFLICTS = ("40001", "40P01", 1213, 1020)
@@ -25,6 +31,21 @@ def is_conflict(error: BaseException) -> bool:
     cause = error.__cause__ if isinstance(error, OperationalError) else None
     code = getattr(cause, "sqlstate", None) or (cause.args[0] if cause and cause.args else None)
     return code in _CONFLICTS
+
+
+def repeated(database: str, step: Callable[[], T]) -> T:
+    """Call ``step``, again after each conflict, five times at most. Return its result.
+
+    Not within a transaction, which the conflict has rolled back.
+    """
+    for number in range(TRIES - 1):
+        try:
+            return step()
+        except OperationalError as error:
+            if not is_conflict(error) or connections[database].in_atomic_block:
+                raise
+            time.sleep(random.uniform(0, 0.1 * 2**number))
+    return step()
 
 
 class writing(transaction.Atomic):

@@ -189,15 +189,18 @@ def _arrive(
     if connections[target].vendor == "postgresql":
         with connections[target].cursor() as cursor:
             cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
-    receipt, _created = Operation.objects.using(target).get_or_create(
-        verb=Operation.Verb.MOVE_IN,
-        value=_origin(operation),
-        defaults={
-            "scope": operation.scope,
-            "actor": operation.actor,
-            "reason": operation.reason,
-            "finished_at": Now(),
-        },
+    operations, origin = Operation.objects.using(target), _origin(operation)
+    receipt = operations.filter(
+        verb=Operation.Verb.MOVE_IN, value=origin
+    ).first() or operations.insert(
+        Operation(
+            verb=Operation.Verb.MOVE_IN,
+            value=origin,
+            scope=operation.scope,
+            actor=operation.actor,
+            reason=operation.reason,
+            finished_at=Now(),
+        )
     )
     ids = [job.pk for job in jobs]
     receipts = OperationJob.objects.using(target).filter(operation=receipt.pk)

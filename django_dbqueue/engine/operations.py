@@ -106,8 +106,9 @@ def create(jobs: JobQuerySet, verb: str, value: object = "", **columns: Any) -> 
     """
     text = value.isoformat() if isinstance(value, datetime) else str(value)
     with writing(jobs.db):
-        operation = Operation(verb=verb, value=text, **columns)
-        operation.save(using=jobs.db, force_insert=True)
+        operation = Operation.objects.using(jobs.db).insert(
+            Operation(verb=verb, value=text, **columns)
+        )
         eligible = VERBS[verb].eligible(jobs, text).order_by()
         return _filled(operation, eligible.values("pk"))
 
@@ -119,10 +120,9 @@ def create_undo(operation: Operation, **columns: Any) -> Operation:
     """
     database = operation._state.db or ""
     with writing(database):
-        undo = Operation(
-            verb=Operation.Verb.UNDO, value=operation.value, undoes=operation, **columns
+        undo = Operation.objects.using(database).insert(
+            Operation(verb=Operation.Verb.UNDO, value=operation.value, undoes=operation, **columns)
         )
-        undo.save(using=database, force_insert=True)
         return _filled(undo, operation.items.filter(changed=True).values("job"))
 
 
@@ -139,7 +139,7 @@ def _filled(operation: Operation, ids: Any) -> Operation:
             values,
         )
         operation.total = cursor.rowcount
-    operation.save(using=ids.db, update_fields=["total"])
+    Operation.objects.using(ids.db).store(operation, "total")
     return operation
 
 
@@ -162,7 +162,7 @@ def run_part(database: str, pk: int, size: int = PART) -> Operation:
         if part and not operation.stop_requested_at:
             operation.position = part[-1][0]
             operation.done += _process(operation, [job for _pk, job in part])
-            operation.save(using=database, update_fields=["position", "done", "changed"])
+            rows.store(operation, "position", "done", "changed")
             return operation
     # Last, one by one: the jobs whose rows other transactions held.
     while not operation.finished_at:
@@ -186,7 +186,7 @@ def _finish_next(database: str, pk: int) -> Operation:
             return row.get()
         list(lock_waiting(Job.objects.using(database).filter(pk=job)).values_list("pk"))
         operation.done += _process(operation, [job])
-        operation.save(using=database, update_fields=["done", "changed"])
+        row.store(operation, "done", "changed")
         return operation
 
 

@@ -54,24 +54,26 @@ def undo(operation: Operation, **columns: Any) -> Operation:
     database, model = operation._state.db, _TABLES[operation.rows["table"]]
     changes = operation.rows["changes"]
     with writing(database):
-        undoing = Operation(
-            verb=Operation.Verb.UNDO,
-            value=operation.value,
-            undoes=operation,
-            rows={"table": operation.rows["table"]},
-            total=len(changes),
-            done=len(changes),
-            finished_at=Now(),
-            **columns,
+        operations = Operation.objects.using(database)
+        undoing = operations.insert(
+            Operation(
+                verb=Operation.Verb.UNDO,
+                value=operation.value,
+                undoes=operation,
+                rows={"table": operation.rows["table"]},
+                total=len(changes),
+                done=len(changes),
+                finished_at=Now(),
+                **columns,
+            )
         )
-        undoing.save(using=database, force_insert=True)
         table = model._base_manager.using(database)
         for row in table.filter(pk__in=list(changes)).select_for_update():
             before, after = changes[str(row.pk)]
             if all(_stored(getattr(row, name)) == value for name, value in after.items()):
                 restored = {name: _loaded(value) for name, value in before.items()}
                 undoing.changed += table.filter(pk=row.pk).update(**restored)
-        undoing.save(using=database, update_fields=["changed"])
+        operations.store(undoing, "changed")
         if model is Queue:  # Workers wait for a notification of a queue that is not paused.
             notify_queues(str(database), list(changes)[:WOKEN])
     undoing.refresh_from_db(using=database)
@@ -87,8 +89,7 @@ def _recorded(
         verb=verb, rows=kept, total=number, done=number, changed=number, **columns
     )
     operation.finished_at = Now()
-    operation.save(using=rows.db, force_insert=True)
-    return operation
+    return Operation.objects.using(rows.db).insert(operation)
 
 
 def _values(rows: Rows) -> dict[Any, dict[str, Any]]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from django.db import models
+from django.db import connections, models
 from django.db.models import Exists, F, OuterRef, Q
 from django.utils.translation import gettext_lazy as _
 
@@ -66,6 +66,19 @@ class OperationQuerySet(PrimaryQuerySet["Operation"]):
     def holding(self) -> OperationQuerySet:
         """Filter moves to another backend that hold jobs: they go on, or were interrupted."""
         return self.filter(verb=Operation.Verb.MOVE_OUT, done__lt=F("total"))
+
+    def insert(self, operation: Operation) -> Operation:
+        """Insert an operation. Not with save(), which calls the project's receivers."""
+        self.bulk_create([operation])
+        if operation.pk is None:  # MySQL returns no columns of the rows that it inserts.
+            with connections[self.db].cursor() as cursor:
+                cursor.execute("SELECT LAST_INSERT_ID()")
+                (operation.pk,) = cursor.fetchone()
+        return operation
+
+    def store(self, operation: Operation, *columns: str) -> None:
+        """Write columns of an operation. Not with save(), which calls the project's receivers."""
+        self.filter(pk=operation.pk).update(**{name: getattr(operation, name) for name in columns})
 
     def stop(self) -> int:
         """Request that operations stop. What they have changed stays. Return their number."""

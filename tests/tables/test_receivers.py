@@ -12,19 +12,22 @@ from django.db.models.signals import m2m_changed, post_delete, post_save, pre_de
 
 from django_dbqueue import batch, recurring
 from django_dbqueue.compat import task_backends
-from django_dbqueue.engine import retention
+from django_dbqueue.contrib import operations
+from django_dbqueue.engine import retention, row_operations
 from django_dbqueue.engine.recurring import delete_undeclared
 from django_dbqueue.models import (
     Batch,
     Execution,
     Failure,
     Job,
+    Operation,
     Process,
+    Queue,
     RecurringExecution,
     RecurringTask,
     StackTrace,
 )
-from django_dbqueue.models.expressions import now_plus
+from django_dbqueue.models.expressions import Now, now_plus
 from django_dbqueue.recurrence.target import enqueue
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.heartbeat import Heartbeat
@@ -213,6 +216,29 @@ def test_stack_of_hanged_job_is_recorded_despite_receivers(receivers):
     StackTrace.objects.record(job, "second", {})
 
     assert StackTrace.objects.get().text == "second"
+
+
+def test_operations_run_and_are_undone_despite_receivers(receivers, backend):
+    tasks.add.enqueue_many([(1,), (2,)])
+    (queue,) = Queue.objects.bulk_create([Queue(name="mail")])
+    queues = Queue.objects.filter(pk=queue.pk)
+
+    discarded = operations.start(Job.objects.all(), "discard", "", None)
+    undone = operations.undo(discarded, None)
+    paused = row_operations.record(queues, "pause", lambda: queues.update(paused_at=Now()))
+    resumed = row_operations.undo(paused)
+
+    assert (discarded.changed, undone.changed, paused.changed, resumed.changed) == (2, 2, 1, 1)
+    assert set(Job.objects.values_list("state", flat=True)) == {"ready"}
+
+
+@pytest.mark.skipif(connection.vendor != "mysql", reason="Other databases return what they insert.")
+def test_operation_has_its_id_where_inserts_return_none(monkeypatch):
+    monkeypatch.setattr(connection.features, "can_return_columns_from_insert", False)
+
+    operation = Operation.objects.insert(Operation(verb="discard"))
+
+    assert operation.pk == Operation.objects.get().pk
 
 
 def a_process_without_signals() -> Process:
