@@ -70,8 +70,9 @@ class OperationQuerySet(PrimaryQuerySet["Operation"]):
     def insert(self, operation: Operation) -> Operation:
         """Insert an operation. Not with save(), which calls the project's receivers."""
         self.bulk_create([operation])
-        if operation.pk is None:  # MySQL returns no columns of the rows that it inserts.
-            with connections[self.db].cursor() as cursor:
+        connection = connections[self.db]
+        if not connection.features.can_return_rows_from_bulk_insert:  # MySQL
+            with connection.cursor() as cursor:
                 cursor.execute("SELECT LAST_INSERT_ID()")
                 (operation.pk,) = cursor.fetchone()
         return operation
