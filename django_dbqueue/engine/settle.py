@@ -7,21 +7,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+from django.db import connections
 from django.db.models import F
 
 from ..core.transactions import writing
 from ..models import ClaimedJob, Execution, Failure, Job, Progress
 from ..models.enums import FINISHED, Outcome, State
-from ..models.expressions import Among, Now, now_plus
+from ..models.expressions import Among, Now, Sql, now_plus
 from ..models.job import JobQuerySet
 from ..models.locking import lock
 from .attempt_result import AttemptResult, Settled
 from .batches import EndedRun, close_shares
 from .enqueue import write
-from .fast_sql import insert, set_json
+from .fast_sql import insert, set_json, update
 from .limits import block_surplus, release_slots
 from .retention import erase
-from .statistics import count_attempts, count_enqueued
+from .statistics import count_enqueued, insert_of_attempts
 from .unique import restart_run
 
 # Attempts kept of the earlier runs of a keyed job: at least this many, at most twice as many.
@@ -84,10 +85,12 @@ def settle(
             if result.erase and result.fence[0] not in again
         }
         kept = [result for result in settled.written if result.fence[0] not in erased]
-        _move_jobs(jobs, kept, set(again))
+        _start_next_runs(jobs, kept, set(again))
         failures = _record(database, [result for result in kept if result.recorded])
         recorded = [result for result in settled.written if result.recorded]
-        count_attempts(database, recorded, failures)
+        counted = insert_of_attempts(database, recorded, failures)
+        moved = [r for r in kept if r.fence[0] not in again and not r.then]
+        _move_jobs(jobs, moved, counted)
         if reports := [(r.job, r.progress) for r in kept if r.progress]:
             Progress.objects.using(database).write(reports)
         if erased:
@@ -114,8 +117,8 @@ def _stopped(result: AttemptResult, *, is_retried: bool) -> AttemptResult:
     return result if result.outcome == Outcome.SUCCESSFUL else result.retried()
 
 
-def _move_jobs(jobs: JobQuerySet, results: Sequence[AttemptResult], again: set[UUID]) -> None:
-    """Move settled jobs out of RUNNING, by the results of their attempts.
+def _start_next_runs(jobs: JobQuerySet, results: Sequence[AttemptResult], again: set[UUID]) -> None:
+    """Make ready what runs after these attempts: stages of pipelines, child jobs, and ``again``.
 
     The jobs of ``again`` were re-enqueued while they ran.
     """
@@ -132,16 +135,27 @@ def _move_jobs(jobs: JobQuerySet, results: Sequence[AttemptResult], again: set[U
         _enter_stages(jobs, moves)
     if children := [child for result in results for child in result.children]:
         write(jobs.db, children)
+
+
+def _move_jobs(jobs: JobQuerySet, results: Sequence[AttemptResult], counted: Sql | None) -> None:
+    """Move other jobs out of RUNNING, by the results of their attempts.
+
+    ``counted`` is the statement that counts the attempts.
+    """
     alike = defaultdict(list)
     for result in results:
-        if not result.then:
-            change = result.state, result.wait, result.is_failure, result.starts_over
-            alike[change].append(result.fence[0])
+        change = result.state, result.wait, result.is_failure, result.starts_over
+        alike[change].append(result.fence[0])
     for (state, wait, failed, starts_over), ids in alike.items():
         changes: dict[str, object] = {"failures": F("failures") + 1} if failed else {}
         changes |= {"failures": 0, "expires_at": None} if starts_over else {}
         changes |= {"finished_at": Now()} if state in FINISHED else {"run_after": now_plus(wait)}
-        jobs.filter(Among(ids)).update(state=state, process=None, **changes)
+        changes |= {"state": state, "process": None}
+        update(jobs.filter(Among(ids)), changes, ahead=counted)
+        counted = None
+    if counted:
+        with connections[jobs.db].cursor() as cursor:
+            cursor.execute(*counted)
     if return_values := {r.fence[0]: r.result for r in results if r.result is not None}:
         set_json(jobs, "result", return_values)
 

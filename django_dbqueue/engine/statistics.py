@@ -6,6 +6,7 @@ one row for each hour or minute, queue, task and release.
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -23,7 +24,6 @@ from ..models.expressions import Sql
 from ..models.locking import delete, lock_first, lock_waiting
 from ..models.statistic import COLUMNS, Period, start_of
 from .attempt_result import AttemptResult
-from .fast_sql import insert
 
 # The columns of a delta that say what is counted; and a minute, queue, task and release.
 KIND = ("at", "queue", "task", "release")
@@ -44,36 +44,40 @@ def insert_of_enqueued(database: str, numbers: Mapping[tuple[str, str], int]) ->
     """Return the statement of ``count_enqueued()``, to be executed with another."""
     counted = sorted(numbers.items())
     rows = ", ".join(f"""(%s, %s, '{{"enqueued": {number:d}}}')""" for _kind, number in counted)
-    return f"{_insert(database)} {rows}", tuple(chain.from_iterable(kind for kind, _ in counted))
+    return f"{_insert(database, 'queue', 'task')} {rows}", tuple(
+        chain.from_iterable(kind for kind, _ in counted)
+    )
 
 
 @cache
-def _insert(database: str) -> str:
+def _insert(database: str, *kind: str) -> str:
     quote = connections[database].ops.quote_name
-    columns = ", ".join(map(quote, ("queue", "task", "counts")))
+    columns = ", ".join(map(quote, (*kind, "counts")))
     return f"INSERT INTO {quote(StatisticDelta._meta.db_table)} ({columns}) VALUES"
 
 
-def count_attempts(
+def insert_of_attempts(
     database: str, results: Iterable[AttemptResult], failures: Mapping[str, int]
-) -> None:
-    """Count attempts that have ended, by their task and the queue in which they were claimed.
+) -> Sql | None:
+    """Return the statement that counts attempts, to be executed with another; None without any.
 
-    ``failures`` are the ids of failures by fingerprint.
+    It counts them by their task and the queue in which they were claimed. ``failures`` are the ids
+    of failures by fingerprint.
     """
     # By numbers of minutes: with datetimes as keys, this takes three times as long.
-    kinds: dict[tuple[float, str, str, str], list[AttemptResult]] = defaultdict(list)
+    kinds: dict[tuple[int, int, str, str, str], list[AttemptResult]] = defaultdict(list)
     for result in results:
-        minute = result.finished_at.timestamp() // 60
-        kinds[minute, result.job.queue, result.job.task, result.release].append(result)
-    insert(
-        StatisticDelta.objects.using(database),
-        [*KIND, "counts"],
-        [
-            (group[0].finished_at, *kind[1:], _document(group, failures))
-            for kind, group in kinds.items()
-        ],
-    )
+        job, at = result.job, result.finished_at
+        kinds[at.minute, at.hour, job.queue, job.task, result.release].append(result)
+    if not kinds:
+        return None
+    time_of = connections[database].ops.adapt_datetimefield_value
+    values = [
+        (time_of(group[0].finished_at), *kind[2:], json.dumps(_document(group, failures)))
+        for kind, group in kinds.items()
+    ]
+    places = ", ".join(["(%s, %s, %s, %s, %s)"] * len(values))
+    return f"{_insert(database, *KIND)} {places}", tuple(chain.from_iterable(values))
 
 
 def _document(results: Sequence[AttemptResult], failures: Mapping[str, int]) -> dict[str, object]:
@@ -87,17 +91,18 @@ def _document(results: Sequence[AttemptResult], failures: Mapping[str, int]) -> 
 
 
 def _counts_of(results: Sequence[AttemptResult]) -> Counts:
-    return Counts(
-        runs=len(results),
-        failures=sum(result.is_failure for result in results),
-        retries=sum(result.job.failures > 0 for result in results),
-        run_time=Times.of((r.finished_at - r.started_at).total_seconds() for r in results),
+    # In one loop: 1.6 µs for each attempt, and 2.3 in a loop for each count.
+    counts, run_times, wait_times = Counts(runs=len(results)), [], []
+    for result in results:
+        job, started_at = result.job, result.started_at
+        run_times.append((result.finished_at - started_at).total_seconds())
         # A time before the call, such as 1970, means at once.
-        wait_time=Times.of(
-            (r.started_at - max(r.job.run_after, r.job.enqueued_at)).total_seconds()
-            for r in results
-        ),
-    )
+        due = job.run_after if job.run_after > job.enqueued_at else job.enqueued_at
+        wait_times.append((started_at - due).total_seconds())
+        counts.failures += result.is_failure
+        counts.retries += job.failures > 0
+    counts.run_time, counts.wait_time = Times.of(run_times), Times.of(wait_times)
+    return counts
 
 
 def fold(database: str, limit: int) -> bool:

@@ -337,7 +337,9 @@ def test_plain_jobs_need_no_extra_statements(claim, process):
         "SELECT",
         "UPDATE",
     ]
-    assert statement_kinds(lambda: settle(*jobs)) == ["SELECT", "UPDATE", "INSERT", "INSERT"]
+    # Of the execution and of the counts: on PostgreSQL these are part of the UPDATE.
+    rest = ["INSERT"] if connection.vendor == "postgresql" else ["INSERT", "UPDATE"]
+    assert statement_kinds(lambda: settle(*jobs)) == ["SELECT", "INSERT", *rest]
 
 
 def test_drain_waits_for_blocked_jobs(claim):

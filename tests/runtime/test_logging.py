@@ -156,3 +156,29 @@ def test_all_lines_of_runqueue_are_json_if_wanted(runqueue):
     assert any("process_name" in line for line in lines)
     failed = [line for line in lines if line["level"] == "ERROR"]
     assert failed and all("Traceback" in line["exception"] for line in failed)
+
+
+LOG_OF_THE_PROJECT = """
+from tests.settings import *
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"console": {"class": "logging.StreamHandler"}},
+    "root": {"handlers": ["console"]},
+}
+"""
+
+
+@pytest.mark.django_db(transaction=True)
+def test_json_is_said_to_have_no_effect_beside_handlers_of_the_project(runqueue, tmp_path):
+    (tmp_path / "own_log.py").write_text(LOG_OF_THE_PROJECT)
+
+    child = runqueue(
+        *["--drain", "--log-format", "json", *MANY],
+        PYTHONPATH=str(tmp_path),
+        DJANGO_SETTINGS_MODULE="own_log",
+    )
+
+    assert child.wait(LONG) == 0
+    assert log_of(child).count("--log-format json has no effect") == 1

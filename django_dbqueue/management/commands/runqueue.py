@@ -32,7 +32,7 @@ from ...models import Process
 from ...registry import modules_with_tasks
 from ...runtime import lifecycle
 from ...runtime.connections import discard, keep_connections, prepare
-from ...runtime.logging_setup import RepeatedProblem, log_to_console, silence_polling
+from ...runtime.logging_setup import RepeatedProblem, log_to_console, logs_json, silence_polling
 from ...runtime.shutdown import Shutdown
 from ...runtime.signals import obey_hangup, obey_signals, obey_supervisor, run_beside_signals
 from ...runtime.supervisor import health
@@ -161,6 +161,11 @@ class Command(BaseCommand):
         log_to_console(
             LEVELS.get(options["verbosity"], logging.DEBUG), options["log_format"] == "json"
         )
+        if options["log_format"] == "json" and not logs_json():
+            logging.getLogger("django_dbqueue").warning(
+                "runqueue: --log-format json has no effect, because LOGGING has handlers for the "
+                'root logger. Give them the formatter {"()": "django_dbqueue.log.JsonFormatter"}.'
+            )
         with _pidfile(options):
             self._handle(options, stop, reload if is_own_process else None)
 
