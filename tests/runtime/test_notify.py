@@ -141,6 +141,20 @@ def test_listener_behind_transaction_pooler_keeps_polling(monkeypatch, request):
     assert probe.listener.patience == 1
 
 
+def test_connection_that_was_not_taken_over_is_replaced(probe):
+    probe.wait_until(lambda: probe.changes == 1)
+    probe.listener.listen_anew()
+    unused = until(lambda: probe.listener._made)
+
+    probe.listener.listen_anew()
+    until(lambda: unused[0].status)  # The driver's CONNECTION_BAD: it was closed.
+
+    probe.wait_until(lambda: probe.changes == 3)
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT pg_notify({notify.CHANNEL_SQL}, 'mail')")
+    probe.wait_until(lambda: probe.notified)
+
+
 def test_listener_polls_after_reconnect(probe):
     probe.wait_until(lambda: probe.changes == 1)
     assert probe.listener.patience > 1

@@ -54,7 +54,7 @@ class NotifyListener:
         # The driver's connection, its socket's file descriptor, and the patience with it. Set until
         # the waiting thread takes them over.
         self._made: tuple[Any, int, int] | None = None
-        # Owned by the waiting thread until the connection fails.
+        # Owned by the waiting thread; None while it does not listen.
         self._line: Any = None
         self._number = -1
         self._lost = threading.Event()
@@ -106,9 +106,12 @@ class NotifyListener:
 
     def listen_anew(self) -> None:
         """Listen on a new connection. Callable only from the waiting thread."""
-        if self._line is not None and not self._lost.is_set():
+        if self._made:  # Not taken over yet.
+            self._made = None
+            self._lost.set()
+        if self._line is not None:
             self._ready.unregister(self._number)
-            self.patience = 1
+            self._line, self.patience = None, 1
             self._lost.set()
             self._began()
 
