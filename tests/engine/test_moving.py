@@ -594,7 +594,10 @@ def test_queue_moves_while_both_sides_work_and_movers_are_killed(runqueue, tmp_p
     for _ in range(8):
         child, before = mover(), Operation.objects.count()
         until(ready.exists)
-        results = tasks.leave_line.enqueue_many([(str(path), "", 0.05)] * 60)
+        jobs = [(str(path), "", 0.05)] * 30
+        # On a busy machine, workers may run the first half before the mover sees any.
+        later = tasks.leave_line.using(run_after=timedelta(seconds=5))
+        results = [*tasks.leave_line.enqueue_many(jobs), *later.enqueue_many(jobs)]
         enqueued |= {result.id for result in results}
         until(lambda before=before: Operation.objects.count() > before)
         time.sleep(number.uniform(0, 0.1))

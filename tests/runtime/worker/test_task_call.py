@@ -121,9 +121,12 @@ class TestCoroutineCall:
             finally:
                 seen.append("cleared up")
 
+        def interrupt():
+            seen.append(call.stack())
+            call.interrupt(Interrupted)
+
         async def main():
-            asyncio.get_running_loop().call_later(0.05, call.interrupt, Interrupted)
-            asyncio.get_running_loop().call_later(0.02, lambda: seen.append(call.stack()))
+            asyncio.get_running_loop().call_later(0.02, interrupt)
             with pytest.raises(Interrupted):
                 await call.run(wait)
             await asyncio.sleep(0.02)  # No exception is pending for the caller.
