@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from django_dbqueue.contrib import prometheus
 from django_dbqueue.contrib.prometheus import QueueCollector, metrics_view
 from django_dbqueue.core.counts import BOUNDS, Counts, Times
-from django_dbqueue.models import Failure, Job, Process, Queue, Statistic
+from django_dbqueue.models import Failure, Job, Process, Queue, RecurringTask, Statistic
 from django_dbqueue.models.expressions import now_plus
 from django_dbqueue.models.statistic import Period, start_of
 from django_dbqueue.testing import drain
@@ -158,6 +158,19 @@ class TestCollector:
         assert found["dbqueue_jobs_enqueued_total", "b", "shop.tasks.send"] == 10
         assert found["dbqueue_jobs_enqueued_total", "(others)", "(others)"] == 20
         assert ("dbqueue_queue_workers", "(others)") not in found
+
+    def test_overdue_recurring_tasks_are_counted(self):
+        RecurringTask.objects.bulk_create(
+            RecurringTask(
+                name=f"after {hours} h",
+                task="tests.tasks.nothing",
+                every=timedelta(days=1),
+                next_run_at=now_plus(3600 * hours),
+            )
+            for hours in (-2, -1, 1)
+        )
+
+        assert read()["dbqueue_overdue_recurring_tasks",] == 2
 
     def test_problems_have_their_check_and_severity(self):
         assert read()["dbqueue_problems", "processes", "critical"] == 1
@@ -429,7 +442,7 @@ class TestAlertsAndDashboard:
             rules = json.loads(fetch(web, "/api/v1/rules"))["data"]["groups"]
             assert [group["name"] for group in rules] == ["dbqueue"]
             for panel in json.loads(DASHBOARD.read_text())["panels"]:
-                for target in panel["targets"]:
+                for target in panel.get("targets", []):
                     query = target["expr"].replace("$__rate_interval", "10s")
                     query = query.replace("$database", ".*")
                     until(partial(ask, query))  # Rates need two scrapes.

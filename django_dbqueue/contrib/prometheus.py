@@ -31,6 +31,7 @@ from ..backend import DatabaseBackend
 from ..compat import task_backends
 from ..core.counts import BOUNDS, Counts, Times
 from ..doctor.database import QueueDatabase, queue_databases
+from ..doctor.queue import overdue_rows
 from ..doctor.runner import examine
 from ..models import Failure, Job, Process, Queue, Statistic
 from ..models.bounded_count import LIMIT
@@ -213,7 +214,13 @@ class _Database:
             "dbqueue_open_failures", "Failures that are open.", labels=["database"]
         )
         failures.add_metric([self.alias], Failure.objects.using(self.alias).open().count())
-        yield from (processes, memory, threads, failures)
+        overdue = GaugeMetricFamily(
+            "dbqueue_overdue_recurring_tasks",
+            "Recurring tasks whose time has passed, or which cannot be enqueued.",
+            labels=["database"],
+        )
+        overdue.add_metric([self.alias], len(overdue_rows(self._database).values("pk")[:LIMIT]))
+        yield from (processes, memory, threads, failures, overdue)
 
     def _counted(self) -> Iterator[Metric]:
         """Yield the counts since midnight: each process that is asked gives the same ones."""

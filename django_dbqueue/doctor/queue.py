@@ -32,6 +32,7 @@ from ..models.bounded_count import LIMIT, count
 from ..models.enums import State
 from ..models.expressions import Now, now_plus
 from ..models.job import JobQuerySet
+from ..models.recurring_task import RecurringTaskQuerySet
 from .database import QueueDatabase
 from .finding import Finding, Severity, format_duration, one_line
 
@@ -218,14 +219,19 @@ def _late(database: QueueDatabase, queue: str, seconds: float, serving: list[Pro
     )
 
 
-def overdue_recurring_tasks(database: QueueDatabase) -> Iterator[Finding]:
+def overdue_rows(database: QueueDatabase) -> RecurringTaskQuerySet:
+    """Return the recurring tasks whose time has passed, or which cannot be enqueued."""
     tasks = RecurringTask.objects.using(database.alias)
     is_late = Q(next_run_at__lt=now_plus(-LATE["recurring"]))
     rows = tasks.upcoming().filter(is_late | ~Q(problem=""))
     if any(process.kind == Process.Kind.DISPATCHER for process in _alive(database)):
         # Dispatchers declare the tasks of their code: these were removed from it.
         rows = rows.exclude(pk__in=tasks.undeclared().values("pk"))
-    overdue: list[Any] = list(rows[:1001])
+    return rows
+
+
+def overdue_recurring_tasks(database: QueueDatabase) -> Iterator[Finding]:
+    overdue: list[Any] = list(overdue_rows(database)[:1001])
     for row in overdue[:MOST]:
         said, named = _("The recurring task %(name)s has no next time."), {"name": repr(row.name)}
         if row.next_run_at and row.next_run_at > row.seen_at:
