@@ -206,13 +206,10 @@ class Batches(Keys):
         )
 
     def _endable_batches(self):
-        """Return batches in which no job is left to run."""
-        waiting = {
-            str(pk) for pk in Job.objects.exclude(state__in=FINISHED).values_list("pk", flat=True)
-        }
-        return {
-            pk for pk in self.batches if pk not in self.left_open and not self.members[pk] & waiting
-        }
+        """Return unfinished batches in which no job is left to run."""
+        unfinished = set(self.batches) - set(self.left_open) - self.finished
+        waiting = {str(job.pk) for job in self.jobs if job.state not in FINISHED}
+        return {pk for pk in unfinished if not self.members[pk] & waiting}
 
     def _drop_ended_runs(self):
         over = {str(job.pk) for job in self.jobs if job.state in FINISHED} | self.gone

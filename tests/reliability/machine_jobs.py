@@ -448,11 +448,10 @@ class Jobs(RuleBasedStateMachine):
 
     def _is_startable(self, job, queues):
         """True if the queue is served, has room, and neither it nor the task is paused."""
-        room = (
-            self.restricted.get(job.queue, 10**6)
-            > Job.objects.running().filter(queue=job.queue).count()
-        )
-        return job.queue in queues and not self.paused & {job.queue, job.task} and room
+        if job.queue not in queues or self.paused & {job.queue, job.task}:
+            return False
+        most = self.restricted.get(job.queue)
+        return most is None or most > Job.objects.running().filter(queue=job.queue).count()
 
     def _record_enqueued(self, *results, stage=None):
         """Record accepted calls of tasks, by the row that each result names."""

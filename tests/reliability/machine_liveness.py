@@ -22,8 +22,18 @@ from .machine_batches import OUTSIDE_CALLS, Batches
 from .machine_keys import INTERRUPT
 from .machine_limits import BANK, CLAIM_WAITERS, Limits, _keys
 
-# Liveness is checked after this many steps.
-STEPS = 8
+# Columns that decide whether a job starts, and where it waits.
+OF_A_WAIT = [
+    "pk",
+    "state",
+    "attempt",
+    "queue",
+    "task",
+    "priority",
+    "run_after",
+    "blocked_by",
+    "limits",
+]
 # One rule for all operations without parameters, which would otherwise be most steps.
 MAINTENANCE = [
     "dispatch",
@@ -62,8 +72,8 @@ situations = [
 class Liveness(Limits, Batches):
     def __init__(self) -> None:
         super().__init__()
-        self.steps = 0
         self.lock_holder = LockHolder()
+        self.checked: Any = None
 
     def teardown(self) -> None:
         super().teardown()
@@ -87,18 +97,37 @@ class Liveness(Limits, Batches):
 
     @invariant()
     def startable_jobs_start_within_a_sweep(self):
-        """Try it in a transaction, and roll back."""
-        self.steps += 1
-        if self.steps % STEPS == 0 and (
-            self.batches or any(job.state in WAITING for job in self.jobs)
-        ):
-            numbers = self._smallest_limits()
-            with transaction.atomic():
-                began = _sweep()
-                for actor in self.actors:
-                    all_claimed(Claimer("default", actor.process, actor.selector), 1000)
-                self._check_no_slot_is_idle(began, numbers)
-                transaction.set_rollback(True)
+        """Try it in a transaction, and roll back, after steps that have changed something.
+
+        A sweep and a claim take slots, and release none: a job that cannot start before them
+        cannot start after them. So each is tried for the jobs that need it.
+        """
+        semaphores, endable = _semaphores(), self._endable_batches()
+        if (state := self._state(semaphores, endable)) == self.checked:
+            return
+        self.checked = state
+        how = self._smallest_limits(semaphores), self.jobs[0].db_now if self.jobs else None
+        startable = self._startable(self.jobs, semaphores, *how)
+        if not startable and not endable:
+            return
+        states = {job.state for job in startable}
+        with transaction.atomic():
+            while State.SCHEDULED in states and direct.dispatch():
+                pass
+            if State.BLOCKED in states:
+                self.sweep()
+            if endable:
+                direct.finish_batches()
+            # One worker that serves all queues: others would hide what it leaves.
+            actor = max(self.actors, key=lambda actor: "*" in actor.queues)
+            all_claimed(Claimer("default", actor.process, actor.selector), 1000)
+            rows = Job.objects.filter(pk__in=[job.pk for job in startable])
+            left = self._startable(rows, _semaphores(), *how)
+            assert not left, f"{left[0].task} {left[0].args} is {left[0].state}, and can run"
+            assert not Batch.objects.filter(pk__in=endable, finished_at=None).exists(), (
+                "all jobs of the batch have ended, and it is not finished"
+            )
+            transaction.set_rollback(True)
 
     def block_head_of_waiters(self, actor, full, heads, idle, ends):
         """Fill the bank: jobs that cannot run wait before one that can."""
@@ -120,7 +149,6 @@ class Liveness(Limits, Batches):
             self.claim(actor, 50)
             self.actors[actor].held.sort(key=lambda job: '"bank"' not in _keys(job))
             self.settle(actor, 1, [end])
-        self.steps = -1  # Check in the next step.
 
     def work_with_locked_jobs(self, actor, first, ends):
         """Give each actor jobs with locked rows, and others."""
@@ -186,9 +214,15 @@ class Liveness(Limits, Batches):
         self._record_claimed(self.actors[actor], claiming.result(30))
         self._after_concurrent_settle()
 
-    def _smallest_limits(self):
+    def _state(self, semaphores, endable):
+        """Return all that decides which jobs start."""
+        jobs = [tuple(getattr(job, name) for name in OF_A_WAIT) for job in self.jobs]
+        served = [actor.queues for actor in self.actors]
+        return sorted(jobs), semaphores, endable, served, set(self.paused), self.restricted
+
+    def _smallest_limits(self, semaphores):
         """Return the smallest limit of each key, of its jobs and of its semaphore."""
-        numbers = dict(Semaphore.objects.exclude(max_running=None).values_list("pk", "max_running"))
+        numbers = {key: most for key, (most, *_) in semaphores.items() if most is not None}
         for job in self.jobs:
             for each in job.limits or () if job.state not in FINISHED else ():
                 if "max_running" in each:
@@ -197,34 +231,30 @@ class Liveness(Limits, Batches):
                     )
         return numbers
 
-    def _check_no_slot_is_idle(self, began, numbers):
-        rows, served = (
-            Job.objects.annotate(db_now=Now()),
-            {queue for queue in QUEUES if any(a.serves(queue) for a in self.actors)},
-        )
-        taken, semaphores = Slot.objects.count_by_key(numbers), Semaphore.objects.in_bulk()
+    def _startable(self, jobs, semaphores, numbers, now):
+        """Return the waiting jobs that a dispatcher or a worker has to take now."""
+        served = {queue for queue in QUEUES if any(each.serves(queue) for each in self.actors)}
+        taken = Slot.objects.count_by_key(numbers) if numbers else {}
 
-        def has_room(limit: dict[str, Any], job: Any) -> bool:
+        def has_room(limit: dict[str, Any]) -> bool:
             key = limit["key"]
             if "max_running" in limit:
                 return taken[key] < numbers[key]
-            row = semaphores.get(key)
-            return row is None or (
-                (row.booked is None or row.booked <= job.db_now)
-                and (not row.earliest or row.earliest <= job.db_now)
-            )
+            _most, *times = semaphores.get(key, [None])
+            return all(time is None or time <= now for time in times)
 
-        for job in rows.filter(state__in=WAITING):
+        def can_run(job: Any) -> bool:
             if job.state == State.SCHEDULED:
-                assert job.run_after >= began, "the job is due, and not ready"
-            elif self._is_startable(job, served):
-                assert not all(has_room(limit, job) for limit in job.limits or ()), (
-                    f"{job.task} {job.args} waits though a slot is free"
-                )
-        unfinished = set(Batch.objects.filter(finished_at=None).values_list("pk", flat=True))
-        assert not self._endable_batches() & unfinished, (
-            "all jobs of the batch have ended, and it is not finished"
-        )
+                return job.run_after < now
+            return self._is_startable(job, served) and all(map(has_room, job.limits or ()))
+
+        return [job for job in jobs if job.state in WAITING and can_run(job)]
+
+
+def _semaphores() -> dict[str, tuple[Any, ...]]:
+    """Return the limit of each semaphore, and the times of its rate."""
+    rows = Semaphore.objects.values_list("pk", "max_running", "booked", "earliest")
+    return {key: tuple(row) for key, *row in rows}
 
 
 def _sweep() -> Any:
