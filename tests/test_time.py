@@ -78,6 +78,22 @@ class TestExpires:
         assert Execution.objects.get().outcome == "discarded"
         assert not Run.objects.exists()
 
+    def test_job_that_expires_during_its_start_is_discarded(self, backend, claim, monkeypatch):
+        """The record of the start may wait for another transaction that holds the job's row."""
+
+        def wait(job):
+            job.clock -= 601
+            return True
+
+        monkeypatch.setattr("django_dbqueue.runtime.worker.attempt.mark_started", wait)
+        timely.greet.using(on_lost="fail").enqueue("you")
+        (job,) = claim()
+
+        direct.settle([executor.run(ThreadCall(job), backend)])
+
+        assert Execution.objects.get().outcome == "discarded"
+        assert not Run.objects.exists()
+
     def test_expired_coroutine_is_discarded(self):
         result = timely.snooze_async.using(expires=HOUR).enqueue()
         Job.objects.update(expires_at=now_plus(-1))

@@ -131,6 +131,7 @@ def _claim(
         # may have stood still.
         owner = Process.objects.using(database).filter(pk=process.pk)
         found: list[ClaimedJob] = []
+        clock = time.monotonic()
         rows: Any = waiting.filter(Exists(owner)).annotate(db_now=Now())
         for part in locked_parts(rows, limit, found):
             found += budget.take(part, ClaimedJob.objects.using(database)) if budget else part
@@ -145,7 +146,7 @@ def _claim(
             _discard_unreadable(database, unreadable)
         if any(job.limits for job in found):
             claimed = acquire(database, found, limit, group_size)
-        _own(database, claimed, process)
+        _own(database, claimed, process, clock)
     return len(found) == limit, claimed
 
 
@@ -159,17 +160,21 @@ def claim_behind(
     database = jobs.db
     owner = Process.objects.using(database).filter(pk=process.pk)
     with writing(database, savepoint=False):
+        clock = time.monotonic()
         waiting: Any = jobs.filter(Exists(owner)).annotate(db_now=Now())
         found = extend(waiting, member, limit, group_size)
-        _own(database, found, process)
+        _own(database, found, process, clock)
     return found
 
 
-def _own(database: str, jobs: Sequence[ClaimedJob], process: Process) -> None:
-    """Make locked jobs RUNNING, as attempts of the process."""
+def _own(database: str, jobs: Sequence[ClaimedJob], process: Process, clock: float) -> None:
+    """Make locked jobs RUNNING, as attempts of the process.
+
+    ``clock``: this process's time before the jobs were read, and so before any wait for a lock.
+    """
     if not jobs:
         return
-    now, clock = jobs[0].db_now, time.monotonic()
+    now = jobs[0].db_now
     # Found by primary key alone: MariaDB might find them by their state, and lock others.
     Job.objects.using(database).filter(Among([job.id for job in jobs])).update(
         state=State.RUNNING,

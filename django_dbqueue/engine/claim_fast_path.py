@@ -73,9 +73,9 @@ class SingleStatementClaim(FastClaim):
 
     def __call__(self, limit: int) -> list[ClaimedJob]:
         with _preparing_cursor(self._database) as cursor:
+            clock = time.monotonic()  # Before the statement: its commit may take long.
             cursor.execute(self._sql, [limit])
             rows = cursor.fetchall()
-        clock = time.monotonic()
         jobs: list[Any] = [self._model.from_db(self._database, self._names, row) for row in rows]
         for job in jobs:
             loaded = {
@@ -103,24 +103,24 @@ class LockingClaim(FastClaim):
         if not limit:
             return []
         try:
-            jobs, now = self._lock_and_own(limit)
+            jobs, now, clock = self._lock_and_own(limit)
         except OperationalError as error:
             if connections[self._database].in_atomic_block or not is_conflict(error):
                 raise
             return []
-        clock = time.monotonic()
         for job in jobs:
             job.attempt, job.has_begun = job.attempt + 1, False
             job.belong_to(self._process, now, clock)
         return jobs
 
-    def _lock_and_own(self, limit: int) -> tuple[list[ClaimedJob], Any]:
-        """Return the jobs, in the state before the claim, and the database's time."""
+    def _lock_and_own(self, limit: int) -> tuple[list[ClaimedJob], Any, float]:
+        """Return the jobs, in the state before the claim, the database's time, and the clock."""
         # Few different statements: the limit varies with the run times of jobs.
         limit = 1 << (limit.bit_length() - 1)
         connection = connections[self._database]
         with writing(self._database, savepoint=False), connection.cursor() as cursor:
             compiler, sql, values = self._locking(limit)
+            clock = time.monotonic()
             cursor.execute(sql, values)
             found = list(compiler.results_iter([cursor.fetchall()]))
             jobs: list[Any] = [
@@ -129,7 +129,7 @@ class LockingClaim(FastClaim):
             now = found[0][-1] if found else None
             if jobs:
                 self._own(cursor, jobs, now)
-        return jobs, now
+        return jobs, now, clock
 
     def _compose(self, limit: int) -> tuple[Any, str, Any]:
         """Return the compiler of a locking SELECT, the statement, and its values."""

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 from django.db import OperationalError, connection, connections
+from django.db.backends.utils import CursorWrapper
 from django.test.utils import CaptureQueriesContext
 
 from django_dbqueue.core.notify import parse_payload
@@ -16,6 +17,7 @@ from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.engine.claim_fast_path import FastClaim, LockingClaim
 from django_dbqueue.models import Job, Process, Queue, TaskState
 from django_dbqueue.models.enums import Lane
+from django_dbqueue.models.expressions import Now
 from django_dbqueue.runtime.connections import close_connections, prepare
 from django_dbqueue.runtime.worker import executor
 from django_dbqueue.runtime.worker.claimer import Claimer
@@ -53,6 +55,28 @@ def claim_after_notify(
     with CaptureQueriesContext(connection) as seen:
         jobs = all_claimed(claimer, limit)
     return jobs, [query["sql"].split()[0] for query in seen]
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_clock_of_claim_includes_waits_for_its_locks_and_commit(
+    process, claimer, monkeypatch, is_fast
+):
+    """Otherwise a job that expires starts as much too late."""
+    tasks.add.enqueue(1)
+    execute, wait = CursorWrapper.execute, 0.2
+
+    def execute_slowly(self, *args):
+        answer = execute(self, *args)
+        time.sleep(wait)
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CursorWrapper, "execute", execute_slowly)
+        (job,) = claim_after_notify(claimer)[0] if is_fast else all_claimed(claimer, 10)
+        patch.undo()
+    now = Process.objects.values_list(Now(), flat=True)[0]
+
+    assert abs((job.now() - now).total_seconds()) < wait
 
 
 @pytest.mark.parametrize("selector", ["*", "mail"])

@@ -90,8 +90,7 @@ class Attempt:
         self._started_at, self.options = job.now(), self.backend.options_of(job.queue)
         if job.not_to_run:
             raise Discarded(job.not_to_run)
-        if job.has_expired():
-            raise Expired(f"It expired at {job.expires_at}, before it was started.")
+        self._refuse_expired()
         if job.refused:
             raise job.refused
         task = load(job.task)
@@ -104,6 +103,8 @@ class Attempt:
             raise JobLost
         if job.attempt > job.attempts_before + 1:
             self.earlier = list(self.executions.of_this_stage(job))
+        # Again: these statements may have waited for a lock or for the connection.
+        self._refuse_expired()
         self.task, self.is_atomic = task, task.atomic
         if self.options.keep_log:
             self.call.log = LogCapture(job, self.options.keep_log)
@@ -111,6 +112,10 @@ class Attempt:
             about = job.pk, job.task, job.attempt
             logger.debug("executor: job %s of %s starts (attempt %d)", *about, extra=job.log_fields)
         self._send(signals.task_started, TaskResultStatus.RUNNING)
+
+    def _refuse_expired(self) -> None:
+        if self.job.has_expired():
+            raise Expired(f"It expired at {self.job.expires_at}, before it was started.")
 
     def enter_middleware(self) -> None:
         """Enter the project's middleware, the outermost first."""
