@@ -70,7 +70,7 @@ def run(given: argparse.Namespace) -> int:
     django.setup()
     from django.core.management import call_command
 
-    from .hosts import Host
+    from .hosts import Host, ServiceManager
     from .load import Load
     from .monkey import Monkey
     from .operators import LockHolder, Operators
@@ -83,17 +83,15 @@ def run(given: argparse.Namespace) -> int:
         Host("a", server.url, None, env, folder / "a.log"),
         Host("b", cut_url, line, env, folder / "b.log"),
     ]
-    silence = given.dead_after * 1.2
-    monkey, load, watch = Monkey(hosts, server, silence), Load(given.rate), Watch(given.dead_after)
-    operators, lock_holder = Operators(), LockHolder()
+    monkey, load = Monkey(hosts, server, given.dead_after), Load(given.rate)
+    watch, operators, lock_holder = Watch(given.dead_after), Operators(), LockHolder()
+    service_manager = ServiceManager(hosts)
     try:
-        for thread in (load, operators, lock_holder, watch):
+        for thread in (load, operators, lock_holder, watch, service_manager):
             thread.start()
         began = time.monotonic()
         while (elapsed := time.monotonic() - began) < given.seconds:
             time.sleep(random.uniform(0.5, 2.5))
-            for host in hosts:
-                host.keep_alive()
             # Without live processes, as on a busy machine, more faults would test nothing.
             if watch.alive and elapsed % (HARM + CALM) < HARM:
                 monkey.act()
@@ -102,6 +100,7 @@ def run(given: argparse.Namespace) -> int:
         monkey.recover()
         all_finished = load.wait(given.dead_after * 2 + 120)
         watch.stop()
+        service_manager.stop()
         codes = [host.close() for host in hosts]
         found = report(load, operators, watch, monkey.killed_at, server.deadlocks())
     finally:

@@ -11,8 +11,16 @@ import time
 from pathlib import Path
 
 from ..proxy import Proxy
+from .background import Background
 
 ROOT = Path(__file__).parent.parent.parent
+
+
+def signal_all(pids: list[int], number: int) -> None:
+    """Send a signal to those of the processes that exist."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 class Host:
@@ -71,15 +79,15 @@ class Host:
                     found.append(int(stat.parent.name))
         return found
 
+    def processes(self) -> list[int]:
+        return [self.pid, *self.children()]
+
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Kill the supervisor only; its children notice."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
+        signal_all([self.pid], number)
 
     def power_off(self) -> None:
-        for pid in [self.pid, *self.children()]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        signal_all(self.processes(), signal.SIGKILL)
 
     def close(self) -> int:
         # SIGTERM must not arrive before its signal handlers are installed.
@@ -91,3 +99,18 @@ class Host:
         self.power_off()
         self._log.close()
         return self._process.wait()
+
+
+class ServiceManager(Background):
+    """Restarts the hosts whose ``runqueue`` has ended."""
+
+    def __init__(self, hosts: list[Host]) -> None:
+        super().__init__()
+        self._hosts = hosts
+
+    def pause(self) -> float:
+        return 1.0
+
+    def act(self) -> None:
+        for host in self._hosts:
+            host.keep_alive()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections import Counter, defaultdict
@@ -29,6 +30,8 @@ PAUSABLE, UNSERVED = "pausable", "unserved"
 ACCOUNTS = 2
 # The maximum number of waiting jobs that no worker serves.
 MOST_UNSERVED = 100
+# Calls after which a batch waits for a run.
+NEW_RUNS = ("created", "merged")
 # With this many waiting jobs nothing is enqueued, so that all jobs can end on a busy machine.
 MOST_WAITING = 1000
 
@@ -36,7 +39,8 @@ MOST_WAITING = 1000
 class Load(Background):
     """``confirmed``: committed jobs. ``versions``: the newest of each key. ``batches``: their ids.
 
-    put_off: by debounced job, the intervals in which it must not start.
+    put_off: by debounced job, the intervals in which it must not start. members: by batch, the
+    time of its call, and the jobs with keys that it waits for.
     """
 
     def __init__(self, rate: float) -> None:
@@ -47,10 +51,14 @@ class Load(Background):
         self.versions: dict[str, int] = {}
         self.batches: set[str] = set()
         self.put_off: defaultdict[str, list[tuple[datetime, datetime]]] = defaultdict(list)
+        self.members: dict[str, tuple[datetime, list[str]]] = {}
         # Each writes about five jobs, and returns results and a callback for after the commit.
         self._actions: list[Callable[[], tuple[list[Any], Callable[[], Any]]]] = [
             *[self._effects] * 10,
             *[self._versions] * 5,
+            *[self._unversioned] * 4,
+            *[self._batch_of_keys] * 3,
+            *[self._expiring] * 3,
             *[self._limited] * 3,
             *[self._pipelines] * 2,
             *[self._two_limits] * 3,
@@ -142,6 +150,51 @@ class Load(Background):
         ]
         return results, lambda: self.versions.update(asked)
 
+    def _unversioned(self):
+        """Enqueue keys without a version, by the SQL function where there is one."""
+        names = [f"last {int(time.monotonic() // KEY_SECONDS)}{letter}" for letter in "aA"]
+        self._calls.update(names)
+        asked = {name: self._calls[name] for name in names}
+        by_sql = connection.vendor == "postgresql" and random.random() < 0.5
+        call = _call_by_sql if by_sql else tasks.effect_of_a_version.enqueue
+        results = [call(name, number) for name, number in asked.items()]
+        return results, lambda: self.versions.update(asked)
+
+    def _batch_of_keys(self):
+        """Enqueue keys in a batch; other calls, batches and operators use the same ones."""
+        calls = random.choice([self._versions, self._unversioned, self._operated_keys])
+        called_at = datetime.now(timezone.utc)
+        with batch(on_finish=tasks.effect_after_a_batch) as opened:
+            results, note_calls = calls()
+        pk, operated = str(opened.id), calls == self._operated_keys
+        # The SQL function is a call from outside. Operators may discard a run.
+        members = [each.id for each in results if getattr(each, "enqueued", "") in NEW_RUNS]
+
+        def note():
+            note_calls()
+            self.batches.add(pk)
+            self.members[pk] = called_at, [] if operated else members
+
+        return results, note
+
+    def _operated_keys(self):
+        name = f"at will {int(time.monotonic() // KEY_SECONDS)}"
+        task = tasks.effect_at_will.using(key=name, queue_name=random.choice(["default", PAUSABLE]))
+        return [task.enqueue(random.uniform(0, 3))], lambda: None
+
+    def _expiring(self):
+        """Enqueue jobs that start in time or expire: behind a pause, a limit or a failure."""
+        now, wait = datetime.now(timezone.utc), random.choice([0, 0, 2])
+        expires_at = now + timedelta(seconds=wait + random.uniform(0.5, 15))
+        task = tasks.effect_before_expiry.using(
+            queue_name=random.choice(["default", PAUSABLE]),
+            run_after=now + timedelta(seconds=wait) if wait else None,
+            expires=expires_at,
+            on_lost=random.choice(["retry", "fail"]),
+        )
+        calls = [(expires_at.isoformat(), random.uniform(0, 0.3))] * 4
+        return task.enqueue_many(calls), lambda: None
+
     def _limited(self):
         """Enqueue one by one: no call sees waiters, so all jobs are ready."""
         key = f"limit {random.randrange(LIMITED_KEYS)}"
@@ -194,11 +247,7 @@ class Load(Background):
         ], lambda: None
 
     def _by_sql(self):
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT dbqueue_enqueue(%s, '[0.05]', key => %s)", [tasks.effect.module_path, None]
-            )
-            return [SimpleNamespace(id=str(cursor.fetchone()[0]))], lambda: None
+        return [_enqueue_by_sql(tasks.effect, [0.05], None)], lambda: None
 
     def _large(self):
         return tasks.effect_of_much.enqueue_many([("x" * 1_000_000, 0.05)] * 4), lambda: None
@@ -214,3 +263,16 @@ class Load(Background):
                 tasks.PIPELINE.enqueue(2),
             ]
         return results, lambda: self.batches.add(str(opened.id))
+
+
+def _call_by_sql(name: str, number: int) -> Any:
+    return _enqueue_by_sql(tasks.effect_of_a_version, [name, number], name)
+
+
+def _enqueue_by_sql(task: Any, args: list[Any], key: str | None) -> Any:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT dbqueue_enqueue(%s, %s::jsonb, key => %s)",
+            [task.module_path, json.dumps(args), key],
+        )
+        return SimpleNamespace(id=str(cursor.fetchone()[0]))

@@ -90,8 +90,12 @@ class Operators(RandomActor):
             Job.objects.filter(pk__in=list(before)).stop(then="retry")
             return
         Job.objects.filter(pk__in=list(before)).stop()
+        # A later call of a key runs in spite of the stop.
         stopped = (
-            self._jobs().stop_requested().filter(pk__in=list(before)).values_list("pk", "attempt")
+            self._jobs()
+            .stop_requested()
+            .filter(pk__in=list(before), key=None)
+            .values_list("pk", "attempt")
         )
         self.stopped.update({str(pk): attempt for pk, attempt in stopped if before[pk] == attempt})
 

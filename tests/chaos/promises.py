@@ -25,6 +25,9 @@ from .operators import Operators
 from .watch import Watch
 
 STAGES = 3
+# In seconds: a transaction may have started before its call, and the start of a task takes time.
+SLACK = 0.5
+LATE = 2.0
 
 
 def broken(load: Load, operators: Operators, watch: Watch) -> dict[str, list[str]]:
@@ -38,6 +41,8 @@ def broken(load: Load, operators: Operators, watch: Watch) -> dict[str, list[str
         "last version not run last": list(_keys(load.versions, executions)),
         "unexplained stages": list(_pipelines(executions)),
         "batches, callbacks not 1": list(_batches(load.batches)),
+        "batches ahead of a key": list(_members(load.members, executions)),
+        "expiry not kept": list(_expiring(executions)),
         "schedule times, jobs not 1": list(_times()),
         "attempts not counted once": list(_counts(executions)),
     }
@@ -53,8 +58,7 @@ def _debounced(load: Load, executions: Iterable[Execution]) -> Iterator[str]:
     """A debounced job does not start during its delay, however the earlier attempt ended."""
     for each in executions:
         for called_at, until in load.put_off.get(str(each.job_id), ()):
-            # Half a second of tolerance: the transaction may have started earlier.
-            if called_at < each.claimed_at < until - timedelta(seconds=0.5):
+            if called_at < each.claimed_at < until - timedelta(seconds=SLACK):
                 yield f"{each.job_id}: attempt {each.attempt} began at {each.claimed_at}, called at {called_at} with a delay until {until}"
 
 
@@ -133,7 +137,7 @@ def _keys(newest: dict[str, int], executions: Iterable[Execution]) -> Iterator[s
     for job in Job.objects.filter(task=tasks.effect_of_a_version.module_path):
         name, version = job.args
         runs = marks[str(job.pk)]
-        if version != job.version or version < newest.get(name, 0):
+        if job.version not in (version, None) or version < newest.get(name, 0):
             yield f"{name}: the arguments have version {version}, the row {job.version}, the newest is {newest.get(name)}"
         elif not runs or runs[-1].value != version:
             yield f"{name}: version {version} is the newest, but {runs and runs[-1].value} ran last"
@@ -188,7 +192,8 @@ def _batches(confirmed: set[str]) -> Iterator[str]:
         callbacks[job.args[0]].append(job)
     batches = {str(row.pk): row for row in Batch.objects.all()}
     for pk in confirmed | set(callbacks) | set(batches):
-        members = Job.objects.filter(batch=pk)
+        # A later retry of a member, by an operator, does not reopen its batch.
+        members = Job.objects.filter(batch=pk).exclude(task__in=tasks.OPERATED)
         # A batch whose opener failed in its block is discarded, and has no callback.
         wanted = 1 if pk in confirmed or (pk in batches and batches[pk].on_finish) else 0
         if len(callbacks[pk]) != wanted or pk not in batches or not batches[pk].finished_at:
@@ -197,6 +202,55 @@ def _batches(confirmed: set[str]) -> Iterator[str]:
             continue
         elif members.filter(finished_at__gt=callbacks[pk][0].enqueued_at).exists():
             yield f"{pk}: the callback was enqueued before its jobs had ended"
+
+
+def _members(
+    batches: dict[str, tuple[datetime, list[str]]], executions: Iterable[Execution]
+) -> Iterator[str]:
+    """A batch waits for the run of a key that it has enqueued, whatever other calls follow."""
+    runs = defaultdict(list)
+    for each in executions:
+        if each.outcome == "successful":
+            runs[str(each.job_id)].append((each.claimed_at, each.finished_at))
+    rows = Job.objects.filter(task=tasks.effect_after_a_batch.module_path)
+    callbacks = {job.args[0]: job.enqueued_at for job in rows}
+    slack = timedelta(seconds=SLACK)
+    for pk, (called_at, jobs) in batches.items():
+        finished_at = callbacks.get(pk)
+        for job in jobs:
+            if finished_at and not any(
+                began > called_at - slack and ended < finished_at + slack
+                for began, ended in runs[job]
+            ):
+                yield f"{pk}: finished at {finished_at}, without a run of {job} since {called_at}"
+
+
+def _expiring(executions: Iterable[Execution]) -> Iterator[str]:
+    """A job starts before its expiry, or is discarded after it; a retry may come too late."""
+    histories = defaultdict(list)
+    for each in executions:
+        histories[each.job_id].append(each)
+    late = dict(Mark.objects.filter(value__gt=LATE * 1000).values_list("job", "value"))
+    for job in Job.objects.filter(task=tasks.effect_before_expiry.module_path):
+        expires_at, history = datetime.fromisoformat(job.args[0]), histories[job.pk]
+        if str(job.pk) in late:
+            yield f"{job.pk}: started {late[str(job.pk)]} ms after its expiry"
+        last = history[-1] if history else None
+        match job.state, last and last.outcome:
+            case "successful", "successful":
+                is_kept = True
+            case "discarded", "discarded":
+                is_kept = last.error_type.endswith("Expired") and job.finished_at >= expires_at
+            case "failed", "failed":
+                # The delay before the retry, and its spread.
+                is_kept = last.finished_at > expires_at - timedelta(seconds=1)
+            case "failed", "lost" | "interrupted":
+                is_kept = job.on_lost == "fail"
+            case _:
+                is_kept = False
+        if not is_kept:
+            ends = [each.outcome for each in history]
+            yield f"{job.pk}: {job.state} after {ends}, expiry at {expires_at}"
 
 
 def _times() -> Iterator[str]:

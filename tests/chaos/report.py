@@ -13,6 +13,7 @@ from ..models import Effect, Interval
 from .load import SCHEDULE, Load
 from .operators import Operators
 from .promises import broken
+from .tasks import effect_before_expiry
 from .watch import Watch
 
 # Ends of an attempt after which the job may run again.
@@ -110,7 +111,7 @@ def report(
     failed = [
         pk
         for pk, job in jobs.items()
-        if job.state == "failed" and not job.task.endswith("effect_once")
+        if job.state == "failed" and not job.task.endswith(("effect_once", "effect_before_expiry"))
     ]
     result.longest = watch.longest
     result.broken = {
@@ -118,11 +119,15 @@ def report(
         **broken(load, operators, watch),
         "deadlocks": deadlocks,
     }
+    expiring = Job.objects.filter(task=effect_before_expiry.module_path)
     result.of_which = {
         "limited attempts": Interval.objects.count(),
         "versions of keys": sum(load.versions.values()),
         "pipelines": Job.objects.filter(pipeline__isnull=False).count(),
         "batches": len(load.batches),
+        "with keys": len(load.members),
+        "expiring jobs": expiring.count(),
+        "expired": expiring.filter(state="discarded").count(),
         "schedule times": RecurringExecution.objects.filter(task__name=SCHEDULE).count(),
         "debounced calls": sum(map(len, load.put_off.values())),
         "jobs retried by operators": len(operators.retried),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from datetime import datetime, timedelta, timezone
 
 from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
 
@@ -120,6 +121,15 @@ def effect_within_two_limits(context, account, seconds):
 def effect_within_the_same_group(context, seconds):
     """Has a smaller limit than the other tasks of its group."""
     occupy(context, seconds, "bank/3")
+
+
+@task(concurrency=limit(4, group="bank"), takes_context=True, **RETRIED)
+def effect_before_expiry(context, expires_at, seconds):
+    """Leave the milliseconds by which it started too late."""
+    late = datetime.now(timezone.utc) - datetime.fromisoformat(expires_at)
+    leave(context, max(late, timedelta(0)) // timedelta(milliseconds=1))
+    occupy(context, seconds, "bank/4")
+    fail_at_times(context)
 
 
 @task(takes_context=True, **RETRIED)

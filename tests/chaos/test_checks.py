@@ -12,12 +12,12 @@ from django_dbqueue.models import Batch, Execution, Job, Process, StatisticDelta
 from django_dbqueue.models.expressions import Now, now_plus
 
 from ..conftest import a_process
-from ..models import Interval
+from ..models import Interval, Mark
 from ..reliability.conftest import held_open
 from . import tasks
 from .load import Load
 from .operators import Operators
-from .promises import _counts, _debounced, _stopped
+from .promises import _counts, _debounced, _expiring, _members, _stopped
 from .report import report
 from .servers import deadlocks_in
 from .watch import Watch
@@ -155,6 +155,80 @@ def test_early_start_of_debounced_job_is_reported():
     (found,) = _debounced(load, attempts)
 
     assert found.startswith("a: attempt 2 began")
+
+
+EXPIRES_AT = NOW + timedelta(seconds=10)
+# By name: the state, the outcomes with the seconds at which they ended, and whether it is kept.
+EXPIRIES = {
+    "in time": ("successful", [("successful", 9)], True),
+    "expired": ("discarded", [("discarded", 11)], True),
+    "lost, then expired": ("discarded", [("lost", 9), ("discarded", 11)], True),
+    "no time for a retry": ("failed", [("failed", 9.8)], True),
+    "must not run twice": ("failed", [("lost", 9)], True),
+    "not run and not discarded": ("ready", [], False),
+    "discarded too early": ("discarded", [("discarded", 9)], False),
+    "failed with time for a retry": ("failed", [("failed", 5)], False),
+    "no attempt": ("discarded", [], False),
+}
+
+
+@pytest.mark.parametrize("name", EXPIRIES)
+def test_job_that_did_not_keep_its_expiry_is_reported(name):
+    state, ends, is_kept = EXPIRIES[name]
+    tasks.effect_before_expiry.using(on_lost="fail").enqueue(EXPIRES_AT.isoformat(), 0)
+    finished_at = None if state == "ready" else NOW + timedelta(seconds=ends[-1][1] if ends else 0)
+    Job.objects.update(state=state, finished_at=finished_at)
+    attempts = [
+        Execution(
+            job_id=Job.objects.get().pk,
+            attempt=number,
+            outcome=outcome,
+            finished_at=NOW + timedelta(seconds=seconds),
+            error_type="django_dbqueue.exceptions.Expired" if outcome == "discarded" else "",
+        )
+        for number, (outcome, seconds) in enumerate(ends, 1)
+    ]
+
+    assert bool(list(_expiring(attempts))) != is_kept
+
+
+def test_start_after_expiry_is_reported():
+    tasks.effect_before_expiry.enqueue(EXPIRES_AT.isoformat(), 0)
+    job = Job.objects.get()
+    Job.objects.update(state="successful", finished_at=NOW)
+    ended = Execution(job_id=job.pk, attempt=1, outcome="successful", finished_at=NOW)
+    Mark.objects.create(job=str(job.pk), attempt=1, value=1900)
+    assert not list(_expiring([ended]))
+    Mark.objects.update(value=2100)
+
+    (found,) = _expiring([ended])
+
+    assert found == f"{job.pk}: started 2100 ms after its expiry"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "claimed_at", "ended_at", "has_waited"),
+    [
+        ("successful", 1, 2, True),
+        ("failed", 1, 2, False),
+        ("successful", -2, 1, False),
+        ("successful", 1, 9, False),
+    ],
+)
+def test_batch_that_finished_before_its_run_of_a_key_is_reported(
+    outcome, claimed_at, ended_at, has_waited
+):
+    """The batch is called at 0 s and finishes at 5 s."""
+    tasks.effect_after_a_batch.enqueue("batch")
+    Job.objects.update(enqueued_at=NOW + timedelta(seconds=5))
+    attempt = Execution(
+        job_id="a",
+        outcome=outcome,
+        claimed_at=NOW + timedelta(seconds=claimed_at),
+        finished_at=NOW + timedelta(seconds=ended_at),
+    )
+
+    assert bool(list(_members({"batch": (NOW, ["a"])}, [attempt]))) != has_waited
 
 
 @pytest.mark.parametrize(("runs", "failures"), [(1, 0), (2, 1), (3, 0), (2, 0)])
