@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import OperationalError, connection, connections
 from django.utils import timezone
 
 from django_dbqueue.core import notify
@@ -17,6 +17,7 @@ from django_dbqueue.models import Execution, Job
 from django_dbqueue.models.enums import Lane
 from django_dbqueue.runtime import dispatcher as dispatcher_module
 from django_dbqueue.runtime.dispatcher import Dispatcher
+from django_dbqueue.runtime.logging_setup import RepeatedProblem
 from django_dbqueue.runtime.shared_status import SharedStatus
 from django_dbqueue.runtime.worker import settler as settler_module
 from django_dbqueue.runtime.worker.notify_listener import NotifyListener
@@ -124,6 +125,13 @@ class ListenerProbe:
             self.listener.wait(0.1)
 
 
+def terminate_listeners():
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+        )
+
+
 @pytest.fixture
 def probe():
     probe = ListenerProbe()
@@ -158,14 +166,39 @@ def test_connection_that_was_not_taken_over_is_replaced(probe):
 def test_listener_polls_after_reconnect(probe):
     probe.wait_until(lambda: probe.changes == 1)
     assert probe.listener.patience > 1
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
-        )
+    terminate_listeners()
     probe.wait_until(lambda: probe.changes == 3)  # Once for the loss, once for the new LISTEN.
     assert probe.listener.patience > 1
     wake("default", "mail", 3)
     probe.wait_until(lambda: probe.notified == ["mail,3"])
+
+
+def test_listener_logs_an_outage_once_a_minute(probe, monkeypatch, caplog):
+    """It tries to connect each second."""
+    caplog.set_level("INFO", "django_dbqueue")
+    probe.wait_until(lambda: probe.changes == 1)
+    refused = []
+
+    def refuse(alias):
+        refused.append(alias)
+        raise OperationalError("connection refused")
+
+    def lines():
+        return [line for line in caplog.messages if line.startswith("listener: ")]
+
+    with monkeypatch.context() as outage:
+        outage.setattr(connections, "create_connection", refuse)
+        terminate_listeners()
+        probe.wait_until(lambda: len(refused) == 3)
+        assert len(lines()) == 1 and "polling for new jobs" in lines()[0]
+
+        outage.setattr(RepeatedProblem, "AGAIN", 0.0)  # The minute is over.
+        probe.wait_until(lambda: len(refused) == 4 and len(lines()) == 2)
+        outage.setattr(RepeatedProblem, "AGAIN", 60.0)
+        probe.wait_until(lambda: len(refused) == 5)
+
+    probe.wait_until(lambda: probe.changes == 3)
+    assert len(lines()) == 3 and "resolved after" in lines()[2]
 
 
 def test_listener_with_closed_connection_does_not_spin(probe):
