@@ -497,9 +497,9 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('fingerprint', django_dbqueue.models.identifier.IdentifierField(max_length=32, unique=True, verbose_name='fingerprint')),
-                ('error_type', models.CharField(max_length=255, verbose_name='error')),
+                ('error_type', django_dbqueue.models.identifier.IdentifierField(max_length=255, verbose_name='error')),
                 ('message', models.TextField(help_text='The message of the first occurrence.', verbose_name='message')),
-                ('location', models.CharField(max_length=255, verbose_name='location')),
+                ('location', django_dbqueue.models.identifier.IdentifierField(max_length=255, verbose_name='location')),
                 ('state', models.CharField(choices=[('open', 'Open'), ('muted', 'Muted'), ('resolved', 'Resolved')], default='open', max_length=10, verbose_name='state')),
                 ('count', models.PositiveBigIntegerField(default=0, verbose_name='occurrences')),
                 ('release', django_dbqueue.models.identifier.IdentifierField(blank=True, db_default='', default='', max_length=100, verbose_name='first release')),

@@ -155,9 +155,9 @@ class Failure(models.Model):
         RESOLVED = "resolved", _("Resolved")
 
     fingerprint = IdentifierField(_("fingerprint"), max_length=32, unique=True)
-    error_type = models.CharField(_("error"), max_length=255)
+    error_type = IdentifierField(_("error"), max_length=255)
     message = models.TextField(_("message"), help_text=_("The message of the first occurrence."))
-    location = models.CharField(_("location"), max_length=255)
+    location = IdentifierField(_("location"), max_length=255)
     state = models.CharField(_("state"), max_length=10, choices=State.choices, default=State.OPEN)
     count = models.PositiveBigIntegerField(_("occurrences"), default=0)
     release = IdentifierField(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import timedelta
 
 import pytest
@@ -11,6 +12,7 @@ from django.db import connection
 
 from django_dbqueue import recurring
 from django_dbqueue.compat import task_backends
+from django_dbqueue.core.error_reports import ErrorReport
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.models import (
@@ -65,17 +67,24 @@ def test_keys_are_sorted_as_in_python():
     assert keys == sorted(keys)
 
 
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="Others have names of their own.")
-def test_identifiers_have_the_collation_of_bytes():
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite compares bytes by default.")
+def test_identifiers_have_a_binary_collation():
     fields = [
         (model._meta.db_table, field.column)
         for model in apps.get_app_config("dbqueue").get_models()
         for field in model._meta.local_fields
         if isinstance(field, IdentifierField)
     ]
+    if connection.vendor == "postgresql":
+        schema, collation = "current_schema()", "C"
+    else:
+        schema = "database()"
+        collation = "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT table_name, column_name FROM information_schema.columns WHERE collation_name = 'C'"
+            "SELECT table_name, column_name FROM information_schema.columns"
+            f" WHERE table_schema = {schema} AND collation_name = %s",
+            [collation],
         )
         found = set(cursor.fetchall())
 
@@ -136,6 +145,8 @@ def test_pause_does_not_affect_similar_tasks():
     ("model", "field", "values"),
     [
         (Failure, "fingerprint", {"error_type": "E", "message": "", "location": ""}),
+        (Failure, "error_type", {"message": "", "location": ""}),
+        (Failure, "location", {"error_type": "E", "message": ""}),
         (
             Process,
             "name",
@@ -157,9 +168,24 @@ def test_lookup_distinguishes_similar_identifiers(model, field, values):
     job = Job.objects.create(task="t", queue="q")
     for number, text in enumerate(ALIKE):
         more = {"job": job, "attempt": number} if model is Execution else {}
-        model.objects.create(**{field: text, **values, **more})
+        if model is Failure:
+            more = {"fingerprint": str(number)}
+        model.objects.create(**{**values, **more, field: text})
 
     assert [model.objects.filter(**{field: text}).count() for text in ALIKE] == [1] * len(ALIKE)
+
+
+def test_number_of_groups_is_bounded_for_each_of_two_similar_locations(monkeypatch):
+    monkeypatch.setattr("django_dbqueue.models.failure.MOST_ALIKE", 3)
+    for location in ("shop/tasks.py:send", "shop/tasks.py:Send"):
+        for number in range(6):
+            report = ErrorReport(
+                type="E", message="", traceback="", location=location, pattern=str(number)
+            )
+            Failure.objects.identify({report.fingerprint: (report, "")})
+
+    locations = Counter(Failure.objects.values_list("location", flat=True))
+    assert locations == {"shop/tasks.py:send": 4, "shop/tasks.py:Send": 4}
 
 
 def test_system_checks_accept_long_unique_text(capsys):
