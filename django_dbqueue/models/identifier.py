@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.checks import CheckMessage
 from django.db import models
+from django.db.models.functions import Collate
+from django.db.models.lookups import IContains
 
 if TYPE_CHECKING:
     CharField = models.CharField[Any, Any]
@@ -41,3 +43,15 @@ class IdentifierField(CharField):
         index holds 3,072 bytes.
         """
         return [message for message in super().check(**kwargs) if message.id != "mysql.W003"]
+
+
+@IdentifierField.register_lookup
+class ContainsInAnyCase(IContains):
+    """A lookup without regard to case, as in the lists of the admin.
+
+    MySQL and MariaDB have no operator for it: they compare by the collation.
+    """
+
+    def as_mysql(self, compiler: Any, connection: Any) -> tuple[str, Any]:
+        text = Collate(self.lhs, "utf8mb4_general_ci")
+        return IContains(text, self.rhs).as_sql(compiler, connection)

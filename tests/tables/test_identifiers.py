@@ -188,6 +188,16 @@ def test_number_of_groups_is_bounded_for_each_of_two_similar_locations(monkeypat
     assert locations == {"shop/tasks.py:send": 4, "shop/tasks.py:Send": 4}
 
 
+@pytest.mark.parametrize("text", ["MAIL", "mail", "s/Ma"])
+def test_search_without_regard_to_case_finds_identifiers(text):
+    """As the search of the admin's lists is."""
+    Queue.objects.create(name="orders/Mail")
+    Queue.objects.create(name="100% other_one")
+
+    assert [row.name for row in Queue.objects.filter(name__icontains=text)] == ["orders/Mail"]
+    assert not Queue.objects.filter(name__icontains="s_M").exists()
+
+
 def test_system_checks_accept_long_unique_text(capsys):
     call_command("check", databases=[connection.alias])
 
