@@ -35,7 +35,7 @@ from ..models import (
 from ..models.enums import FINISHED, State
 from ..models.expressions import Now
 from ..models.job import JobQuerySet
-from ..models.locking import lock_first, lock_waiting
+from ..models.locking import lock_first, lock_keys, lock_waiting
 from ..models.operation import STORED, OperationJobQuerySet
 from .fast_sql import insert
 from .retention import erase
@@ -100,6 +100,7 @@ def hold(operation: Operation, ids: Sequence[UUID]) -> None:
     database = str(operation._state.db)
     jobs = Job.objects.using(database).filter(pk__in=ids)
     with writing(database):
+        list(lock_waiting(Operation.objects.using(database).filter(pk=operation.pk)))
         rows = jobs.filter(batch=None).exclude(HELD).exclude(state=State.RUNNING)
         found = lock_first(rows.order_by("pk").only(*STORED), len(ids))
         OperationJob.objects.using(database).bulk_create(
@@ -156,9 +157,19 @@ def deliver(operation: Operation, target: str, size: int = PART) -> Reasons:
     return {job.pk: "" if job.pk in moved else why for job in jobs}
 
 
-def _lock_held(stored: Mapping[UUID, OperationJob], source: str) -> list[Job]:
-    """Lock and return those of the jobs that are still as their move has left them."""
-    rows: Any = Job.objects.using(source).filter(pk__in=list(stored)).order_by("pk")
+def _lock_held(stored: dict[UUID, OperationJob], source: str) -> list[Job]:
+    """Lock and return those of the jobs that are still as their move has left them.
+
+    Jobs that another transaction has locked are removed from ``stored``. If it has locked all of
+    them, one is left in it, and is waited for: see lock order.
+    """
+    every = Job.objects.using(source)
+    free = set(lock_keys(every, list(stored))) if stored else set()
+    rows: Any = every.filter(pk__in=list(stored))
+    locked = list(rows.exclude(pk__in=free).order_by("pk").values_list("pk", flat=True))
+    for pk in locked[len(locked) == len(stored) :]:
+        del stored[pk]
+    rows = every.filter(pk__in=list(stored)).order_by("pk")
     return [
         job
         for job in lock_waiting(rows.annotate(is_held=HELD))
@@ -208,8 +219,11 @@ def _arrive(
     rows = Job.objects.using(target)
     present = arrived.union(rows.filter(pk__in=ids).values_list("pk", flat=True))
     taken = _taken_keys(jobs, target)
+    # In the order of the keys, as an upsert inserts them.
     new = [
-        _copy(job, stored[job.pk]) for job in jobs if job.pk not in present and job.key not in taken
+        _copy(job, stored[job.pk])
+        for job in sorted(jobs, key=lambda job: job.key or "")
+        if job.pk not in present and job.key not in taken
     ]
     copied = [job.pk for job in new]
     rows.bulk_create(new)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
 from io import StringIO
 from threading import Event
@@ -25,15 +26,26 @@ from django_dbqueue import Rate, batch, limit, pipeline, task
 from django_dbqueue.backoff import Constant
 from django_dbqueue.engine import moving
 from django_dbqueue.models import Execution, Failure, Job, Operation, Progress, Queue, TaskState
+from django_dbqueue.models.job import JobQuerySet
+from django_dbqueue.models.locking import lock_keys
 from django_dbqueue.testing import advance, drain
 
 from .. import tasks
-from ..conftest import a_process, address_of_the_test_database, until
+from ..conftest import (
+    LONG,
+    a_process,
+    address_of_the_test_database,
+    until,
+    until_a_lock_is_awaited,
+)
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "other"]),
     pytest.mark.timeout(240),
 ]
+has_row_locks = pytest.mark.skipif(
+    connections["default"].vendor == "sqlite", reason="SQLite has one lock"
+)
 MOVE = ("queue", "move", "--backend", "default", "--to", "other", "--json")
 
 
@@ -548,6 +560,77 @@ def test_move_gives_way_to_a_transaction_in_both_databases(monkeypatch):
 
     assert not Operation.objects.holding()
     assert sorted(job.args[-1] for job in here()) == ["a", "later"]
+
+
+@contextmanager
+def elsewhere(rows):
+    """Hold locks of rows in another transaction, for ten seconds at most."""
+    held, end = Event(), Event()
+
+    def hold():
+        with transaction.atomic(using=rows.db):
+            list(rows.select_for_update().values_list("pk"))
+            held.set()
+            end.wait(10)
+        connections.close_all()
+
+    with ThreadPoolExecutor(1) as threads:
+        holding = threads.submit(hold)
+        assert held.wait(LONG)
+        try:
+            yield
+        finally:
+            end.set()
+        holding.result()
+
+
+@has_row_locks
+def test_move_does_not_wait_for_jobs_while_it_has_locked_others(monkeypatch):
+    tasks.add.enqueue_many([(number,) for number in range(3)])
+    first, *others = here().order_by("pk").values_list("pk", flat=True)
+    interrupt(monkeypatch)
+    operation = Operation.objects.get()
+
+    with elsewhere(here().filter(pk=first)):
+        assert list(moving.deliver(operation, "other")) == others
+    assert list(moving.deliver(operation, "other")) == [first]
+
+
+@has_row_locks
+def test_hold_locks_its_operation_before_jobs():
+    """As a delivery of the same operation does."""
+    tasks.add.enqueue(1)
+    operation = Operation.objects.create(verb="move_out", value="other")
+    ids = list(here().values_list("pk", flat=True))
+
+    def hold():
+        moving.hold(operation, ids)
+        connections.close_all()
+
+    with ThreadPoolExecutor(1) as threads:
+        with elsewhere(Operation.objects.filter(pk=operation.pk)):
+            holding = threads.submit(hold)
+            until_a_lock_is_awaited()
+            with transaction.atomic():
+                assert lock_keys(here(), ids) == ids
+        holding.result()
+    assert operation.items.count() == 1
+
+
+def test_keys_are_inserted_there_in_their_order(monkeypatch):
+    """As an upsert inserts them: both may have keys in common."""
+    confirm.enqueue_many([("b",), ("a",), ("c",)])
+    inserted, bulk_create = [], JobQuerySet.bulk_create
+
+    def note(rows, jobs, **options):
+        inserted.extend(job.key.rpartition(" ")[2] for job in jobs)
+        return bulk_create(rows, jobs, **options)
+
+    monkeypatch.setattr(JobQuerySet, "bulk_create", note)
+
+    move()
+
+    assert inserted == ["a", "b", "c"]
 
 
 def test_router_that_writes_to_one_database_does_not_matter(settings):
