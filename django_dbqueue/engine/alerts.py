@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from datetime import timedelta
 from enum import Enum
+from operator import itemgetter
 from typing import Any, Protocol
 
 from django.db.models import F, Q
@@ -67,7 +68,8 @@ def note(
             due_at=now_plus(0.0 if problem.is_event else target.after),
             **_columns(problem),
         )
-        for (check, subject), problem in found.items()
+        # In order: other dispatchers insert the same ones.
+        for (check, subject), problem in sorted(found.items(), key=itemgetter(0))
         if (check, subject) not in known
     ]
     alerts.bulk_create(new, ignore_conflicts=True)

@@ -11,17 +11,22 @@ from itertools import chain
 
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
+from django.utils import timezone
 
 from django_dbqueue import Rate, limit, task
 from django_dbqueue.batches import batch
 from django_dbqueue.compat import task_backends
 from django_dbqueue.contrib import operations
 from django_dbqueue.core import error_reports
+from django_dbqueue.core.alert_targets import AlertTarget
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
+from django_dbqueue.doctor.finding import Finding
+from django_dbqueue.engine import alerts
 from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.engine.retention import prune_failures
 from django_dbqueue.engine.statistics import count_enqueued, fold
-from django_dbqueue.models import Execution, Job, Operation, Queue
+from django_dbqueue.models import Alert, Execution, Failure, Job, Operation, Queue
 from django_dbqueue.models.enums import State
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.connections import prepare
@@ -245,3 +250,56 @@ def test_folds_of_statistics_have_no_deadlock():
     assert not load.errors, load.errors
     assert not load.deadlocks, "\n\n".join(load.deadlocks[:2])
     assert _deadlock_count() == before
+
+
+def test_pruning_has_no_deadlock(process):
+    """Jobs and failures are deleted by two dispatchers each, and both have executions."""
+    load = Load()
+
+    def fail(chance):
+        while Job.objects.count() > 400:
+            time.sleep(0.02)
+        reports = [error_reports.report(ValueError(chance.choice("abcdef"))) for _ in range(40)]
+        groups = Failure.objects.identify({each.fingerprint: (each, "") for each in reports})
+        now = timezone.now()
+        jobs = Job.objects.bulk_create(
+            Job(task="t", queue="q", state=State.FAILED, attempt=1, finished_at=now)
+            for _ in reports
+        )
+        Execution.objects.bulk_create(
+            Execution(
+                job=job,
+                attempt=1,
+                outcome=Outcome.FAILED,
+                process=process.name,
+                claimed_at=now,
+                started_at=now,
+                finished_at=now,
+                failure_id=groups[each.fingerprint],
+            )
+            for job, each in zip(chance.sample(jobs, len(jobs)), reports, strict=True)
+        )
+
+    def prune(chance):
+        direct.prune_jobs([State.FAILED], 0.2, 100)
+
+    def prune_groups(chance):
+        prune_failures("default", 0.2)
+
+    before = _deadlock_count()
+    load.run(fail, fail, prune, prune, prune_groups, prune_groups)
+
+    assert not load.errors, load.errors
+    assert not load.deadlocks, f"{len(load.deadlocks)}\n" + "\n\n".join(load.deadlocks[:2])
+    assert _deadlock_count() == before
+
+
+def test_new_alerts_are_inserted_in_one_order():
+    """Several dispatchers find the same new problems at a time."""
+    target = AlertTarget(way="function", to=("a.b",))
+    keys = [("check", f"queue {n}") for n in range(9)]
+
+    alerts.note("default", target, {key: Finding("a", "b", "c") for key in reversed(keys)})
+
+    rows = Alert.objects.order_by("pk").values_list("check_name", "subject")
+    assert list(rows) == keys
