@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 
@@ -192,8 +193,8 @@ def options_for_sqlite(alias: str) -> str:
 def check_recurring_tasks(app_configs: object = None, **kwargs: object) -> Iterator[CheckMessage]:
     """Check task modules, the recurring tasks that they declare, and shared limits.
 
-    The modules can be imported, every declared recurring task can recur, and tasks that share a
-    limit agree on it.
+    The modules can be imported, every declared recurring task can recur, tasks that share a limit
+    agree on it, and no setting of Celery promises that jobs run at once.
     """
     return map(with_reference, _problems_of_tasks())
 
@@ -239,6 +240,8 @@ def _problems_of_tasks() -> Iterator[CheckMessage]:
         except InvalidSchedule as error:
             yield Error(str(error), id="dbqueue.E006")
     yield from _check_groups()
+    if any_runs_them:
+        yield from _check_eager()
 
 
 def _check_names_in_settings() -> Iterator[CheckMessage]:
@@ -276,6 +279,35 @@ def _check_groups() -> Iterator[CheckMessage]:
                         hint="Give both the same limit, or each its own group.",
                         id="dbqueue.W005",
                     )
+
+
+def _check_eager() -> Iterator[CheckMessage]:
+    """Warn if Celery's tasks are to run at once, and some are tasks of this queue."""
+    if "django_dbqueue.contrib.celery" in sys.modules and (where := _eager_by()):
+        yield Warning(
+            f"{where} is true, and does not apply to tasks of django_dbqueue.contrib.celery: "
+            "their jobs are stored, and do not run at once.",
+            hint="In tests, run them by drain() of django_dbqueue.testing, or set TASKS to "
+            "Django's ImmediateBackend. If tasks of Celery itself need the setting, add "
+            "'dbqueue.W007' to SILENCED_SYSTEM_CHECKS.",
+            id="dbqueue.W007",
+        )
+
+
+def _eager_by() -> str:
+    """Return the setting that lets Celery run tasks at once; "" if none does."""
+    for name in ("CELERY_TASK_ALWAYS_EAGER", "CELERY_ALWAYS_EAGER"):
+        if getattr(settings, name, False):
+            return name
+    # Celery's current_app would make an app if there is none.
+    apps_of = getattr(sys.modules.get("celery._state"), "_get_active_apps", tuple)
+    for app in list(apps_of()):
+        try:
+            if app.conf.task_always_eager:
+                return f"task_always_eager of the Celery app {app.main!r}"
+        except Exception:  # An invalid configuration is Celery's to report.
+            continue
+    return ""
 
 
 def _backend_of(one: Declared) -> str | None:
