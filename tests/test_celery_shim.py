@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import sys
 import types
 from datetime import datetime, timedelta, timezone
@@ -9,10 +11,12 @@ from pathlib import Path
 
 import pytest
 from django.core import mail
+from django.core.checks import run_checks
 from django.db import transaction
 
 from django_dbqueue import Rate
 from django_dbqueue.compat import InvalidTask
+from django_dbqueue.contrib import celery as shim
 from django_dbqueue.contrib.celery import (
     AsyncResult,
     MaxRetriesExceededError,
@@ -27,6 +31,8 @@ from django_dbqueue.contrib.celery import (
     shared_task,
 )
 from django_dbqueue.contrib.celery.canvas import finish_chord
+from django_dbqueue.contrib.celery.missing import MISSING
+from django_dbqueue.contrib.celery.subset import NEED_NOTHING, REMEDIES
 from django_dbqueue.models import Execution, Job
 from django_dbqueue.recurrence.cron import Cron
 from django_dbqueue.testing import drain
@@ -39,6 +45,7 @@ IMPORTS = {
     "from celery.exceptions import": "from django_dbqueue.contrib.celery import",
     "from celery.schedules import": "from django_dbqueue.contrib.celery import",
 }
+FRAMEWORK = InvalidTask.__module__.partition(".exceptions")[0]
 NOON = datetime(2026, 5, 1, 12, tzinfo=timezone.utc)
 
 
@@ -540,7 +547,8 @@ async def coroutine():
         ({"retry_kwargs": {"eta": 1}}, r"retry_kwargs\['eta'\]=1"),
         ({"reject_on_worker_lost": False}, r"give acks_late=False"),
         ({"on_success": print}, r"Use chain\(\)"),
-        ({"pydantic": True}, r"pydantic=True .* or use @task"),
+        ({"pydantic": True}, r"pydantic=True .*model_dump"),
+        ({"resultrepr_maxsize": 9}, r"resultrepr_maxsize=9 .* or use @task"),
         ({"queue": 5}, "queue_name"),
     ],
 )
@@ -624,6 +632,157 @@ def test_retry_with_more_retries_than_the_task_is_refused():
 def test_option_of_retry_that_is_not_served_is_refused(name):
     with pytest.raises(TypeError, match=f"{name}=False is not served"):
         describe.retry(**{name: False})
+
+
+# Names that are not there
+
+
+@pytest.mark.parametrize("name", ["current_task", "Celery", "TimeoutError", "solar", "task_prerun"])
+def test_import_of_a_name_that_is_not_served_has_the_remedy(name):
+    with pytest.raises(ImportError) as refused:
+        exec(f"from django_dbqueue.contrib.celery import {name}")
+
+    assert str(refused.value) == (
+        f"cannot import name '{name}' from 'django_dbqueue.contrib.celery', which has a subset of "
+        f"Celery. {MISSING[name]} See docs/from_celery.md#refused."
+    )
+    assert refused.value.name == "django_dbqueue.contrib.celery"
+
+
+def test_other_names_are_those_of_any_module():
+    assert not hasattr(shim, "nothing")
+    assert not hasattr(shim, "__wrapped__")
+    with pytest.raises(AttributeError, match="no attribute 'curent_task'"):
+        _ = shim.curent_task
+    with pytest.raises(ImportError, match="cannot import name 'curent_task'"):
+        exec("from django_dbqueue.contrib.celery import curent_task")
+
+
+def test_each_name_of_celery_is_served_or_refused_by_name():
+    celery = pytest.importorskip("celery")
+    from celery import canvas, exceptions, result, schedules, signals
+
+    internals = {
+        *("CDeprecationWarning", "CPendingDeprecationWarning", "CeleryCommandException"),
+        *("DuplicateNodenameWarning", "DuplicateTaskNameWarning", "FixupWarning"),
+        *("SecurityWarning", "reraise", "version_info", "version_info_t", "bugreport", "execute"),
+        *("local", "log", "maybe_patch_concurrency", "messaging", "registry"),
+    }
+    names = {
+        name
+        for module in (celery, canvas, exceptions, result, schedules, signals)
+        for name in module.__all__
+        if not (name.startswith("_") or name.isupper())
+    }
+    assert names - internals - set(shim.__all__) - set(MISSING) == set()
+    assert set(shim.__all__) & set(MISSING) == set()
+    assert set(MISSING) - names == {
+        *("app", "beat", "bootsteps", "exceptions", "result", "schedules", "signals", "utils"),
+        *("get_task_logger", "import_modules", "states"),
+    }
+
+
+def refused_on_the_page():
+    """Return the names in the table of the page that lists what is refused."""
+    text = (PROJECT.parent.parent / "docs" / "from_celery.md").read_text()
+    _, found, rows = text.partition("\n| Refused | Instead |\n")
+    assert found
+    cells = [line.split("|")[1] for line in rows.partition("\n\n")[0].splitlines()]
+    return {name for cell in cells for span in re.findall(r"`([^`]+)`", cell)
+            for name in re.findall(r"\w+", span)}  # fmt: skip
+
+
+def test_page_lists_each_option_with_a_remedy():
+    assert set(REMEDIES) - refused_on_the_page() == set()
+
+
+def test_page_lists_each_option_that_code_refuses():
+    calls = [
+        each
+        for path in Path(shim.__file__).parent.glob("*.py")
+        for each in ast.walk(ast.parse(path.read_text()))
+        if isinstance(each, ast.Call) and getattr(each.func, "id", "") == "refuse"
+    ]
+    literal = [each.args[1].value for each in calls if isinstance(each.args[1], ast.Constant)]
+    names = {name for text in literal for name in text.split(", ")}
+    assert {"eta", "body", "day_of_week"} <= names
+    # A coroutine function, and what is not a signature.
+    assert names - refused_on_the_page() == {"function", "task"}
+
+
+@pytest.mark.parametrize("name", sorted(REMEDIES.keys() & NEED_NOTHING.keys()))
+def test_option_whose_other_value_is_refused_is_accepted(name):
+    accepted = NEED_NOTHING[name][0]
+    assert shared_task(**{name: accepted})(the_function).on_lost == "retry"
+    with pytest.raises(TypeError, match=re.escape(REMEDIES[name])):
+        shared_task(**{name: "other"})(the_function)
+
+
+def test_task_that_is_retried_with_its_worker_lost_is_so_with_early_acknowledgement():
+    assert shared_task(acks_late=False)(the_function).on_lost == "fail"
+    both = shared_task(acks_late=False, retry_on_worker_lost=True)(the_function)
+    assert both.on_lost == "retry"
+
+
+def test_result_of_a_backend_without_jobs_is_refused(settings):
+    settings.TASKS = IMMEDIATE
+    with pytest.raises(TypeError, match="ImmediateBackend, whose results cannot be read by an id"):
+        _ = AsyncResult("a").state
+
+
+# The check of settings
+
+
+IMMEDIATE = {"default": {"BACKEND": f"{FRAMEWORK}.backends.immediate.ImmediateBackend"}}
+
+
+def eager_warnings():
+    found = run_checks(tags=["dbqueue_recurring"])
+    return [each.msg for each in found if each.id == "dbqueue.W007"]
+
+
+class TestEager:
+    @pytest.fixture
+    def without_celery(self, monkeypatch):
+        """Hide the app of other tests."""
+        monkeypatch.delitem(sys.modules, "celery._state", raising=False)
+
+    @pytest.mark.parametrize("name", ["CELERY_TASK_ALWAYS_EAGER", "CELERY_ALWAYS_EAGER"])
+    def test_setting_is_reported(self, settings, name):
+        setattr(settings, name, True)
+
+        (found,) = eager_warnings()
+        assert found.startswith(f"{name} is true, and does not apply to tasks of django_dbqueue")
+
+    @pytest.mark.usefixtures("without_celery")
+    def test_setting_that_is_false_is_not_reported(self, settings):
+        settings.CELERY_TASK_ALWAYS_EAGER = False
+
+        assert eager_warnings() == []
+
+    def test_setting_without_the_shim_is_not_reported(self, settings, monkeypatch):
+        settings.CELERY_TASK_ALWAYS_EAGER = True
+        monkeypatch.delitem(sys.modules, "django_dbqueue.contrib.celery")
+
+        assert eager_warnings() == []
+
+    def test_setting_with_a_backend_that_runs_at_once_is_not_reported(self, settings):
+        settings.CELERY_TASK_ALWAYS_EAGER = True
+        settings.TASKS = IMMEDIATE
+
+        assert eager_warnings() == []
+
+    def test_configuration_of_an_app_is_reported(self, original):
+        (found,) = eager_warnings()
+        assert found.startswith("task_always_eager of the Celery app 'shop' is true")
+
+    def test_invalid_configuration_of_an_app_is_left_to_celery(self):
+        celery = pytest.importorskip("celery")
+        app = celery.Celery("odd", config_source="no_such_module", set_as_current=False)
+        try:
+            assert [each for each in eager_warnings() if "'odd'" in each] == []
+        finally:
+            app.close()
 
 
 def test_last_retry_without_exc_has_the_name_of_celery():

@@ -168,7 +168,15 @@ class GroupResult(Subset):
 
 
 def _backend() -> Any:
-    return task_backends[usual_place()["backend"]]
+    alias = usual_place()["backend"]
+    backend = task_backends[alias]
+    if not hasattr(type(backend), "database"):
+        # Not AttributeError, which a property would report as an attribute that is not served.
+        raise TypeError(
+            f"TASKS[{alias!r}] is a {type(backend).__name__}, whose results cannot be read by an "
+            "id. In tests, use a DatabaseBackend and drain() of django_dbqueue.testing."
+        )
+    return backend
 
 
 def jobs() -> JobQuerySet:

@@ -8,26 +8,54 @@ from ...core.documentation import reference
 
 # Options for which nothing needs to be done, with their accepted values.
 NEED_NOTHING: dict[str, tuple[object, ...]] = {
+    "acks_on_failure": (True,),
+    "acks_on_failure_or_timeout": (True,),
+    "acks_on_timeout": (True,),
     "ignore_result": (True, False),
+    "reject_on_worker_lost": (True,),
+    "retry": (True, False),
+    "retry_on_worker_lost": (True,),
+    "send_events": (True, False),
+    "serializer": ("json",),
     "store_errors_even_if_ignored": (True, False),
     "track_started": (True, False),
-    "reject_on_worker_lost": (True, None),
-    "retry": (True, False),
-    "serializer": ("json", None),
+    "trail": (True, False),
+    "typing": (True,),
 }
+_HOOK = "Use a receiver of the signal task_finished."
+_NOT_TWICE = "For a task that must not run twice, give acks_late=False."
+_RETRIED = "For a task that is retried, give autoretry_for=."
+_QUEUE = "Give queue=."
+_METADATA = "Use @task, and task.using(metadata=...)."
+_ANOTHER = "Enqueue another job."
+# By the name of the option. Any other is refused with a general remedy.
 REMEDIES = {
+    "acks_on_failure": _RETRIED,
+    "acks_on_failure_or_timeout": _RETRIED,
+    "acks_on_timeout": _RETRIED,
+    "after_return": _HOOK,
+    "args": _ANOTHER,
     "base": "Write a decorator of your function, or a receiver of the signal task_finished.",
-    "exchange": "Give queue=.",
-    "headers": "Use @task, and task.using(metadata=...).",
+    "before_start": "Use a receiver of the signal task_started.",
+    "compression": "Arguments are JSON, not compressed. Leave it out.",
+    "exchange": _QUEUE,
+    "headers": _METADATA,
+    "kwargs": _ANOTHER,
     "link": "Use chain().",
     "link_error": "Use a receiver of the signal task_finished, or a batch with on_finish.",
-    "on_failure": "Use a receiver of the signal task_finished.",
+    "on_failure": _HOOK,
+    "on_retry": "Use a TaskMiddleware, whose ended() has each attempt.",
     "on_success": "Use chain(), or a receiver of the signal task_finished.",
-    "reject_on_worker_lost": "For a task that must not run twice, give acks_late=False.",
-    "routing_key": "Give queue=.",
+    "pydantic": "Pass model.model_dump(mode='json').",
+    "reject_on_worker_lost": _NOT_TWICE,
+    "retry_on_worker_lost": _NOT_TWICE,
+    "routing_key": _QUEUE,
     "serializer": "Arguments are JSON: pass a primary key or text.",
+    "shadow": _METADATA,
     "task_id": "The queue makes the id. For one job at a time, use @task(key=...).",
     "throw": "Enqueue another job, or call retry() last.",
+    "throws": "Use @task(discard_on=...).",
+    "typing": "Arguments are always checked. Leave it out.",
 }
 
 

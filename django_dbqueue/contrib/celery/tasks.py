@@ -288,12 +288,13 @@ def _shared(function: Callable[..., Any], bind: bool, options: dict[str, Any]) -
     )
     for unknown, value in again.items():
         refuse(path, f"retry_kwargs[{unknown!r}]", value)
+    early = options.pop("acks_late", True) is False
     own: dict[str, Any] = {
         # Never empty, which would mean all: Celery retries only these.
         "retry_on": (*retry_for, Retry),
         "backoff": backoff,
         "max_attempts": max_retries + 1,
-        "on_lost": "fail" if options.pop("acks_late", True) is False else "retry",
+        "on_lost": "fail" if early and not options.get("retry_on_worker_lost") else "retry",
         "rate": rate_of(options.pop("rate_limit", None), path),
     }
     defaults = {each: options[each] for each in TIMES if options.get(each) is not None}
