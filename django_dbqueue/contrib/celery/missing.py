@@ -26,7 +26,7 @@ _NAMES = {
     "Reject": "Use context.snooze() in a task with @task(takes_context=True) of django_dbqueue.",
     "TaskPredicate": "Catch Retry, which is no Exception.",
     "TimeLimitExceeded Terminated WorkerLostError": (
-        "Nobody can catch it in Celery or here: the admin shows how the attempt has ended."
+        "It cannot be caught, in Celery or here: the admin shows how the attempt has ended."
     ),
     "ChordError TaskError CeleryError BackendError BackendGetMetaError BackendStoreError": (
         "get() raises TaskFailed."
