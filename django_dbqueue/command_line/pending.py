@@ -9,7 +9,7 @@ from ..backend import DatabaseBackend
 from ..compat import InvalidTask
 from ..core import call_options, serialization
 from ..exceptions import InvalidSchedule, InvalidTaskPath
-from ..models import Job, RecurringTask
+from ..models import Batch, Job, RecurringTask
 from ..models.enums import UNFINISHED
 from ..recurrence import target
 from ..registry import load
@@ -34,7 +34,7 @@ def unfit(backend: DatabaseBackend) -> list[Row]:
     return [
         {"task": task, "jobs": len(ids), "problem": problem, "for_example": str(ids[0])}
         for (task, problem), ids in sorted(found.items())
-    ] + list(_recurring(backend))
+    ] + [*_callbacks(backend), *_recurring(backend)]
 
 
 def _shape(args: Any) -> object:
@@ -55,10 +55,27 @@ def _problem(job: Job) -> str:
 def _problem_of_stages(job: Job) -> str:
     for stage in (job.pipeline or ())[(job.stage or 0) + 1 :]:
         try:
-            load(stage["task"])
-        except InvalidTaskPath as error:
+            task = load(stage["task"])
+            serialization.bind(task.func, task.takes_context, [None], {})
+        except (InvalidTaskPath, TypeError) as error:
             return f"A later stage: {error}"
     return ""
+
+
+def _callbacks(backend: DatabaseBackend) -> Iterator[Row]:
+    batches = Batch.objects.using(backend.database).filter(finished_at=None).order_by("pk")
+    known: dict[tuple[object, ...], str] = {}
+    for batch in batches.only("on_finish", "on_success").iterator(chunk_size=2000):
+        for job in batch.callbacks(successful=True):
+            shape = job.task, _shape(job.args), str(job.options)
+            if shape not in known and (problem := known.setdefault(shape, _problem(job))):
+                said = f"It follows a batch: {problem}"
+                yield {
+                    "task": job.task,
+                    "jobs": None,
+                    "problem": said,
+                    "for_example": str(batch.pk),
+                }
 
 
 def _recurring(backend: DatabaseBackend) -> Iterator[Row]:

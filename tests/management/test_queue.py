@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from django_dbqueue import batch, pipeline, task
 from django_dbqueue.command_line.output import as_table, duration
-from django_dbqueue.models import Job, Operation, Process, Queue, RecurringTask, TaskState
+from django_dbqueue.models import Batch, Job, Operation, Process, Queue, RecurringTask, TaskState
 from django_dbqueue.models.expressions import now_plus
 from django_dbqueue.testing import drain
 
@@ -337,6 +337,15 @@ class TestPending:
         row = Job.objects.get(pk=stages.id)
         row.pipeline[1]["task"] = "tests.tasks.gone"
         Job.objects.filter(pk=stages.id).update(pipeline=row.pipeline)
+        other = pipeline(tasks.add, tasks.echo).enqueue(1)
+        row = Job.objects.get(pk=other.id)
+        row.pipeline[1]["task"] = "tests.tasks.nothing"  # It takes no argument.
+        Job.objects.filter(pk=other.id).update(pipeline=row.pipeline)
+        for _ in range(2):
+            with batch(on_finish=tasks.sum_up) as opened:
+                tasks.add.enqueue(1)
+            callback = {**opened._batch.on_finish, "task": "tests.tasks.gone"}
+            Batch.objects.filter(pk=opened.id).update(on_finish=callback)
         RecurringTask.objects.create(name="old", task="tests.tasks.gone", cron="0 3 * * *")
 
         code, said = self.check()
@@ -352,6 +361,11 @@ class TestPending:
             ("tests.tasks.gone", 1),
             ("tests.tasks.gone", None),
         }
+        assert [
+            each["problem"].partition(": ")[0] for each in found if "later" in each["problem"]
+        ] == ["A later stage"] * 2
+        assert said.count("It follows a batch: 'tests.tasks.gone' is not known here") == 1
+        assert "A later stage: tests.tasks.nothing(): too many positional arguments" in said
         assert "unexpected keyword argument 'renamed'" in said
         assert "A later stage: 'tests.tasks.gone' is not known here" in said
         assert found[-1]["for_example"] == "old"
