@@ -49,6 +49,7 @@ lint: $(VENV)/lint ## Check style, types and migrations
 	$(BIN)/mypy
 	@$(MAKE) --silent $(VENV)-types/types VENV=$(VENV)-types
 	$(VENV)-types/bin/pyright --pythonpath $(VENV)-types/bin/python
+	$(VENV)-types/bin/pyright -p tests/pyright_with_stubs.json --pythonpath $(BIN)/python
 	$(BIN)/python -W error -m django makemigrations --check --dry-run --settings tests.settings
 	$(BIN)/python -W error manage.py makemigrations --check --dry-run
 

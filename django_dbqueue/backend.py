@@ -151,7 +151,7 @@ class DatabaseBackend(BaseTaskBackend):
                 f"{task.queue_name!r}. Give the task delete_on_success=False, or another queue."
             )
 
-    def enqueue(
+    def enqueue(  # type: ignore[override]
         self, task: AnyFrameworkTask, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> JobResult:
         """Write one job.

@@ -53,8 +53,9 @@ if TYPE_CHECKING:
     from django.tasks.base import Task as BaseTask
 
     AnyFrameworkTask = FrameworkTask[..., Any]
+    BaseResult = TaskResult[..., Any]
 else:
-    AnyFrameworkTask = FrameworkTask
+    AnyFrameworkTask, BaseResult = FrameworkTask, TaskResult
 
     class BaseTask(FrameworkTask):
         """The framework's Task, generic in its function's signature.
@@ -95,6 +96,7 @@ __all__ = [
     "DEFAULT_TASK_PRIORITY",
     "DEFAULT_TASK_QUEUE_NAME",
     "AnyFrameworkTask",
+    "BaseResult",
     "BaseTask",
     "BaseTaskBackend",
     "FrameworkTask",

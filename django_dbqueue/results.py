@@ -13,6 +13,7 @@ from django.db import connections
 
 from .compat import (
     AnyFrameworkTask,
+    BaseResult,
     TaskError,
     TaskResult,
     TaskResultDoesNotExist,
@@ -37,7 +38,7 @@ STATUS: dict[str, TaskResultStatus] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobResult(TaskResult):  # type: ignore[misc, type-arg]
+class JobResult(BaseResult):  # type: ignore[misc]
     """A TaskResult that also has the job's metadata and progress, and can be waited for.
 
     enqueued: the outcome of the call if its key already had a job: "created" (a run of its own),

@@ -133,23 +133,23 @@ class Task(BaseTask[P, R], Generic[P, R]):
 
     if TYPE_CHECKING:
         # The framework's methods, with other return types and with docstrings for editors.
-        def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobResult:
+        def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobResult:  # type: ignore[override]
             """Write one job that calls the task with these arguments.
 
             The job is written in the caller's transaction, or with ``enqueue="on_commit"`` after
             it. The result has the job's id at once.
             """
 
-        async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobResult:
+        async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobResult:  # type: ignore[override]
             """Asynchronous version of ``enqueue()``."""
 
-        def get_result(self, result_id: str) -> JobResult:
+        def get_result(self, result_id: str) -> JobResult:  # type: ignore[override]
             """Return the result of the job with that id.
 
             Raises TaskResultDoesNotExist, and TaskResultMismatch for a job of another task.
             """
 
-        async def aget_result(self, result_id: str) -> JobResult:
+        async def aget_result(self, result_id: str) -> JobResult:  # type: ignore[override]
             """Asynchronous version of ``get_result()``."""
 
         # A coroutine function returns a Coroutine to mypy, and a CoroutineType to pyright.

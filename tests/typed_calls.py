@@ -1,4 +1,4 @@
-"""What a type checker must accept and refuse: mypy with the stubs of Django, and pyright, as editors have it, without.
+"""What a type checker must accept and refuse: mypy with the stubs of Django, and pyright with and without them.
 
 Never run. An ``ignore`` that is not needed is an error itself.
 """
