@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ...batches import batch
@@ -154,7 +155,7 @@ class chord(Subset):
             "size": len(self.header.members),
         }
         queue = own.task._with(body.options).queue_name
-        finish = finish_chord.using(queue_name=queue, metadata={"body": about})
+        finish = _finish_chord().using(queue_name=queue, metadata={"body": about})
         title = f"chord of {body.task.module_path}"
         with batch(on_success=finish, description=title, backend=own.task.backend) as header:
             enqueue_many(
@@ -166,7 +167,6 @@ class chord(Subset):
     apply_async = delay = __call__
 
 
-@task(takes_context=True, max_attempts=5, delete_on_success=False, **usual_place())
 def finish_chord(context: JobContext, batch_id: str) -> str:
     """Enqueue the body of a chord with the results of its header, and return the job's id."""
     rows = jobs().filter(batch__pk=batch_id).values_list("metadata", "result")
@@ -186,6 +186,24 @@ def finish_chord(context: JobContext, batch_id: str) -> str:
         key=f"chord {batch_id}", on_conflict="once", delete_on_success=False
     )
     return str(once.enqueue(*body.args, **body.kwargs).id)
+
+
+_finish_chord_function = finish_chord
+del finish_chord
+
+
+@cache
+def _finish_chord() -> Any:
+    options: Any = {"max_attempts": 5, "delete_on_success": False, **usual_place()}
+    return task(takes_context=True, **options)(_finish_chord_function)
+
+
+def __getattr__(name: str) -> Any:
+    # A task since the first use and not since the import: @task reads TASKS, and the settings
+    # themselves may import this package for crontab().
+    if name == "finish_chord":
+        return _finish_chord()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _flat(given: tuple[Any, ...]) -> list[Any]:
