@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
 import re
+import subprocess
 import sys
 import types
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
+from importlib import import_module
 from pathlib import Path
 
+import django
 import pytest
 from django.core import mail
 from django.core.checks import run_checks
 from django.db import transaction
+from django.test import override_settings
 
 from django_dbqueue import Rate
 from django_dbqueue.compat import InvalidTask
@@ -21,6 +28,7 @@ from django_dbqueue.contrib.celery import (
     AsyncResult,
     MaxRetriesExceededError,
     Retry,
+    SharedTask,
     SoftTimeLimitExceeded,
     TaskFailed,
     TaskRevokedError,
@@ -30,64 +38,113 @@ from django_dbqueue.contrib.celery import (
     group,
     shared_task,
 )
-from django_dbqueue.contrib.celery.canvas import finish_chord
+from django_dbqueue.contrib.celery.canvas import finish_chord, known_tasks
 from django_dbqueue.contrib.celery.missing import MISSING
 from django_dbqueue.contrib.celery.subset import NEED_NOTHING, REMEDIES
 from django_dbqueue.models import Execution, Job
 from django_dbqueue.recurrence.cron import Cron
-from django_dbqueue.testing import drain
+from django_dbqueue.testing import advance, drain
 
 from .conftest import LONG, until
 
-PROJECT = Path(__file__).with_name("celery_project.py")
+PROJECT = Path(__file__).with_name("celery_project")
 IMPORTS = {
     "from celery import": "from django_dbqueue.contrib.celery import",
     "from celery.exceptions import": "from django_dbqueue.contrib.celery import",
+    "from celery.result import": "from django_dbqueue.contrib.celery import",
     "from celery.schedules import": "from django_dbqueue.contrib.celery import",
+    "from celery.utils.log import get_task_logger": "from logging import getLogger as get_task_logger",
 }
 FRAMEWORK = InvalidTask.__module__.partition(".exceptions")[0]
+# Routes of tasks are no setting here.
+ROUTES = {
+    '@shared_task(rate_limit="100/m")': '@shared_task(rate_limit="100/m", queue="mail")',
+    "@shared_task()\ndef confirm": '@shared_task(queue="mail")\ndef confirm',
+    "autoretry_for=(ConnectionError,),": 'autoretry_for=(ConnectionError,), queue="payments",',
+}
 NOON = datetime(2026, 5, 1, 12, tzinfo=timezone.utc)
 
 
-def project(name, changes):
-    """Return the module of the project with these changes of its text."""
-    text = PROJECT.read_text()
-    for before, after in changes.items():
-        assert before in text
-        text = text.replace(before, after)
-    module = sys.modules[name] = types.ModuleType(name)
-    exec(compile(text, str(PROJECT), "exec"), module.__dict__)
-    return module
+@contextmanager
+def copy_of_project(folder, name, files, changes):
+    """Make the files of the project a package of this name, with these changes of their text."""
+    (folder / name).mkdir()
+    for file, source in files.items():
+        text = (PROJECT / source).read_text() if source else ""
+        for before, after in changes.items():
+            text = text.replace(before, after)
+        (folder / name / file).write_text(text.replace("celery_project", name))
+    sys.path.insert(0, str(folder))
+    try:
+        yield name
+    finally:
+        sys.path.remove(str(folder))
+        for module in [each for each in sys.modules if each.partition(".")[0] == name]:
+            del sys.modules[module]
+
+
+def module_of(shop, name):
+    return import_module(f"{shop.__package__}.{name}")
 
 
 @pytest.fixture(scope="module")
-def moved_once():
-    yield project("celery_project_moved", IMPORTS)
-    del sys.modules["celery_project_moved"]
+def moved_once(tmp_path_factory):
+    files = {
+        "__init__.py": "",
+        "settings.py": "moved_settings.py",
+        "tasks.py": "tasks.py",
+        "views.py": "views.py",
+    }
+    folder = tmp_path_factory.mktemp("moved")
+    with copy_of_project(folder, "celery_project_moved", files, IMPORTS | ROUTES) as name:
+        of_project = import_module(f"{name}.settings")
+        with override_settings(TASKS=of_project.TASKS):
+            tasks = import_module(f"{name}.tasks")
+        yield tasks, of_project
 
 
 @pytest.fixture
-def moved(moved_once):
-    """The project with this queue."""
-    moved_once.calls.clear()
-    return moved_once
+def moved(moved_once, settings):
+    """The tasks of the project with this queue."""
+    tasks, of_project = moved_once
+    settings.TASKS, settings.DBQUEUE_CELERY_BROKER = of_project.TASKS, "rabbitmq"
+    tasks.calls.clear()
+    return tasks
 
 
 @pytest.fixture(scope="module")
-def original_once():
-    celery = pytest.importorskip("celery")
-    app = celery.Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=True)
-    app.conf.update(task_always_eager=True)
-    yield project("celery_project_original", {})
-    del sys.modules["celery_project_original"]
-    app.close()
+def original_once(tmp_path_factory):
+    pytest.importorskip("celery")
+    names = ["__init__.py", "celery.py", "settings.py", "tasks.py", "views.py"]
+    folder = tmp_path_factory.mktemp("original")
+    with copy_of_project(folder, "celery_project_original", {n: n for n in names}, {}) as name:
+        app = import_module(name).celery_app
+        given = vars(import_module(f"{name}.settings"))
+        app.conf.update(task_always_eager=True, task_store_eager_result=True)
+        tasks = import_module(f"{name}.tasks")
+        yield tasks, {key: given[key] for key in given if key.startswith("CELERY_")}
+        app.close()
 
 
 @pytest.fixture
-def original(original_once):
-    """The project with Celery, which runs its tasks at once."""
-    original_once.calls.clear()
-    return original_once
+def original(original_once, settings):
+    """The tasks of the project with Celery, which runs them at once."""
+    tasks, of_project = original_once
+    for name, value in of_project.items():  # Celery reads them at any time.
+        setattr(settings, name, value)
+    tasks.calls.clear()
+    return tasks
+
+
+@pytest.fixture(autouse=True)
+def mailer(settings):
+    if django.VERSION >= (6, 1):
+        settings.MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}
+
+
+@pytest.fixture
+def app(original):
+    return module_of(original, "celery").app
 
 
 def run_all():
@@ -191,7 +248,21 @@ CALLS = {
     ),
     "keyword arguments": lambda shop: shop.part.apply_async(kwargs={"number": 4}),
     "signature": lambda shop: shop.report.s("June").delay([1]),
+    "automatic retry with backoff": lambda shop: shop.pay.delay(4),
+    "chord of chains": lambda shop: shop.pack(3),
+    "eta, priority and queue of a call": lambda shop: shop.pay_tomorrow(5, NOON),
+    "expires and time_limit of a call": lambda shop: shop.confirm_in_time(5),
     "immutable signature": lambda shop: shop.report.si([2], "June").delay([1]),
+}
+
+
+RETURNED = {
+    "mail on sign-up": "ada@example.com",
+    "chord of a report": "May: [30, 10, 20]",
+    "chord of chains": "3: 300 g, 400 g",
+    "automatic retry with backoff": "4 is paid",
+    "eta, priority and queue of a call": "5 is paid",
+    "expires and time_limit of a call": None,
 }
 
 
@@ -213,20 +284,129 @@ def test_shim_gives_the_results_states_and_attempts_of_celery(call, original, mo
     run_all()
 
     assert outcome(moved, result) == of_celery
-    if call == "chord of a report":
-        assert of_celery[:2] == (["SUCCESS"], ["May: [30, 10, 20]"])
+    if call in RETURNED:
+        assert of_celery[:2] == (["SUCCESS"], [RETURNED[call]])
 
 
-def test_crontab_has_the_times_of_celery(original, moved):
-    for name, cron in moved.BEAT.items():
-        celerys = original.BEAT[name]
-        times = Cron(cron, "UTC").next_times(50, after=NOON)
+@pytest.mark.django_db
+def test_views_answer_as_with_celery(original, moved, rf, django_capture_on_commit_callbacks):
+    seen = []
+    for shop in (original, moved):
+        views = module_of(shop, "views")
+        mail.outbox.clear()
+        with django_capture_on_commit_callbacks(execute=True):
+            ids = json.loads(views.order(rf.post("/"), 17).content)
+        if shop is moved:
+            waiting = [json.loads(views.state(rf.get("/"), each).content) for each in ids.values()]
+            assert waiting == [{"state": "PENDING", "ready": False}] * 2
+            run_all()
+        answers = {
+            name: json.loads(views.state(rf.get("/"), each).content) for name, each in ids.items()
+        }
+        seen.append((answers, sorted(shop.calls), [each.subject for each in mail.outbox]))
+
+    assert seen[1] == seen[0]
+    assert seen[0] == (
+        {
+            "paid": {"state": "SUCCESS", "ready": True, "result": "17 is paid"},
+            "packed": {"state": "SUCCESS", "ready": True, "result": "17: 1700 g, 1800 g"},
+        },
+        ["pay 17"] * 3,
+        ["Order 17"],
+    )
+
+
+@pytest.mark.django_db
+def test_jobs_have_the_options_of_messages_of_celery(original, moved, app):
+    from celery.signals import before_task_publish
+
+    tomorrow = datetime.now(timezone.utc) + timedelta(days=1)
+    calls = [
+        lambda shop: shop.pay_tomorrow(5, tomorrow),
+        lambda shop: shop.confirm_in_time(5),
+        lambda shop: shop.pay.apply_async((5,), countdown=60, expires=3600, priority=7),
+        lambda shop: shop.remind.delay("ada@example.com"),
+        lambda shop: shop.weigh.delay(5),
+    ]
+    sent = []
+
+    def keep(headers, properties, routing_key, **others):
+        sent.append(
+            (
+                headers["task"].replace("_original", "_moved"),
+                routing_key,
+                properties.get("priority") or 0,
+                min(filter(None, headers["timelimit"])),
+                *(
+                    headers[name] and datetime.fromisoformat(headers[name])
+                    for name in ("eta", "expires")
+                ),
+            )
+        )
+
+    app.conf.task_always_eager = False
+    before_task_publish.connect(keep)
+    try:
+        for call in calls:
+            call(original)
+    finally:
+        before_task_publish.disconnect(keep)
+        app.conf.task_always_eager = True
+    for call in calls:
+        call(moved)
+
+    jobs = list(Job.objects.order_by("pk"))
+    for job, (task, queue, priority, timeout, eta, expires) in zip(jobs, sent, strict=True):
+        assert (job.task, job.queue, job.priority) == (task, queue, priority)
+        assert job.timeout == timedelta(seconds=timeout)
+        assert (job.state == "scheduled") == bool(eta)
+        if eta:
+            assert abs(job.run_after - eta) < timedelta(seconds=20)
+        if expires:
+            assert abs(job.expires_at - expires) < timedelta(seconds=20)
+
+
+def test_schedules_have_the_times_of_celery(original, moved, app, settings):
+    ours = settings.TASKS["default"]["OPTIONS"]["recurring"]
+    assert ours.keys() == app.conf.beat_schedule.keys()
+    for name, entry in app.conf.beat_schedule.items():
+        celerys = entry["schedule"]
+        times = Cron(ours[name]["cron"], ours[name]["timezone"]).next_times(50, after=NOON)
         at, found = NOON, []
         for _ in times:
             celerys.nowfun = lambda at=at: at
             at = at + celerys.remaining_estimate(at)
             found.append(at)
-        assert found == list(times)
+        assert found == list(times), name
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", ["clean up", "remind", "invoice", "plan"])
+def test_schedules_have_the_results_of_celery(name, original, moved, app):
+    entry = app.conf.beat_schedule[name]
+    called = entry.get("args", ()), entry.get("kwargs", {})
+    result = app.tasks[entry["task"]].apply_async(*called, **entry.get("options", {}))
+    of_celery = outcome(original, result)
+    mail.outbox.clear()
+
+    advance(days=7 if name == "remind" else 366, recurring=[name])
+    first = Job.objects.order_by("pk").first()
+    Job.objects.exclude(pk=first.pk).delete()
+    run_all()
+
+    assert outcome(moved, AsyncResult(str(first.pk))) == of_celery
+    assert first.priority == entry.get("options", {}).get("priority", 0)
+
+
+def test_tasks_of_the_project_are_those_that_celery_discovers(original, moved, app):
+    ours = {task.module_path for task in vars(moved).values() if isinstance(task, SharedTask)}
+    app.autodiscover_tasks([original.__package__], force=True)
+    theirs = {name for name in app.tasks if not name.startswith("celery.")}
+    debug = f"{original.__package__}.celery.debug_task"
+    assert len(ours) > 15
+    assert {task.name for task in known_tasks.values() if task.module_path in ours} == {
+        name.replace("_original", "_moved") for name in theirs - {debug}
+    }
 
 
 @pytest.mark.parametrize("jitter", [False, True])
@@ -684,7 +864,7 @@ def test_each_name_of_celery_is_served_or_refused_by_name():
 
 def refused_on_the_page():
     """Return the names in the table of the page that lists what is refused."""
-    text = (PROJECT.parent.parent / "docs" / "from_celery.md").read_text()
+    text = (Path(__file__).parent.parent / "docs" / "from_celery.md").read_text()
     _, found, rows = text.partition("\n| Refused | Instead |\n")
     assert found
     cells = [line.split("|")[1] for line in rows.partition("\n\n")[0].splitlines()]
@@ -728,6 +908,34 @@ def test_result_of_a_backend_without_jobs_is_refused(settings):
     settings.TASKS = IMMEDIATE
     with pytest.raises(TypeError, match="ImmediateBackend, whose results cannot be read by an id"):
         _ = AsyncResult("a").state
+
+
+def test_settings_may_import_the_package(tmp_path):
+    """Settings of a project with Celery import crontab(), before TASKS can be read."""
+    (tmp_path / "early_settings.py").write_text(
+        "from django_dbqueue.contrib.celery import crontab\n"
+        "INSTALLED_APPS = ['django_dbqueue']\n"
+        "BACKEND = 'django_dbqueue.backend.DatabaseBackend'\n"
+        "TASKS = {'default': {'BACKEND': BACKEND, 'OPTIONS': {'recurring': {\n"
+        "    'nightly': {'command': 'clearsessions', 'cron': crontab(minute=30, hour=3)}}}}}\n"
+    )
+    code = (
+        "import django; django.setup()\n"
+        "from django_dbqueue.compat import task_backends\n"
+        "print(task_backends['default'].options['recurring']['nightly']['cron'])\n"
+        "from django_dbqueue.contrib.celery import canvas\n"
+        "print(canvas.finish_chord.backend, hasattr(canvas, 'finish'))"
+    )
+    paths = [str(tmp_path), str(Path(__file__).parent.parent), *sys.path]
+    environment = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "early_settings",
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=LONG
+    )
+    assert (found.stdout, found.stderr) == ("30 3 * * *\ndefault False\n", "")
 
 
 # The check of settings
@@ -774,7 +982,9 @@ class TestEager:
 
     def test_configuration_of_an_app_is_reported(self, original):
         (found,) = eager_warnings()
-        assert found.startswith("task_always_eager of the Celery app 'shop' is true")
+        assert found.startswith(
+            "task_always_eager of the Celery app 'celery_project_original' is true"
+        )
 
     def test_invalid_configuration_of_an_app_is_left_to_celery(self):
         celery = pytest.importorskip("celery")

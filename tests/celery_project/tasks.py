@@ -1,22 +1,16 @@
-"""Tasks as a Django project with Celery has them. Not imported.
+"""Tasks as a Django project with Celery has them.
 
-``test_celery_shim`` runs them by Celery as they are, and by ``django_dbqueue.contrib.celery`` with
-other import lines.
+``test_celery_shim`` copies this folder. It runs one copy by Celery as it is, and the other by
+``django_dbqueue.contrib.celery`` with other import lines.
 """
 
 from celery import chain, chord, group, shared_task
-from celery.exceptions import MaxRetriesExceededError
-from celery.schedules import crontab
+from celery.exceptions import MaxRetriesExceededError, SoftTimeLimitExceeded
+from celery.utils.log import get_task_logger
 from django.core.mail import send_mail
 
+logger = get_task_logger(__name__)
 calls = []
-
-BEAT = {
-    "clean up": crontab(minute=30, hour=3),
-    "remind": crontab(hour="8-18/2", minute=[0, 30], day_of_week="mon-fri"),
-    "invoice": crontab(0, 6, day_of_month="1,15"),
-    "plan": crontab(0, 8, day_of_week="monday,Friday", month_of_year="march-april"),
-}
 
 
 class Busy(Exception):
@@ -39,6 +33,61 @@ def welcome(email, language="en"):
 def clean_up(days=30):
     """The nightly clean-up."""
     return {"deleted": days}
+
+
+@shared_task(rate_limit="100/m")
+def remind(email):
+    send_mail("Reminder", "You have not been here for a while.", "shop@example.com", [email])
+
+
+@shared_task
+def invoice():
+    logger.info("invoices are sent")
+    return "invoiced"
+
+
+@shared_task()
+def confirm(number):
+    """Mail after the order is committed."""
+    send_mail(f"Order {number}", "Thank you.", "shop@example.com", ["ada@example.com"])
+
+
+@shared_task(
+    bind=True,
+    autoretry_for=(ConnectionError,),
+    retry_backoff=2,
+    retry_backoff_max=60,
+    retry_jitter=False,
+    max_retries=5,
+    acks_late=True,
+    soft_time_limit=20,
+    time_limit=30,
+)
+def pay(self, number):
+    """A bank that does not answer twice."""
+    calls.append(f"pay {number}")
+    try:
+        if self.request.retries < 2:
+            raise ConnectionError("no answer")
+    except SoftTimeLimitExceeded:
+        logger.warning("%s takes too long", self.name)
+        raise
+    return f"{number} is paid"
+
+
+@shared_task
+def weigh(number):
+    return number * 100
+
+
+@shared_task
+def label(grams):
+    return f"{grams} g"
+
+
+@shared_task
+def ship(labels, number):
+    return f"{number}: {', '.join(labels)}"
 
 
 @shared_task
@@ -132,3 +181,17 @@ def count_by_pipes():
 
 def count_beside():
     return group(part.s(n) for n in (5, 6)).delay()
+
+
+def pack(number):
+    """Weigh two parcels of an order at a time, and ship them together."""
+    parcels = [weigh.s(number), weigh.s(number + 1)]
+    return chord([each | label.s() for each in parcels])(ship.s(number))
+
+
+def pay_tomorrow(number, time):
+    return pay.apply_async((number,), eta=time, priority=3, queue="default", retry=False)
+
+
+def confirm_in_time(number):
+    return confirm.apply_async(kwargs={"number": number}, countdown=60, expires=600, time_limit=25)
