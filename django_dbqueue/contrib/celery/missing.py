@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from ...compat import signals
 from ...core.documentation import reference
 
 # Of the modules celery, celery.canvas, celery.exceptions, celery.result, celery.schedules,
@@ -48,9 +49,9 @@ _NAMES = {
     "app beat bootsteps exceptions result schedules signals utils": (
         "Import the names that it has from django_dbqueue.contrib.celery itself."
     ),
-    "before_task_publish after_task_publish": "Use task_enqueued of django.tasks.signals.",
-    "task_prerun": "Use task_started of django.tasks.signals.",
-    "task_postrun task_success task_failure": "Use task_finished of django.tasks.signals.",
+    "before_task_publish after_task_publish": f"Use task_enqueued of {signals.__name__}.",
+    "task_prerun": f"Use task_started of {signals.__name__}.",
+    "task_postrun task_success task_failure": f"Use task_finished of {signals.__name__}.",
     "task_received task_retry task_revoked task_rejected task_unknown": (
         "Use a TaskMiddleware: see the table of signals."
     ),
