@@ -88,6 +88,8 @@ def jobs(rows: JobQuerySet, backend: DatabaseBackend, number: int) -> list[Row]:
 def job(one: Job, backend: DatabaseBackend) -> Row:
     """Return all that is known of a job, with its attempts."""
     executions = Execution.objects.using(backend.database).filter(job=one).order_by("attempt")
+    # Not as one.process: a router may read that from a replica, and a dead process has no row.
+    process = Process.objects.using(backend.database).filter(pk=one.process_id or 0).first()
     attempts = [
         {
             "attempt": each.attempt,
@@ -123,7 +125,7 @@ def job(one: Job, backend: DatabaseBackend) -> Row:
         "finished_at": one.finished_at,
         "stop_requested_at": one.stop_requested_at,
         "blocked_by": one.blocked_by,
-        "process": one.process_id and str(one.process),
+        "process": one.process_id and str(process or f"#{one.process_id}"),
         "enqueued_by": one.source,
         "metadata": redaction.without_secrets(one.metadata, hidden),
         "result": redaction.without_secrets(one.result, hidden),

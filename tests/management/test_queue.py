@@ -128,6 +128,14 @@ class TestListings:
 
         assert read("show", job.id)["arguments"] == '"two  spaces", b=[1, {"a": null}]'
 
+    def test_show_job_of_a_process_that_is_gone(self) -> None:
+        job = tasks.add.enqueue(1)
+        process = a_process("worker@here:1:abc")
+        Job.objects.update(state="running", process=process, attempt=1, started_at=timezone.now())
+        Process.objects.all().erase()
+
+        assert read("show", job.id)["process"] == f"#{process.pk}"
+
     def test_show(self) -> None:
         job = sign_in.using(queue_name="mail", metadata={"order": 3}).enqueue("ada")
         drain()
