@@ -25,6 +25,13 @@ pytestmark = [
         connections["default"].vendor == "sqlite", reason="On SQLite it runs as one process."
     ),
 ]
+# Seconds in which a supervisor recovers the jobs of its killed child. Others declare it dead 25 to 30 s
+# after the kill.
+AT_ONCE = 10.0
+# The same for a supervisor that starts after the kill, as slow as it may be. Others declare them dead
+# after more than 100 s.
+AFTER_START = 50.0
+PATIENT = json.dumps({"dead_after": 120})
 QUICK = json.dumps({"beat_interval": 0.5, "dead_after": 3, "shutdown_timeout": 2})
 
 
@@ -49,14 +56,11 @@ def test_jobs_of_killed_worker_are_recovered_at_once(runqueue):
     runqueue()
     until(Interval.objects.exists)
 
-    began = time.monotonic()
     os.kill(the_worker(), signal.SIGKILL)
 
-    until(lambda: outcomes(long) == ["lost"])
-    assert time.monotonic() - began < 25  # Other processes would declare it dead after 30 s.
+    until(lambda: outcomes(long) == ["lost"], AT_ONCE)
     job = until(lambda: Job.objects.running().first())
-    wait = (job.started_at - job.run_after).total_seconds()
-    assert wait < 25
+    assert (job.started_at - job.run_after).total_seconds() < AT_ONCE
     execution = Execution.objects.get()
     assert execution.message.startswith("It was lost: its process, worker@")
     assert execution.message.endswith(", was killed by signal 9.")
@@ -72,8 +76,10 @@ def test_unstarted_jobs_of_killed_worker_spend_no_attempt(runqueue):
     status = Process.objects.get(kind="worker").details["shared_status"]
     until(lambda: len(not_started_of(status)) > 5)
 
-    os.kill(the_worker(), signal.SIGKILL)
+    killed = the_worker()
+    os.kill(killed, signal.SIGKILL)
 
+    until(lambda: killed not in pids("worker"), AT_ONCE)
     until(lambda: not Job.objects.exclude(state="successful").exists())
     assert Execution.objects.filter(outcome="lost").count() <= 2
     assert Execution.objects.filter(outcome="successful").count() == 20
@@ -88,7 +94,8 @@ def test_on_lost_fail_applies_to_started_jobs_only(runqueue):
 
     os.kill(the_worker(), signal.SIGKILL)
 
-    until(lambda: Job.objects.filter(task="tests.tasks.transfer", state="failed").exists())
+    failed = Job.objects.filter(task="tests.tasks.transfer", state="failed")
+    until(failed.exists, AT_ONCE)
     until(lambda: Job.objects.filter(task="tests.tasks.transfer", state="successful").count() == 5)
     assert Run.objects.filter(job__startswith="transfer").count() == 6
     assert Execution.objects.get(outcome="lost").job.args == ["a"]
@@ -96,7 +103,7 @@ def test_on_lost_fail_applies_to_started_jobs_only(runqueue):
 
 def test_restart_recovers_jobs_of_killed_runqueue_at_once(runqueue):
     long = tasks.occupy.enqueue("long", 2)
-    killed = runqueue()
+    killed = runqueue(DBQUEUE_OPTIONS=PATIENT)
     until(Interval.objects.exists)
     os.killpg(killed.pid, signal.SIGKILL)
     for pid in pids("worker") | pids("dispatcher"):
@@ -105,7 +112,7 @@ def test_restart_recovers_jobs_of_killed_runqueue_at_once(runqueue):
 
     runqueue()
 
-    until(lambda: outcomes(long) == ["lost"])
+    until(lambda: outcomes(long) == ["lost"], AFTER_START)
     assert "is gone from this host" in Execution.objects.get().message
     until(lambda: outcomes(long) == ["lost", "successful"])
     assert Process.objects.count() == 3
@@ -113,19 +120,21 @@ def test_restart_recovers_jobs_of_killed_runqueue_at_once(runqueue):
 
 def test_unstarted_jobs_of_killed_host_spend_no_attempt(runqueue):
     tasks.nothing.enqueue_many([()] * 300)
-    killed = runqueue("--threads", "2")
+    killed = runqueue("--threads", "2", DBQUEUE_OPTIONS=PATIENT)
     until(lambda: not Job.objects.exclude(state="successful").exists())
     Execution.objects.all().delete()
     tasks.sleep.enqueue_many([(1,)] * 20)
     status = Process.objects.get(kind="worker").details["shared_status"]
     until(lambda: len(not_started_of(status)) > 5)
     os.killpg(killed.pid, signal.SIGKILL)
-    for pid in pids("worker") | pids("dispatcher"):
+    dead = pids("worker")
+    for pid in dead | pids("dispatcher"):
         os.kill(pid, signal.SIGKILL)
     killed.wait()
 
     runqueue("--threads", "10")
 
+    until(lambda: not dead & pids("worker"), AFTER_START)
     until(lambda: not Job.objects.exclude(state="successful").exists())
     assert Execution.objects.filter(outcome="lost").count() <= 2
 
