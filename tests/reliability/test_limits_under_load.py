@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(connection.vendor == "sqlite", reason="one writer at a time"),
     pytest.mark.timeout(600),
 ]
-KEYS, LIMIT, KILLS = 4, 2, 12
+KEYS, LIMIT, KILLS = 4, 2, 8
 
 
 def all_have_ended() -> bool:
@@ -33,7 +33,7 @@ def all_have_ended() -> bool:
 
 
 @pytest.mark.parametrize(
-    ("number", "longest"), [(300, 0.1), (2000, 0.002)], ids=["one by one", "in a row"]
+    ("number", "longest"), [(200, 0.1), (1200, 0.002)], ids=["one by one", "in a row"]
 )
 def test_limit_holds_while_workers_are_killed(runqueue, number, longest):
     occupy.enqueue_many(
