@@ -8,7 +8,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ..models import Job, Process, Queue, Semaphore, Slot, TaskState
+from ..models import Execution, Job, Process, Queue, Semaphore, Slot, TaskState
 from ..models.bounded_count import count
 from ..models.enums import WAITING, State
 from .columns import pause_span, seen_at
@@ -46,7 +46,12 @@ def _scheduled(job: Job) -> str:
     now = seen_at(job)
     if job.run_after > now:
         text = _("It is scheduled {}, at {}.")
-        if job.failures:
+        if Execution.objects.is_task_unknown(job):
+            text = _(
+                "No live worker knows its task. It is tried again {}, at {}. "
+                "Deploy workers that have the task, or discard the job."
+            )
+        elif job.failures:
             text = _("It failed, and is retried {}, at {}.")
         return format_html(text, ago(job.run_after, now), timestamp(job.run_after))
     if not _alive(Process.Kind.DISPATCHER):

@@ -88,6 +88,11 @@ def jobs(rows: JobQuerySet, backend: DatabaseBackend, number: int) -> list[Row]:
 def job(one: Job, backend: DatabaseBackend) -> Row:
     """Return all that is known of a job, with its attempts."""
     executions = Execution.objects.using(backend.database).filter(job=one).order_by("attempt")
+    problem = ""
+    if Execution.objects.using(backend.database).is_task_unknown(one):
+        problem = (
+            "No live worker knows its task. Deploy workers that have the task, or discard the job."
+        )
     # Not as one.process: a router may read that from a replica, and a dead process has no row.
     process = Process.objects.using(backend.database).filter(pk=one.process_id or 0).first()
     attempts = [
@@ -110,6 +115,7 @@ def job(one: Job, backend: DatabaseBackend) -> Row:
         "task": one.task,
         "arguments": _arguments(one, backend),
         "state": one.state,
+        "problem": problem,
         "queue": one.queue,
         "priority": one.priority,
         "key": one.key and one.key.partition(" ")[2],

@@ -16,7 +16,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ..core.options import Options
-from ..exceptions import InvalidTaskPath
 from ..models import (
     Alert,
     Execution,
@@ -30,6 +29,7 @@ from ..models import (
 )
 from ..models.bounded_count import LIMIT, count
 from ..models.enums import State
+from ..models.execution import UNKNOWN_TASK
 from ..models.expressions import Now, now_plus
 from ..models.job import JobQuerySet
 from ..models.recurring_task import RecurringTaskQuerySet
@@ -51,7 +51,6 @@ OTHERS = "(others)"
 MOST, MOST_FAILURES = 5, 10
 # Maximum number of jobs that wait to be tried again, whose last attempts are read.
 MOST_TRIED = 2000
-UNKNOWN_TASK = f"{InvalidTaskPath.__module__}.{InvalidTaskPath.__qualname__}"
 DISPATCH = (
     "python manage.py runqueue --only dispatcher  # If one is alive, its log shows the reason."
 )

@@ -6,12 +6,16 @@ from django.db import models
 from django.db.models import Exists, OuterRef
 from django.utils.translation import gettext_lazy as _
 
+from ..exceptions import InvalidTaskPath
 from .affected_jobs import AFFECTED, AffectedJobs, count_affected_jobs
-from .enums import Outcome
+from .enums import Outcome, State
 from .failure import Failure
 from .identifier import IdentifierField
 from .job import Job, JobQuerySet
 from .primary import PrimaryQuerySet
+
+# The error of an attempt whose worker does not know the task.
+UNKNOWN_TASK = f"{InvalidTaskPath.__module__}.{InvalidTaskPath.__qualname__}"
 
 
 class ExecutionQuerySet(PrimaryQuerySet["Execution"]):
@@ -47,6 +51,13 @@ class ExecutionQuerySet(PrimaryQuerySet["Execution"]):
     def last_of_each(self) -> models.QuerySet[Execution]:
         """Return each job's last attempt, for a subquery in a query of jobs."""
         return self.filter(job=OuterRef("pk")).order_by("-attempt")[:1]
+
+    def is_task_unknown(self, job: Job) -> bool:
+        """Return whether a job waits to be tried again because no worker has known its task."""
+        if job.state != State.SCHEDULED or not job.attempt:
+            return False
+        attempts = self.filter(job=job).order_by("-attempt")
+        return attempts.values_list("error_type", flat=True).first() == UNKNOWN_TASK
 
     def newest_of(self, failure: Failure, limit: int) -> list[Execution]:
         """Return the most recent attempts of this failure, with their jobs.

@@ -13,6 +13,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_dbqueue.models import Job, Process, Queue, Semaphore, TaskState
+from django_dbqueue.testing import drain
 from tests.conftest import a_process
 
 from .conftest import a_job
@@ -48,6 +49,20 @@ def test_job_waiting_for_retry_shows_its_time(viewer: Client, db: Any) -> None:
     )
 
     assert "It failed, and is retried in 10 min" in waiting_reason(viewer, job)
+
+
+def test_job_of_unknown_task_shows_that_no_worker_knows_it(viewer: Client, db: Any) -> None:
+    unknown = a_job(task="tests.tasks.renamed")
+    other = a_job(task="tests.tasks.succeed_at_third", max_attempts=3)
+    drain()
+
+    assert re.search(
+        r"No live worker knows its task\. It is tried again in [\d.]+ s, at [\d:\- ]+\. Deploy",
+        waiting_reason(viewer, unknown),
+    )
+    assert "knows its task" not in waiting_reason(viewer, other)
+    Job.objects.filter(pk=unknown.pk).update(state=Job.State.READY)
+    assert "knows its task" not in waiting_reason(viewer, unknown)
 
 
 def test_due_job_shows_whether_a_dispatcher_is_alive(viewer: Client, db: Any) -> None:

@@ -128,6 +128,15 @@ class TestListings:
 
         assert read("show", job.id)["arguments"] == '"two  spaces", b=[1, {"a": null}]'
 
+    def test_show_job_whose_task_no_worker_knows(self) -> None:
+        unknown = Job.objects.create(task="tests.tasks.renamed", queue="default")
+        other = sign_in.enqueue("ada")
+        drain()
+
+        said = "No live worker knows its task."
+        assert said in queue("show", unknown.pk) and said in read("show", unknown.pk)["problem"]
+        assert said not in queue("show", other.id) and read("show", other.id)["problem"] == ""
+
     def test_show_job_of_a_process_that_is_gone(self) -> None:
         job = tasks.add.enqueue(1)
         process = a_process("worker@here:1:abc")
