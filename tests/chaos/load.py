@@ -56,9 +56,9 @@ class Load(Background):
         self._actions: list[Callable[[], tuple[list[Any], Callable[[], Any]]]] = [
             *[self._effects] * 10,
             *[self._versions] * 5,
-            *[self._unversioned] * 4,
-            *[self._batch_of_keys] * 3,
-            *[self._expiring] * 3,
+            *[self._unversioned] * 8,
+            *[self._batches_of_keys] * 3,
+            *[self._expiring] * 5,
             *[self._limited] * 3,
             *[self._pipelines] * 2,
             *[self._two_limits] * 3,
@@ -151,18 +151,24 @@ class Load(Background):
         return results, lambda: self.versions.update(asked)
 
     def _unversioned(self):
-        """Enqueue keys without a version, by the SQL function where there is one."""
-        names = [f"last {int(time.monotonic() // KEY_SECONDS)}{letter}" for letter in "aA"]
-        self._calls.update(names)
-        asked = {name: self._calls[name] for name in names}
+        """Enqueue a key without a version, mostly onto its running job; by SQL where it can be."""
+        task = tasks.effect_of_a_version
+        running = Job.objects.running().filter(task=task.module_path, version=None).first()
+        name = f"last {int(time.monotonic() // KEY_SECONDS)}{random.choice('aA')}"
+        name = running.args[0] if running and random.random() < 0.7 else name
+        self._calls[name] += 1
         by_sql = connection.vendor == "postgresql" and random.random() < 0.5
-        call = _call_by_sql if by_sql else tasks.effect_of_a_version.enqueue
-        results = [call(name, number) for name, number in asked.items()]
-        return results, lambda: self.versions.update(asked)
+        asked = {name: self._calls[name]}
+        result = (_call_by_sql if by_sql else task.enqueue)(name, asked[name])
+        return [result], lambda: self.versions.update(asked)
 
-    def _batch_of_keys(self):
-        """Enqueue keys in a batch; other calls, batches and operators use the same ones."""
+    def _batches_of_keys(self):
+        """Enqueue keys in two batches, which share a run; other calls use the same keys."""
         calls = random.choice([self._versions, self._unversioned, self._operated_keys])
+        (first, note_first), (second, note_second) = self._keys_in(calls), self._keys_in(calls)
+        return [*first, *second], lambda: (note_first(), note_second())
+
+    def _keys_in(self, calls):
         called_at = datetime.now(timezone.utc)
         with batch(on_finish=tasks.effect_after_a_batch) as opened:
             results, note_calls = calls()
@@ -187,7 +193,7 @@ class Load(Background):
         now, wait = datetime.now(timezone.utc), random.choice([0, 0, 2])
         expires_at = now + timedelta(seconds=wait + random.uniform(0.5, 15))
         task = tasks.effect_before_expiry.using(
-            queue_name=random.choice(["default", PAUSABLE]),
+            queue_name=random.choice(["default", PAUSABLE, _unserved()]),
             run_after=now + timedelta(seconds=wait) if wait else None,
             expires=expires_at,
             on_lost=random.choice(["retry", "fail"]),
@@ -209,8 +215,7 @@ class Load(Background):
 
     def _two_limits(self):
         """Enqueue jobs of one account and the bank, some in a queue that cannot run."""
-        unserved = Job.objects.filter(queue=UNSERVED).count() < MOST_UNSERVED
-        queue = random.choice(["default", "default", PAUSABLE, UNSERVED if unserved else PAUSABLE])
+        queue = random.choice(["default", "default", PAUSABLE, _unserved()])
         account, seconds = f"account {random.randrange(ACCOUNTS)}", random.uniform(0, 0.2)
         calls = [(account, seconds)] * (30 if queue == UNSERVED else random.choice([1, 1, 6]))
         results = tasks.effect_within_two_limits.using(queue_name=queue).enqueue_many(calls)
@@ -263,6 +268,12 @@ class Load(Background):
                 tasks.PIPELINE.enqueue(2),
             ]
         return results, lambda: self.batches.add(str(opened.id))
+
+
+def _unserved() -> str:
+    """Return the queue without workers, or another one if enough jobs wait there."""
+    number = Job.objects.filter(queue=UNSERVED).count()
+    return UNSERVED if number < MOST_UNSERVED else PAUSABLE
 
 
 def _call_by_sql(name: str, number: int) -> Any:
