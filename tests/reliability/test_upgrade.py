@@ -1,7 +1,7 @@
 """A rolling deploy: the last release and this code work on one database.
 
-The old code is the commit in ``UPGRADE_FROM``, else the last tag ``v*``, else HEAD: then the test
-only shows that two copies of the same code work together. The test's id names the version.
+The old code is the commit in ``UPGRADE_FROM``, else the last tag ``v*``, else HEAD. The test's id names
+it. If it is HEAD, a warning says that the same code plays both parts.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 import zipfile
 from collections import Counter
 from functools import partial
@@ -28,7 +29,12 @@ from django_dbqueue.models.expressions import Now
 
 from ..conftest import log_of, most_at_a_time, until
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+SAME_CODE = "The same code plays both parts of the rolling deploy"
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings(f"default:{SAME_CODE}"),
+]
 
 ALIAS = "upgraded"
 # Long jobs, by the code that runs them first; and those that start at once.
@@ -36,20 +42,30 @@ BY_OLD, BY_NEW = "by the old one", "by the new one"
 STARTED_AT_ONCE = ("plain", "once", "keyed", "limited", "stage", "member", "another")
 
 
-def git(*arguments):
+def git(*arguments, folder=settings.BASE_DIR):
     # The checkout may belong to another user.
     return subprocess.run(
-        ["git", "-c", "safe.directory=*", *arguments], cwd=settings.BASE_DIR, capture_output=True
+        ["git", "-c", "safe.directory=*", *arguments], cwd=folder, capture_output=True
     )
 
 
-def last_release():
+def last_release(folder=settings.BASE_DIR):
     if "UPGRADE_FROM" in os.environ:
         return os.environ["UPGRADE_FROM"]
     if not shutil.which("git"):
         return None
-    tag = git("describe", "--tags", "--abbrev=0", "--match", "v*", "HEAD")
+    tag = git("describe", "--tags", "--abbrev=0", "--match", "v*", "HEAD", folder=folder)
     return tag.stdout.decode().strip() if tag.returncode == 0 else "HEAD"
+
+
+def warn_of_same_code(old, folder=settings.BASE_DIR):
+    """Warn if the old code is that of HEAD."""
+    commits = git("rev-parse", f"{old}^{{commit}}", "HEAD", folder=folder).stdout.split()
+    if len(set(commits)) == 1:
+        why = "no release is tagged yet, or its tag was not fetched"
+        if old != "HEAD":
+            why = f"HEAD is {old}"
+        warnings.warn(f"{SAME_CODE}: {why}.", stacklevel=2)
 
 
 OLD = last_release()
@@ -63,6 +79,7 @@ def old_root(tmp_path_factory):
             archive.stderr.decode() if archive else "there is no git."
         )
         pytest.fail(why) if "UPGRADE_FROM" in os.environ else pytest.skip(why)
+    warn_of_same_code(OLD)
     folder = tmp_path_factory.mktemp("old")
     with zipfile.ZipFile(io.BytesIO(archive.stdout)) as code:
         code.extractall(folder)
@@ -184,6 +201,39 @@ def jobs_left(*states):
 def is_finished():
     # In this order: a batch's end enqueues its callback.
     return not Batch.objects.using(ALIAS).filter(finished_at=None).exists() and not jobs_left()
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="There is no git.")
+def test_rolling_deploy_starts_from_the_last_tag(tmp_path, monkeypatch):
+    monkeypatch.delenv("UPGRADE_FROM", raising=False)
+
+    def run(*arguments):
+        made = git("-c", "user.name=a", "-c", "user.email=a@b.example", *arguments, folder=tmp_path)
+        assert made.returncode == 0, made.stderr
+
+    run("init")
+    run("commit", "--allow-empty", "-m", "first")
+    assert last_release(tmp_path) == "HEAD"
+    with pytest.warns(UserWarning, match="no release is tagged yet"):
+        warn_of_same_code("HEAD", tmp_path)
+
+    run("tag", "v0.1.0")
+    run("tag", "another")
+    assert last_release(tmp_path) == "v0.1.0"
+    with pytest.warns(UserWarning, match=r"HEAD is v0\.1\.0"):
+        warn_of_same_code("v0.1.0", tmp_path)
+
+    run("commit", "--allow-empty", "-m", "second")
+    assert last_release(tmp_path) == "v0.1.0"
+    warn_of_same_code("v0.1.0", tmp_path)
+
+
+def test_hosted_tests_have_the_tags_of_releases():
+    workflow = settings.BASE_DIR / ".github/workflows/ci.yml"
+    if not workflow.exists():
+        pytest.skip("A source distribution has no workflows.")
+    _before, checkout, after = workflow.read_text().partition("uses: actions/checkout@")
+    assert checkout and "fetch-depth: 0" in after.partition("- uses:")[0]
 
 
 @pytest.mark.parametrize("release", [pytest.param(OLD, id=f"from {OLD}")])
