@@ -13,6 +13,7 @@ block with the comment ``# This job fails``. ``test_newcomer`` runs some pages i
 
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import copy
@@ -418,8 +419,22 @@ def test_every_flag_of_runqueue_is_in_the_docs():
     assert [flag for flag, _ in table("docs/configuration.md", "Flag")] == ours
 
 
+def test_every_flag_of_other_commands_is_in_the_docs():
+    text = "".join(page.read_text() for page in (settings.BASE_DIR / "docs").glob("*.md"))
+    words = {*re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)}
+    of_every_command = flags(BaseCommand())
+    for name in ("queue", "checkqueue", "queuehealth"):
+        parser = load_command_class("django_dbqueue", name).create_parser("manage.py", name)
+        verbs = next((a.choices for a in parser._actions if isinstance(a.choices, dict)), {})
+        ours = {each for of in (parser, *verbs.values()) for each in flags_of(of)}
+        assert ours - {*of_every_command} <= words, name
+
+
 def flags(command: BaseCommand) -> list[str]:
-    parser = command.create_parser("manage.py", "any")
+    return flags_of(command.create_parser("manage.py", "any"))
+
+
+def flags_of(parser: argparse.ArgumentParser) -> list[str]:
     return [
         flag
         for action in parser._actions
