@@ -62,6 +62,22 @@ def move(jobs: JobQuerySet, target: DatabaseBackend, *, dry: bool, **columns: An
     ]
 
 
+def give_back(database: str, target: str) -> int:
+    """End the interrupted moves to a backend that is gone. Return the number of jobs that run here.
+
+    Raises CommandError if there is none.
+    """
+    moves = Operation.objects.using(database).holding().filter(value=target)
+    if not moves:
+        raise CommandError(
+            f"No interrupted move to {target!r} holds jobs in the database {database!r}."
+        )
+    number = 0
+    while operation := moves.first():
+        number += repeated(database, partial(moving.give_back, operation))
+    return number
+
+
 def _deliver_all(operation: Operation, target: str) -> moving.Reasons:
     source, size = operation._state.db or "", moving.PART
     found: moving.Reasons = {}
@@ -84,6 +100,7 @@ def _backend(operation: Operation) -> DatabaseBackend:
     if not isinstance(backend, DatabaseBackend):
         raise CommandError(
             f"A move to {alias!r} was interrupted, and TASKS has no DatabaseBackend of that name. "
-            "Add it until its jobs are moved."
+            "Add it until its jobs are moved. If its database is gone for good: manage.py queue "
+            f"move --abandon {alias}"
         )
     return backend

@@ -126,11 +126,7 @@ def deliver(operation: Operation, target: str, size: int = PART) -> Reasons:
     source, why = str(operation._state.db), EXISTS
     refusal: Exception | None = None
     with writing(source):
-        # Locked: no other command continues it meanwhile.
-        operation = lock_waiting(Operation.objects.using(source).filter(pk=operation.pk)).get()
-        items = OperationJob.objects.using(source).filter(operation=operation.pk, changed=None)
-        stored = {item.job: item for item in items.order_by("pk")[:size]}
-        jobs = _lock_held(stored, source)
+        operation, stored, jobs = _lock_next(operation, size)
         with writing(target):
             try:
                 moved = _arrive(jobs, stored, operation, target)
@@ -146,15 +142,49 @@ def deliver(operation: Operation, target: str, size: int = PART) -> Reasons:
             if not _taken_keys(jobs, target):
                 why = f"The database {target!r} refuses it: {refusal}"
         erase(source, list(moved))
-        for job in jobs:
-            if job.pk not in moved:
-                _restore(job, stored[job.pk])
-        done = items.filter(job__in=list(stored))
-        done.filter(job__in=moved).update(changed=True)
-        done.update(changed=False)
-        left = 0 if stored else operation.done - operation.total  # Its items were deleted.
-        _count(operation, total=left, done=len(stored), changed=len(moved))
+        _note(operation, stored, jobs, moved)
     return {job.pk: "" if job.pk in moved else why for job in jobs}
+
+
+def give_back(operation: Operation) -> int:
+    """Let the next jobs that an operation holds run here again, and return their number.
+
+    The target is gone: those that have arrived there run twice if it comes back.
+    """
+    with writing(str(operation._state.db)):
+        operation, stored, jobs = _lock_next(operation, PART)
+        _note(operation, stored, jobs, moved=set())
+    return len(jobs)
+
+
+def _lock_next(
+    operation: Operation, size: int
+) -> tuple[Operation, dict[UUID, OperationJob], list[Job]]:
+    """Lock an operation and the next jobs that it holds. Return them, and what they were before."""
+    source = str(operation._state.db)
+    # Locked: no other command continues it meanwhile.
+    operation = lock_waiting(Operation.objects.using(source).filter(pk=operation.pk)).get()
+    items = OperationJob.objects.using(source).filter(operation=operation.pk, changed=None)
+    stored = {item.job: item for item in items.order_by("pk")[:size]}
+    return operation, stored, _lock_held(stored, source)
+
+
+def _note(
+    operation: Operation,
+    stored: Mapping[UUID, OperationJob],
+    jobs: Sequence[Job],
+    moved: set[UUID],
+) -> None:
+    """Record which jobs were moved, and give those that were not their columns back."""
+    for job in jobs:
+        if job.pk not in moved:
+            _restore(job, stored[job.pk])
+    items = OperationJob.objects.using(operation._state.db).filter(operation=operation.pk)
+    done = items.filter(job__in=list(stored), changed=None)
+    done.filter(job__in=moved).update(changed=True)
+    done.update(changed=False)
+    left = 0 if stored else operation.done - operation.total  # Its items were deleted.
+    _count(operation, total=left, done=len(stored), changed=len(moved))
 
 
 def _lock_held(stored: dict[UUID, OperationJob], source: str) -> list[Job]:

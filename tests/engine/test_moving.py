@@ -321,6 +321,26 @@ def test_interrupted_move_to_a_backend_that_is_gone_names_it(monkeypatch, settin
     assert here().get().run_after == moving.NEVER
 
 
+def test_jobs_of_a_move_to_a_backend_that_is_gone_for_good_run_here(monkeypatch):
+    tasks.add.enqueue(1)
+    later = tasks.add.using(run_after=timedelta(hours=1)).enqueue(2)
+    before = {job.pk: columns(job) for job in here()}
+    interrupt(monkeypatch)
+    Operation.objects.update(value="archive")
+    abandon = ("queue", "move", "--backend", "default", "--abandon")
+
+    with pytest.raises(CommandError, match="No interrupted move to 'other' holds jobs"):
+        call_command(*abandon, "other")
+    call_command(*abandon, "archive", stdout=(out := StringIO()))
+
+    assert out.getvalue() == "2 jobs will run here.\n"
+    assert {job.pk: columns(job) for job in here()} == before
+    assert drain() == 1
+    assert not Operation.objects.holding()
+    assert [row["number"] for row in move()] == [1]
+    assert str(there().get().pk) == later.id
+
+
 def test_failure_of_the_target_leaves_all_held_and_nothing_there(monkeypatch):
     tasks.add.enqueue_many([(1,), (2,)])
 

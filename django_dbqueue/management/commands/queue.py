@@ -98,7 +98,14 @@ class Command(BaseCommand):
             "Those that wait, unless --state or ids say otherwise. Workers of both may run "
             "meanwhile: a job runs in one of the two. What cannot be moved stays.",
         )
-        moved.add_argument("--to", required=True, metavar="ALIAS", help="The other backend.")
+        way = moved.add_mutually_exclusive_group(required=True)
+        way.add_argument("--to", metavar="ALIAS", help="The other backend.")
+        way.add_argument(
+            "--abandon",
+            metavar="ALIAS",
+            help="End interrupted moves to a backend whose database is gone for good: their jobs "
+            "run here. Those that have arrived there run twice if it comes back.",
+        )
         _add_selection(moved)
         for name, text in (
             ("pause", "Claim no jobs of queues or tasks; running jobs go on."),
@@ -239,6 +246,10 @@ class Command(BaseCommand):
     _retry = _discard = _stop = _run_now = _change
 
     def _move(self, backend: DatabaseBackend, options: Mapping[str, Any]) -> None:
+        if gone := options["abandon"]:
+            number = moving.give_back(backend.database, gone)
+            self._say({"jobs": number}, f"{_jobs(number)} will run here.", options)
+            return
         target = _backend({"backend": options["to"]})
         if target.database == backend.database:
             raise CommandError(
