@@ -153,7 +153,8 @@ class Load(Background):
     def _unversioned(self):
         """Enqueue a key without a version, mostly onto its running job; by SQL where it can be."""
         task = tasks.effect_of_a_version
-        running = Job.objects.running().filter(task=task.module_path, version=None).first()
+        running = Job.objects.running().filter(task=task.module_path, version=None)
+        running = running.order_by("?").first()
         name = f"last {int(time.monotonic() // KEY_SECONDS)}{random.choice('aA')}"
         name = running.args[0] if running and random.random() < 0.7 else name
         self._calls[name] += 1
