@@ -228,11 +228,12 @@ def test_interrupted_move_goes_on_and_runs_nothing_twice(monkeypatch, step):
         raise Killed
 
     wrapper = type(connections["default"])
-    commit, count, commits = wrapper._commit, moving._count, iter("ht")
+    commit, count, committed = wrapper._commit, moving._count, list[str]()
 
-    def commit_twice(connection):
-        """Commit the part that is held, and what arrives in the target."""
-        if next(commits, ""):
+    def commit_until_arrived(connection):
+        """Commit the operation, the part that is held, and what arrives in the target."""
+        if "other" not in committed:
+            committed.append(connection.alias)
             return commit(connection)
         connection._rollback()
         raise Killed
@@ -242,7 +243,7 @@ def test_interrupted_move_goes_on_and_runs_nothing_twice(monkeypatch, step):
         if operation.verb == "move_out" and "done" in numbers:
             raise Killed
 
-    instead = {"_commit": commit_twice, "_count": count_arrived}.get(step, kill)
+    instead = {"_commit": commit_until_arrived, "_count": count_arrived}.get(step, kill)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(wrapper if step == "_commit" else moving, step, instead)
         move()

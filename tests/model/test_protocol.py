@@ -175,13 +175,14 @@ def slots_are_not_counted(monkeypatch):
 
 def rerun_is_dropped(monkeypatch):
     """A call during a run is not run after it."""
-    move_jobs = settling._move_jobs
+    settle = settling.settle
 
-    def drop_reruns(jobs, outcomes, again):
-        jobs.filter(pk__in=again).update(rerun_requested=False)
-        move_jobs(jobs, outcomes, set())
+    def drop_reruns(database, results, *rest):
+        jobs = Job.objects.using(database).filter(pk__in=[each.fence[0] for each in results])
+        jobs.update(rerun_requested=False)
+        return settle(database, results, *rest)
 
-    monkeypatch.setattr(settling, "_move_jobs", drop_reruns)
+    monkeypatch.setattr(settling, "settle", drop_reruns)
 
 
 def stop_outlives_call(monkeypatch):
