@@ -34,7 +34,7 @@ from ..doctor.database import QueueDatabase, queue_databases
 from ..doctor.queue import overdue_rows
 from ..doctor.runner import examine
 from ..models import Failure, Job, Process, Queue, Statistic
-from ..models.bounded_count import LIMIT
+from ..models.bounded_count import LIMIT, count
 from ..models.enums import State
 from ..models.queue import Load
 from ..runtime.connections import close_connections
@@ -219,7 +219,7 @@ class _Database:
             "Recurring tasks whose time has passed, or which cannot be enqueued.",
             labels=["database"],
         )
-        overdue.add_metric([self.alias], len(overdue_rows(self._database).values("pk")[:LIMIT]))
+        overdue.add_metric([self.alias], count(overdue_rows(self._database)))
         yield from (processes, memory, threads, failures, overdue)
 
     def _counted(self) -> Iterator[Metric]:

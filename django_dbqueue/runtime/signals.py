@@ -86,8 +86,8 @@ def run_beside_signals(
 ) -> R:
     """Run ``target`` on another thread and return its result.
 
-    Meanwhile, ``pulse`` is called twice a second. The main thread does nothing else, so that a
-    signal handler never finds a lock held by the thread that it interrupts.
+    Meanwhile, ``mark_gil_alive`` is called twice a second. The main thread does nothing else, so
+    that a signal handler never finds a lock held by the thread that it interrupts.
     """
     results: list[R] = []
     errors: list[BaseException] = []
