@@ -28,6 +28,7 @@ from django_dbqueue.engine.retention import prune_failures
 from django_dbqueue.engine.statistics import count_enqueued, fold
 from django_dbqueue.models import Alert, Execution, Failure, Job, Operation, Queue
 from django_dbqueue.models.enums import State
+from django_dbqueue.models.locking import lock_first
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.connections import prepare
 from django_dbqueue.runtime.worker.claimer import Claimer
@@ -184,8 +185,10 @@ def test_mixed_load_has_no_deadlock():
     def recover(chance):
         time.sleep(0.2)
         gone = a_process(f"gone {chance.random()}")
-        lost = Job.objects.running().order_by("pk").values_list("pk", flat=True)[:1]
-        Job.objects.running().filter(pk__in=list(lost)).update(process=gone)
+        running = Job.objects.running().order_by("pk").values_list("pk", flat=True)
+        with transaction.atomic():
+            lost = lock_first(running, 1)  # As the engine locks: by primary key.
+            Job.objects.filter(pk__in=lost).update(process=gone)
         recovery.recover(
             backend,
             type(gone).objects.filter(pk=gone.pk),
