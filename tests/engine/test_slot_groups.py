@@ -440,6 +440,18 @@ def test_late_jobs_are_released_earlier_in_a_slot_group(recording_pool):
     assert pool.late_in() == float("inf")
 
 
+def test_job_behind_a_late_one_is_released_with_it(recording_pool):
+    pool = recording_pool(threads=1).pool
+    slot_group = uuid4()
+    pool.put([a_job("runs", 0.3)])
+    until(pool.running)
+    pool.put([a_job("waits", 0.0, slot_group, ago=9), a_job("behind", 0.0, slot_group)])
+
+    assert [job.args[1] for job in pool.take_back(late=True)] == ["waits", "behind"]
+    assert pool.waiting() == []
+    assert pool._followers == {}
+
+
 def test_members_of_a_group_that_advances_as_usual_are_not_late(recording_pool):
     pool = recording_pool(threads=1)
     pool.run_times.observe("t", 0.04)
@@ -489,23 +501,30 @@ class SlowDict(dict):
         return found
 
 
-def test_each_job_either_runs_or_is_taken_back(recording_pool):
+@pytest.mark.parametrize("late", [False, True])
+def test_each_job_either_runs_or_is_taken_back(recording_pool, late):
     pool, taken, names = recording_pool(threads=4), [], [str(n) for n in range(3000)]
     pool.pool._waiting = SlowDict()
     for start in range(0, 3000, 30):
+        slot_group = uuid4() if start % 90 else None
         pool.pool.put(
             [
-                a_job(name, slot_group=uuid4() if start % 90 else None)
+                a_job(name, 0.0, slot_group, ago=random.choice([0.0, 0.03, 9.0]))
                 for name in names[start : start + 30]
             ]
         )
         time.sleep(random.uniform(0, 0.002))
-        taken += [job.args[1] for job in pool.pool.take_back()]
-    until(lambda: not pool.pool.running())
+        taken += [job.args[1] for job in pool.pool.take_back(late)]
+
+    def is_done():
+        taken.extend(job.args[1] for job in pool.pool.take_back(late))
+        return not pool.pool.running() and not pool.pool.waiting()
+
+    until(is_done)
 
     assert taken and pool.spans
     assert sorted([*taken, *pool.spans]) == sorted(names)
-    assert pool.pool.waiting() == [] and pool.pool._followers == {}
+    assert pool.pool._followers == {}
 
 
 def test_stalled_threads_stop_prefetching(recording_pool):

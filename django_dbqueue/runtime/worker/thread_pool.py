@@ -209,14 +209,10 @@ class ThreadPool:
                 job.slot_group
                 for job in [*self._waiting.values(), *(call.job for call in self.running())]
             }
-            self._followers = {
-                slot_group: followers
-                for slot_group, followers in self._followers.items()
-                if slot_group in here
-            }
-            self._advanced_at = {
-                slot_group: at for slot_group, at in self._advanced_at.items() if slot_group in here
-            }
+            # Nothing would start the jobs behind one that has been taken back.
+            for slot_group in self._followers.keys() - here:
+                stale += self._followers.pop(slot_group)
+                self._advanced_at.pop(slot_group, None)
             self._with_line &= here
             return stale
 

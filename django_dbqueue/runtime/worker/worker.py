@@ -59,6 +59,8 @@ class Worker:
 
     # Number of ended attempts that are recognised if a failover makes them start again.
     REMEMBERED = 10_000
+    # Seconds after which claimed jobs are compared with the jobs held here.
+    AUDIT = 30.0
 
     def __init__(self, backend: DatabaseBackend, options: Options, status: SharedStatus) -> None:
         self._backend, self._options, self._status = backend, options, status
@@ -69,6 +71,7 @@ class Worker:
             backend.database, self._on_notify, self._poll_backoff.note_notify
         )
         self._in_doubt, self._scanned_at = False, 0.0
+        self._audit_at = float("inf")
         # Number of jobs that were claimed and not released.
         self._taken = 0
         # _recent: attempts that have ended. _before: all attempts claimed before the last outage of
@@ -191,6 +194,8 @@ class Worker:
         try:
             if self._in_doubt or (self._going_on and not self._going_on <= self._held_fences()):
                 self._release_unknown()
+            elif time.monotonic() > self._audit_at:
+                self._audit()
             if late := self._pool.take_back(late=True):
                 self._release(late)
             if self._heartbeat.is_quiet and (waiting := self._pool.take_back()):
@@ -249,6 +254,7 @@ class Worker:
         """Pass claimed jobs to the pools."""
         self._status.count_claimed(len(jobs))
         self._taken += len(jobs)
+        self._audit_at = min(self._audit_at, time.monotonic() + self.AUDIT)
         others, too_many = self._async_pool.take(
             self._not_held(jobs) if self._before else jobs, self._claimer.leave
         )
@@ -268,12 +274,31 @@ class Worker:
         for job in released:
             self._status.mark_started(job)
 
+    def _audit(self) -> None:
+        """Release jobs that this worker has forgotten: a defect, which must not stall them."""
+        self._audit_at = float("inf")
+        owned: list[Any] = list(self._owned())
+        here = self._held_fences()
+        if missing := [job for job in owned if job.fence not in here]:
+            # Some have ended since they were read.
+            ended = self._recent.copy()
+            missing = [job for job in missing if job.fence not in ended]
+            self._release(missing)
+        for job in missing:
+            logger.error(
+                "worker: job %s (attempt %s) was claimed and never started; it is released",
+                job.pk,
+                job.attempt,
+                extra=job.log_fields,
+            )
+
     def _release_unknown(self) -> None:
         """Release jobs that belong to this process in the database but are not held here.
 
         Their claim failed but may have been committed, or their rows were locked at their release.
         """
-        ended = set(self._recent)
+        # A copy takes no Python code, so that other threads do not extend it meanwhile.
+        ended = set(self._recent.copy())
         owned: list[Any] = list(self._owned())
         here = self._held_fences()
         gone = [job for job in owned if job.fence not in here]

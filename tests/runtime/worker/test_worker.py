@@ -23,6 +23,8 @@ from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.runtime.worker.services import WorkerServices
 from django_dbqueue.runtime.worker.settler import Settler
 from django_dbqueue.runtime.worker.task_call import ThreadCall
+from django_dbqueue.runtime.worker.thread_pool import ThreadPool
+from django_dbqueue.runtime.worker.worker import Worker
 
 from ... import tasks
 from ...conftest import LONG, until
@@ -385,6 +387,35 @@ def test_log_records_have_structured_fields(worker, caplog):
         "serves" in record.message and record.process_name == line.process_name
         for record in caplog.records
     )
+
+
+def test_claimed_job_that_the_worker_forgot_is_released(worker, monkeypatch, caplog):
+    put = ThreadPool.put
+
+    def forget(pool, jobs):
+        monkeypatch.setattr(ThreadPool, "put", put)
+
+    monkeypatch.setattr(ThreadPool, "put", forget)
+    monkeypatch.setattr(Worker, "AUDIT", 0.3)
+    result = tasks.add.enqueue(1, 2)
+
+    worker()
+
+    assert result.wait(LONG).return_value == 3
+    assert f"job {result.id} (attempt 1) was claimed and never started" in caplog.text
+    assert Job.objects.get().failures == 0
+
+
+def test_audit_finds_no_job_that_runs_or_has_just_ended(worker, monkeypatch, caplog):
+    monkeypatch.setattr(Worker, "AUDIT", 0.0)
+    tasks.add.enqueue_many([(n, 0) for n in range(500)])
+    tasks.one_at_a_time.enqueue_many([()] * 50)
+
+    worker(threads=4)
+
+    until(lambda: finished() == 550)
+    assert "never started" not in caplog.text
+    assert Execution.objects.count() == 550
 
 
 class TestAfterAFailover:
