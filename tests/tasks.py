@@ -545,6 +545,13 @@ def occupy(context, key, seconds):
     Interval.objects.filter(pk=interval.pk).update(ended_at=Now())
 
 
+@task(concurrency=limit(2, key=lambda key: key), takes_context=True)
+async def occupy_async(context, key, seconds):
+    interval = await Interval.objects.acreate(key=key, job=context.task_result.id)
+    await asyncio.sleep(seconds)
+    await Interval.objects.filter(pk=interval.pk).aupdate(ended_at=Now())
+
+
 @task(concurrency=limit(2, key=lambda key: key))
 def nap(key, seconds):
     time.sleep(seconds)

@@ -205,9 +205,10 @@ class Load(Background):
     def _limited(self):
         """Enqueue one by one: no call sees waiters, so all jobs are ready."""
         key = f"limit {random.randrange(LIMITED_KEYS)}"
-        return [
-            tasks.effect_within_a_limit.enqueue(key, random.uniform(0, 0.2)) for _ in range(6)
-        ], lambda: None
+        task = random.choice(
+            [tasks.effect_within_a_limit, tasks.effect_of_a_coroutine_within_a_limit]
+        )
+        return [task.enqueue(key, random.uniform(0, 0.2)) for _ in range(6)], lambda: None
 
     def _pipelines(self):
         return tasks.PIPELINE.enqueue_many(

@@ -101,6 +101,15 @@ def effect_within_a_limit(context, key, seconds):
     occupy(context, seconds, f"{key}/{LIMIT}")
 
 
+@task(concurrency=limit(LIMIT, key=lambda key: key), takes_context=True, **RETRIED)
+async def effect_of_a_coroutine_within_a_limit(context, key, seconds):
+    fence = {"job": context.task_result.id, "attempt": context.job.attempt}
+    await Effect.objects.acreate(job=context.task_result.id, attempt=context.attempt)
+    await Interval.objects.acreate(key=f"coroutine {key}/{LIMIT}", **fence)
+    await asyncio.sleep(seconds)
+    await Interval.objects.filter(**fence).aupdate(ended_at=Now())
+
+
 def occupy(context, seconds, *keys):
     mark(context)
     fence = {"job": context.task_result.id, "attempt": context.job.attempt}

@@ -30,10 +30,12 @@ class AsyncPool:
         services: WorkerServices = DEFAULT,
     ) -> None:
         self._options, self._run, self._services = options, run, services
+        # Tasks whose jobs have run here, at the same time: they form no slot groups.
+        self.tasks: set[str] = set()
         self._running: dict[tuple[UUID, int], CoroutineCall] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         # The event loop holds only weak references to its tasks.
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._begun: set[asyncio.Task[None]] = set()
         self._is_watched = self._all_mine = self._closed = False
 
     def take(
@@ -60,6 +62,7 @@ class AsyncPool:
                 target=self._run_loop, args=(self._loop,), name="coroutines", daemon=True
             ).start()
         calls = [CoroutineCall(job) for job in mine]
+        self.tasks.update(job.task for job in mine)
         self._running.update({(call.job.pk, call.job.attempt): call for call in calls})
         asyncio.run_coroutine_threadsafe(self._begin(calls), self._loop)
         return others, too_many
@@ -111,8 +114,8 @@ class AsyncPool:
             await sync_to_async(watch_coroutines)()
         for call in calls:
             task = asyncio.get_running_loop().create_task(self._work(call))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._begun.add(task)
+            task.add_done_callback(self._begun.discard)
 
     async def _work(self, call: CoroutineCall) -> None:
         try:

@@ -157,7 +157,7 @@ class Worker:
         prepare(self._backend.database, self._options.statement_limit)
         process = self._heartbeat.start(supervisor)
         self._claimer = Claimer(
-            self._backend.database, process, self._selector, self._options, self._pool.group_size
+            self._backend.database, process, self._selector, self._options, self._group_size
         )
         if can_listen(self._backend.database):
             try:
@@ -246,6 +246,9 @@ class Worker:
                 room -= len(jobs)
             else:
                 self._pool.end_group(job)
+
+    def _group_size(self, job: ClaimedJob, line: int) -> int:
+        return 1 if job.task in self._async_pool.tasks else self._pool.group_size(job, line)
 
     def _size_left(self, followers: int, job: ClaimedJob, line: int) -> int:
         return self._pool.group_size(job, line) - followers

@@ -15,7 +15,8 @@ from django_dbqueue.runtime.worker import async_pool
 from django_dbqueue.runtime.worker.async_pool import AsyncPool
 
 from ... import tasks
-from ...conftest import LONG, until
+from ...conftest import LONG, most_at_a_time, until
+from ...models import Interval
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -120,6 +121,17 @@ def test_running_coroutines_stay_within_limit(worker, monkeypatch):
 
     assert max(at_a_time) == 3
     assert Execution.objects.filter(outcome="successful").count() == Execution.objects.count() == 20
+
+
+def test_short_coroutines_of_one_limit_do_not_share_a_slot(worker):
+    tasks.occupy_async.enqueue_many([(str(n % 2), 0.005) for n in range(120)])
+    worker(threads=4)
+
+    until(lambda: not Job.objects.exclude(state="successful").exists())
+
+    for key in ("0", "1"):
+        assert most_at_a_time(Interval.objects.filter(key=key)) <= 2
+    assert Interval.objects.count() == 120
 
 
 def test_five_hundred_coroutines_wait_concurrently(worker):
