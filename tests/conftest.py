@@ -29,6 +29,7 @@ from django_dbqueue.runtime.worker.worker import Worker
 
 from . import direct
 from .flush import flush
+from .process_starter import CAN_FORK, Starter
 
 BOTH = ["default", "other"]
 # Seconds until a test gives up waiting: a busy machine may take ten times as long as an idle one.
@@ -159,32 +160,46 @@ def most_at_a_time(intervals) -> int:
     return most
 
 
+@pytest.fixture(scope="session")
+def starter() -> Iterator[Starter]:
+    starter = Starter(environment_of_runqueue())
+    yield starter
+    starter.close()
+
+
 @pytest.fixture
 def runqueue(
-    transactional_db: Any, tmp_path: Any
+    transactional_db: Any, tmp_path: Any, starter: Starter
 ) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start ``runqueue`` as a user would, on the test's database. It ends with the test."""
+    """Start ``runqueue`` on the test's database, by a fork where possible. It ends with the test.
+
+    ``fresh`` starts it as a user would. ``--reload`` starts such a process by itself. ``inside`` is
+    the beginning of the command line.
+    """
     started = []
 
     def start(
-        *arguments: str, inside: Sequence[str] = (), cwd: Path = settings.BASE_DIR, **env: str
+        *arguments: str,
+        inside: Sequence[str] = (),
+        cwd: Path = settings.BASE_DIR,
+        fresh: bool = not CAN_FORK,
+        **env: str,
     ) -> subprocess.Popen[str]:
         log = (tmp_path / f"runqueue-{len(started)}.log").open("w+")
-        child = subprocess.Popen(
-            [*inside, sys.executable, "-W", "error", "-m", "django", "runqueue", *arguments],
-            env={
-                **os.environ,
-                **address_of_the_test_database(),
-                "DBQUEUE_WITHOUT_ADMIN": "1",
-                **env,
-            },
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=cwd,
-            start_new_session=True,
-        )
-        child.log = log  # type: ignore[attr-defined]
+        environment = {**environment_of_runqueue(), **env}
+        if fresh or inside or cwd != settings.BASE_DIR or "--reload" in arguments:
+            child: Any = subprocess.Popen(
+                [*inside, sys.executable, "-W", "error", "-m", "django", "runqueue", *arguments],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+                cwd=cwd,
+                start_new_session=True,
+            )
+        else:
+            child = starter.start(["runqueue", *arguments], environment, log)
+        child.log = log
         started.append(child)
         return child
 
@@ -197,9 +212,9 @@ def runqueue(
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
-        child.log.seek(0)  # type: ignore[attr-defined]
-        sys.stderr.write(child.log.read())  # type: ignore[attr-defined]
-        child.log.close()  # type: ignore[attr-defined]
+        child.log.seek(0)
+        sys.stderr.write(child.log.read())
+        child.log.close()
 
 
 @pytest.fixture
@@ -239,6 +254,10 @@ def until_a_lock_is_awaited() -> None:
             return cursor.fetchone() is not None
 
     until(waits)
+
+
+def environment_of_runqueue() -> dict[str, str]:
+    return {**os.environ, **address_of_the_test_database(), "DBQUEUE_WITHOUT_ADMIN": "1"}
 
 
 def log_of(child: subprocess.Popen[str]) -> str:

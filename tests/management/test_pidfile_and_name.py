@@ -192,7 +192,7 @@ def test_name_is_shown_in_ps(runqueue):
 
 
 def test_title_in_ps_is_unchanged_without_a_name(runqueue):
-    child = runqueue(*MANY)
+    child = runqueue(*MANY, fresh=True)
     until(lambda: Process.objects.count() == 3)
 
     with open(f"/proc/{child.pid}/cmdline") as file:

@@ -122,7 +122,7 @@ def test_sigterm_lets_running_jobs_finish(runqueue):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_to_process_group_lets_running_jobs_finish(runqueue, number):
     result = tasks.tell_and_sleep.enqueue(2)
-    child = runqueue(*MANY)
+    child = runqueue(*MANY, fresh=True)
     until(Run.objects.exists)
 
     os.killpg(child.pid, number)

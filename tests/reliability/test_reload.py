@@ -28,11 +28,12 @@ LOAD = 300 if connections["default"].vendor == "sqlite" else 1000
 class Service:
     """``runqueue`` with a settings module of its own, which a test may rewrite."""
 
-    def __init__(self, runqueue, folder, *arguments, text="", **options):
+    def __init__(self, runqueue, folder, *arguments, text="", fresh=False, **options):
         self._folder = folder
         self.write(text, **options)
         self.process = runqueue(
             *arguments,
+            fresh=fresh,
             PYTHONPATH=str(folder),
             DJANGO_SETTINGS_MODULE="own_settings",
             PYTHONDONTWRITEBYTECODE="1",
@@ -249,7 +250,7 @@ def test_sigterm_during_reload_ends_all_processes_in_order(service):
 
 
 def test_hangup_of_the_process_group_reloads_once_and_ends_no_job(service):
-    one = service()
+    one = service(fresh=True)
     until(lambda: alive() and alive("dispatcher"))
     old = alive()
     result = tasks.tell_and_sleep.enqueue(2)
