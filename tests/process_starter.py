@@ -153,15 +153,21 @@ def main(kind: str) -> None:
         django.setup()
         for name in WITH_SETTINGS:
             importlib.import_module(name)
-    control = socket.socket(fileno=os.dup(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(fileno=os.dup(0)) as control:
+        request = _fork_for_each_request(control)
+    if request:
+        _run(*json.loads(request))
+
+
+def _fork_for_each_request(control: socket.socket) -> bytes:
+    """Return the request in the process that is to fulfil it; here, nothing at the end."""
     while True:
         request, fds, _flags, _address = socket.recv_fds(control, 1_000_000, 2)
         if not request:
-            return
+            return b""
         if not os.fork():
-            control.close()
             connection, log = fds
             with socket.socket(fileno=connection) as connected:
                 if not _is_forked(connected):
@@ -169,8 +175,7 @@ def main(kind: str) -> None:
             os.dup2(log, 1)
             os.dup2(log, 2)
             os.close(log)
-            _run(*json.loads(request))
-            return
+            return request
         for fd in fds:
             os.close(fd)
 
