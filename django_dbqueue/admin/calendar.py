@@ -110,7 +110,7 @@ class Calendar(NamedTuple):
 
 def _line(row: RecurringTask, end: datetime, seconds: float) -> Line:
     try:
-        times: Sequence[datetime] = row.next_times(MOST_RUNS + 1)
+        times: Sequence[datetime] = row.next_times(MOST_RUNS + 1, until=end)
     except (InvalidSchedule, OverflowError):  # Or it has a time after the last year.
         times = ()
     runs = [time for time in times if time < end]

@@ -275,9 +275,16 @@ class RecurringTask(models.Model):
             values[name] = values[name] and aware(values[name])
         return Recurrence(**values)
 
-    def next_times(self, number: int = 5, after: datetime | None = None) -> list[datetime]:
-        """Return the next times in UTC, also while disabled. Raises InvalidSchedule."""
-        return self.recurrence.next_times(number, aware(after or timezone.now()), self._planned)
+    def next_times(
+        self, number: int = 5, after: datetime | None = None, until: datetime | None = None
+    ) -> list[datetime]:
+        """Return the next times in UTC, also while disabled, and none after ``until``.
+
+        Raises InvalidSchedule.
+        """
+        return self.recurrence.next_times(
+            number, aware(after or timezone.now()), self._planned, until and aware(until)
+        )
 
     def time_after(self, moment: datetime) -> datetime | None:
         """Return the first time after a moment; None if none is left before ``ends_at``.

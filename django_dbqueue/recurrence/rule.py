@@ -104,15 +104,19 @@ class Recurrence:
         )
 
     def next_times(
-        self, number: int, after: datetime, planned: datetime | None = None
+        self,
+        number: int,
+        after: datetime,
+        planned: datetime | None = None,
+        until: datetime | None = None,
     ) -> list[datetime]:
-        """Return the next of its times, without jitter.
+        """Return the next of its times, without jitter, and none after ``until``.
 
         A rule that drifts has the times that it would have if its runs took no time.
         """
         found: list[datetime] = []
         following = planned if planned and planned > after else self.time_after(after, planned)
-        while following and len(found) < number:
+        while following and len(found) < number and not (until and following > until):
             found.append(following)
             following = self.time_after(following, planned)
         return found

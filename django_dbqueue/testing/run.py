@@ -194,7 +194,7 @@ def _enqueue_recurring(
         )
     due: list[tuple[datetime, RecurringTask]] = []
     for row in found:
-        times = [time for time in row.next_times(MOST_TIMES + 1, since) if time <= until]
+        times = row.next_times(MOST_TIMES + 1, since, until)
         if len(times) > MOST_TIMES:
             raise ValueError(
                 f"advance(): more than {MOST_TIMES:,} times of {row} pass. Give less time."

@@ -553,6 +553,13 @@ class TestTimes:
 
         assert row.next_times(2) == [planned, planned + HOUR]
 
+    def test_next_times_end_at_the_given_time(self):
+        row = a_row()
+        planned = due(row, -HOUR)
+
+        assert row.next_times(9, until=planned + 2 * HOUR) == [planned + n * HOUR for n in range(3)]
+        assert row.next_times(9, until=planned - HOUR) == []
+
     def test_times_while_disabled_are_not_missed(self, scheduler):
         row = a_row(missed="all")
         due(row, 5 * HOUR)
