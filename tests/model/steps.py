@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -251,7 +252,7 @@ class Model:
             owned = ClaimedJob.objects.running().filter(process=worker.process)
             known = {job.fence for job in owned}
             role: Any = SimpleNamespace(
-                _recent=(),
+                _recent=deque(),
                 _going_on=set(),
                 _owned=lambda: owned,
                 _held_fences=lambda: here,
