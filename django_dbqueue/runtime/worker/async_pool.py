@@ -30,8 +30,6 @@ class AsyncPool:
         services: WorkerServices = DEFAULT,
     ) -> None:
         self._options, self._run, self._services = options, run, services
-        # Tasks whose jobs have run here, at the same time: they form no slot groups.
-        self.tasks: set[str] = set()
         self._running: dict[tuple[UUID, int], CoroutineCall] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         # The event loop holds only weak references to its tasks.
@@ -62,7 +60,6 @@ class AsyncPool:
                 target=self._run_loop, args=(self._loop,), name="coroutines", daemon=True
             ).start()
         calls = [CoroutineCall(job) for job in mine]
-        self.tasks.update(job.task for job in mine)
         self._running.update({(call.job.pk, call.job.attempt): call for call in calls})
         asyncio.run_coroutine_threadsafe(self._begin(calls), self._loop)
         return others, too_many
@@ -127,8 +124,11 @@ class AsyncPool:
                 self._services.wake()
 
 
-def is_of_coroutine(job: ClaimedJob, leave: Callable[[str], None]) -> bool:
-    """Return whether the task is a coroutine function. Call ``leave`` with an unknown task."""
+def is_of_coroutine(job: ClaimedJob, leave: Callable[[str], None] = lambda task: None) -> bool:
+    """Return whether the task is a coroutine function. Call ``leave`` with an unknown task.
+
+    Such jobs run at the same time, and form no slot groups.
+    """
     try:
         return is_coroutine(load(job.task).func)
     except BaseException:

@@ -31,7 +31,7 @@ from ..shutdown import Shutdown
 from ..socket_watchdog import deadline
 from . import executor
 from .after_settle import finish_batches, wake_dependents
-from .async_pool import AsyncPool
+from .async_pool import AsyncPool, is_of_coroutine
 from .claimer import Claimer
 from .notify_listener import NotifyListener, can_listen
 from .poll_backoff import PollBackoff
@@ -248,7 +248,7 @@ class Worker:
                 self._pool.end_group(job)
 
     def _group_size(self, job: ClaimedJob, line: int) -> int:
-        return 1 if job.task in self._async_pool.tasks else self._pool.group_size(job, line)
+        return 1 if is_of_coroutine(job) else self._pool.group_size(job, line)
 
     def _size_left(self, followers: int, job: ClaimedJob, line: int) -> int:
         return self._pool.group_size(job, line) - followers

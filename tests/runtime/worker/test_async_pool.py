@@ -13,6 +13,7 @@ from django_dbqueue.core.options import Options
 from django_dbqueue.models import Execution, Job
 from django_dbqueue.runtime.worker import async_pool
 from django_dbqueue.runtime.worker.async_pool import AsyncPool
+from django_dbqueue.runtime.worker.claimer import Claimer
 
 from ... import tasks
 from ...conftest import LONG, most_at_a_time, until
@@ -132,6 +133,22 @@ def test_short_coroutines_of_one_limit_do_not_share_a_slot(worker):
     for key in ("0", "1"):
         assert most_at_a_time(Interval.objects.filter(key=key)) <= 2
     assert Interval.objects.count() == 120
+
+
+def test_coroutines_whose_task_was_unknown_at_first_do_not_share_a_slot(worker, monkeypatch):
+    """A thread releases a job of an unknown task, and that took no time."""
+    monkeypatch.setattr(Claimer, "LEFT", 0.1)
+    occupy_async = tasks.occupy_async
+    occupy_async.enqueue("0", 0.05)
+    monkeypatch.delattr(tasks, "occupy_async")
+    worker(threads=4)
+    until(lambda: Execution.objects.filter(outcome="interrupted").exists())
+
+    monkeypatch.setattr(tasks, "occupy_async", occupy_async, raising=False)
+    occupy_async.enqueue_many([("0", 0.05)] * 60)
+
+    until(lambda: Interval.objects.filter(ended_at__isnull=False).count() >= 60)
+    assert most_at_a_time(Interval.objects.filter(ended_at__isnull=False)) <= 2
 
 
 def test_five_hundred_coroutines_wait_concurrently(worker):
