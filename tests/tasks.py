@@ -545,6 +545,11 @@ def occupy(context, key, seconds):
     Interval.objects.filter(pk=interval.pk).update(ended_at=Now())
 
 
+@task(concurrency=limit(1, key=lambda key: key), takes_context=True)
+def occupy_alone(context, key, seconds):
+    occupy.func(context, key, seconds)
+
+
 @task(concurrency=limit(2, key=lambda key: key), takes_context=True)
 async def occupy_async(context, key, seconds):
     interval = await Interval.objects.acreate(key=key, job=context.task_result.id)

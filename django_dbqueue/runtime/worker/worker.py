@@ -258,12 +258,11 @@ class Worker:
         self._status.count_claimed(len(jobs))
         self._taken += len(jobs)
         self._audit_at = min(self._audit_at, time.monotonic() + self.AUDIT)
-        others, too_many = self._async_pool.take(
-            self._not_held(jobs) if self._before else jobs, self._claimer.leave
-        )
+        new, behind = self._not_held(jobs) if self._before else (jobs, ())
+        others, too_many = self._async_pool.take(new, self._claimer.leave)
         self._pool.put(others)
-        if too_many:
-            self._release(too_many)
+        if left := [*too_many, *behind]:
+            self._release(left)
 
     def _release(self, jobs: Sequence[ClaimedJob]) -> None:
         """Release claimed jobs without spending an attempt.
@@ -311,11 +310,13 @@ class Worker:
         self._before, self._going_on, self._in_doubt = here | ended, self._going_on & here, False
         self._release(gone)
 
-    def _not_held(self, jobs: Sequence[ClaimedJob]) -> Sequence[ClaimedJob]:
-        """Return the claimed jobs that do not already run here.
+    def _not_held(
+        self, jobs: Sequence[ClaimedJob]
+    ) -> tuple[Sequence[ClaimedJob], Sequence[ClaimedJob]]:
+        """Return the claimed jobs that do not already run here, and those that are to be released.
 
         A failover may have lost the previous claim of a job that still runs here. Such a job goes
-        on under the new claim.
+        on under the new claim. The others of its new slot group would run beside it.
         """
         again = [job for job in jobs if job.fence in self._before]
         here = self._held_fences() if again else set()
@@ -330,7 +331,12 @@ class Worker:
             else:
                 logger.error(TWICE, job.pk, job.attempt, "its claim", extra=job.log_fields)
         self._going_on.update(job.fence for job in again if job.fence in here)
-        return [job for job in jobs if job.fence not in here]
+        new = [job for job in jobs if job.fence not in here]
+        going_on = {job.slot_group for job in jobs if job.slot_group and job.fence in here}
+        return (
+            [job for job in new if job.slot_group not in going_on],
+            [job for job in new if job.slot_group in going_on],
+        )
 
     def _held_fences(self) -> set[Fence]:
         """Fencing tokens of jobs that are claimed and not settled, from this process's memory."""

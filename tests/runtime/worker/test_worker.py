@@ -27,8 +27,8 @@ from django_dbqueue.runtime.worker.thread_pool import ThreadPool
 from django_dbqueue.runtime.worker.worker import Worker
 
 from ... import tasks
-from ...conftest import LONG, until
-from ...models import Run
+from ...conftest import LONG, most_at_a_time, until
+from ...models import Interval, Run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -423,15 +423,15 @@ class TestAfterAFailover:
 
     @pytest.fixture
     def fail_over(self, monkeypatch):
-        """Make the worker's next claim fail, and set the only job's row to the given values."""
+        """Make the worker's next claim fail, and set the jobs' rows to the given values."""
 
-        def fail_over(**row):
+        def fail_over(jobs=Job.objects, **row):
             claim = Claimer.claim
 
             def forget(self, *args):
                 monkeypatch.setattr(Claimer, "claim", claim)
                 Execution.objects.all().delete()
-                Job.objects.update(**row)
+                jobs.update(**row)
                 raise OperationalError("server closed the connection")
 
             monkeypatch.setattr(Claimer, "claim", forget)
@@ -466,6 +466,22 @@ class TestAfterAFailover:
         until(lambda: finished() == 1)
         assert len(path.read_text().splitlines()) == Execution.objects.count() == 1
         assert "runs twice" not in caplog.text
+
+    def test_no_job_of_its_slot_group_runs_beside_a_job_that_goes_on(
+        self, worker, caplog, fail_over
+    ):
+        tasks.occupy_alone.enqueue_many([("a", 0.001)] * 20)
+        worker()
+        until(lambda: finished() == 20)
+        tasks.occupy_alone.enqueue("a", 4.0)
+        until(lambda: Interval.objects.count() == 21)
+        tasks.occupy_alone.enqueue_many([("a", 0.001)] * 5)
+
+        fail_over(Job.objects.running(), **self.READY, priority=1)
+
+        until(lambda: finished() == 26)
+        assert "goes on: its claim was lost" in caplog.text
+        assert most_at_a_time(Interval.objects.all()) == 1
 
     def test_refused_outcome_of_reclaimed_job_runs_it_again(
         self, worker, tmp_path, caplog, fail_over, monkeypatch
