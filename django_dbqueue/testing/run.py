@@ -114,7 +114,7 @@ def run_job(result: JobResult | Job) -> JobResult:
 
     Other jobs stay as they are, those that it enqueues too. A task's exception is the outcome of
     its job, as with ``drain()``. Raises ValueError for a job that does not wait, and for one that
-    waits for a slot of a limit.
+    waits for a slot of a limit or for its rate.
     """
     run_commit_hooks()
     pk = result.pk if isinstance(result, Job) else result.id
@@ -130,9 +130,13 @@ def run_job(result: JobResult | Job) -> JobResult:
     call: list[_Call] = []
     with _process(queue) as process, _watched(queue, call):
         lane = Lane(row.queue, row.priority)
-        for job in claim(jobs, lane, process, limit=1, decide_limits=decide_limits):
-            call[:] = [_call(job)]
-            _run(call[0], queue)
+        if not (found := claim(jobs, lane, process, limit=1, decide_limits=decide_limits)):
+            raise ValueError(
+                f"run_job(): a limit of the job {pk} refuses it now. Let the jobs that hold its "
+                "slots end first, or call advance()."
+            )
+        call[:] = [_call(found[0])]
+        _run(call[0], queue)
     return queue.get_result(str(pk))
 
 
@@ -239,7 +243,7 @@ def database_backend(alias: str, caller: str) -> DatabaseBackend:
 
 
 def _call(job: ClaimedJob) -> _Call:
-    return CoroutineCall(job) if is_of_coroutine(job, lambda task: None) else ThreadCall(job)
+    return CoroutineCall(job) if is_of_coroutine(job) else ThreadCall(job)
 
 
 def _run(call: _Call, queue: DatabaseBackend) -> None:

@@ -82,6 +82,17 @@ class TestRunJob:
 
         assert run_job(Job.objects.using("other").get()).return_value == 4
 
+    def test_job_that_its_rate_refuses_is_named(self) -> None:
+        first, second = rated.enqueue(1), rated.enqueue(2)
+        Job.objects.update(state="ready", blocked_by=None)
+        run_job(first)
+
+        with pytest.raises(ValueError, match=f"a limit of the job {second.id} refuses it now"):
+            run_job(second)
+
+        advance(minutes=1)
+        assert run_job(second).status == "SUCCESSFUL"
+
     def test_deleted_job_is_named(self) -> None:
         result = tasks.add.enqueue(1)
         Job.objects.all().delete()
