@@ -538,6 +538,16 @@ def call_often(context, number=0):
     Interval.objects.create(key="call", job=context.task_result.id)
 
 
+@task(rate=Rate(1, per=1), takes_context=True)
+def call_once_a_second(context):
+    Interval.objects.create(key="call", job=context.task_result.id)
+
+
+@task(rate=Rate(1, per=3600))
+def call_once_an_hour():
+    pass
+
+
 @task(concurrency=limit(2, key=lambda key: key), takes_context=True)
 def occupy(context, key, seconds):
     interval = Interval.objects.create(key=key, job=context.task_result.id)

@@ -25,7 +25,7 @@ from ..models.job import JobQuerySet
 from ..models.locking import lock, lock_waiting, locked_parts
 from .claim_size import Budget
 from .galera import certify
-from .limits import Pruned, acquire, extend
+from .limits import Pruned, acquire, extend, give_back_starts
 from .slot_group import GroupSize, ungrouped
 
 # The number of times that a claim continues behind jobs that find no slot.
@@ -239,6 +239,7 @@ def release(database: str, jobs: Sequence[ClaimedJob]) -> set[UUID]:
         # A job that has a process is running.
         if owned := [row[0] for row in seen if row in fences]:
             rows.filter(Among(owned)).update(**_RELEASED)
+            give_back_starts(database, [job for job in jobs if job.id in owned])
     notify_queues(database, (job.queue for job in jobs))
     return {row[0] for row in seen}
 

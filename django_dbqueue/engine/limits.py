@@ -271,6 +271,21 @@ def release_slots(
     return _signal(database, keys, left_by=leaving) if keys else []
 
 
+def give_back_starts(database: str, jobs: Iterable[ClaimedJob]) -> None:
+    """Give back the starts of rates that jobs have used without starting.
+
+    A start is kept if the rate has allowed another one since.
+    """
+    used = [(earliest, key) for job in jobs for key, earliest in job.rated_until.items()]
+    if not used:
+        return
+    rows = {row.pk: row for row in _locked(database, {key for _earliest, key in used})}
+    for earliest, key in sorted(used, reverse=True):
+        if key in rows:
+            rows[key].give_back(earliest)
+    _store(database, [row for row in rows.values() if row.is_changed])
+
+
 def _delete_slots(database: str, jobs: Iterable[UUID]) -> None:
     delete(Slot.objects.using(database).filter(job__in=list(jobs)))
 
@@ -502,4 +517,6 @@ def _try_acquire(job: ClaimedJob, semaphores: dict[str, Semaphore]) -> bool:
     job.slot_group = uuid7()
     for limit in job.limits:
         semaphores[limit["key"]].use(limit)
+    rates = [semaphores[limit["key"]] for limit in job.limits if "interval" in limit]
+    job.rated_until = {row.pk: row.earliest for row in rates if row.earliest}
     return True

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from uuid import UUID
 
 from ..core.progress_value import ProgressValue
@@ -16,6 +18,7 @@ class ClaimedJob(Job):
     claimed_at, clock: the database's time and this process's clock at the claim.
     db_now: the database's time, as the claim has read it.
     slot_group: all jobs of one group run one after the other, and share the slots of their limits.
+    rated_until: the time of the next start by each of its rates, as its own start has left it.
     size: bytes of the arguments as JSON, as far as they were counted: small arguments are not.
     not_to_run: the reason why the job is not to run, or "".
     refused: the error with which the job ends as it starts, if its limits cannot be computed.
@@ -26,6 +29,7 @@ class ClaimedJob(Job):
     clock: float
     db_now: datetime
     slot_group: UUID | None = None
+    rated_until: Mapping[str, datetime] = MappingProxyType({})
     size = 0
     not_to_run = ""
     refused: Exception | None = None
@@ -41,6 +45,10 @@ class ClaimedJob(Job):
         self.process_id, self._state.fields_cache["process"] = process.pk, process
         self.started_at = self.claimed_at = now
         self.clock = clock
+
+    @property
+    def has_rate(self) -> bool:
+        return bool(self.rated_until)
 
     @property
     def fence(self) -> Fence:

@@ -104,6 +104,11 @@ class Semaphore(models.Model):
             self.booked = max(self.booked or self.earliest, self.earliest - self._slack)
             self.is_changed = True
 
+    def give_back(self, earliest: datetime) -> None:
+        """Undo the last ``use()`` of a rate, after which ``earliest`` was this."""
+        if self.interval and self.earliest == earliest:
+            self.earliest, self.is_changed = earliest - self.interval, True
+
     @property
     def is_ahead(self) -> bool:
         """True if times are later than the last start and the reservations since can explain."""
