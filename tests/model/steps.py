@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -181,11 +181,10 @@ class Model:
         role: Any = SimpleNamespace(
             _before=set(worker.lost), _going_on=set(), _held_fences=lambda: set(here)
         )
-        begin = (
-            [claim.row for claim in given]
-            if not worker.lost
-            else Role._not_held(role, [claim.row for claim in given])
-        )
+        begin: Sequence[ClaimedJob] = [claim.row for claim in given]
+        if worker.lost:
+            begin, behind = Role._not_held(role, begin)
+            assert not behind, "No limit of the model has a group of jobs."
         started = [claim for claim in given if claim.row in begin]
         others = [claim for claim in given if claim.row not in begin]
         return {

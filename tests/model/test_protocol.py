@@ -232,7 +232,7 @@ def lost_result_takes_next_attempt(monkeypatch):
 
 def lost_claim_is_repeated(monkeypatch):
     """One process has one fencing token for two claims."""
-    monkeypatch.setattr(Worker, "_not_held", lambda self, jobs: jobs)
+    monkeypatch.setattr(Worker, "_not_held", lambda self, jobs: (jobs, ()))
 
 
 MUTANTS = [
