@@ -25,7 +25,7 @@ from ..models.job import JobQuerySet
 from ..models.locking import lock, lock_waiting, locked_parts
 from .claim_size import Budget
 from .galera import certify
-from .limits import Pruned, acquire, extend, give_back_starts
+from .limits import Pruned, acquire, extend, leave_limits
 from .slot_group import GroupSize, ungrouped
 
 # The number of times that a claim continues behind jobs that find no slot.
@@ -230,7 +230,7 @@ def release(database: str, jobs: Sequence[ClaimedJob]) -> set[UUID]:
     """
     if not jobs:
         return set()
-    rows = Job.objects.using(database)
+    rows, unblocked = Job.objects.using(database), list[str]()
     fences = {job.fence for job in jobs}
     with writing(database, savepoint=False):
         # In the order in which a settlement locks them, and found by primary key alone.
@@ -239,8 +239,9 @@ def release(database: str, jobs: Sequence[ClaimedJob]) -> set[UUID]:
         # A job that has a process is running.
         if owned := [row[0] for row in seen if row in fences]:
             rows.filter(Among(owned)).update(**_RELEASED)
-            give_back_starts(database, [job for job in jobs if job.id in owned])
-    notify_queues(database, (job.queue for job in jobs))
+            free = [job for job in jobs if job.id in owned and job.limits]
+            unblocked = leave_limits(database, free) if free else []
+    notify_queues(database, [*unblocked, *(job.queue for job in jobs)])
     return {row[0] for row in seen}
 
 

@@ -271,6 +271,21 @@ def release_slots(
     return _signal(database, keys, left_by=leaving) if keys else []
 
 
+def leave_limits(database: str, jobs: Sequence[ClaimedJob]) -> list[str]:
+    """Give back what limited jobs hold that were released. Return the queue of each ready job.
+
+    A job that is ready again takes a slot itself; the slots of the others become free.
+    """
+    rows = _jobs(database).filter(pk__in=[job.pk for job in jobs]).exclude(state=State.READY)
+    ended = set(rows.values_list("pk", flat=True))
+    gone = [job for job in jobs if job.pk in ended]
+    if gone:  # All locks at once, in the order of the keys.
+        keys = {limit["key"] for job in gone for limit in job.limits}
+        list(_locked(database, keys.union(*(job.rated_until for job in jobs))))
+    give_back_starts(database, jobs)
+    return release_slots(database, gone, lambda job: False) if gone else []
+
+
 def give_back_starts(database: str, jobs: Iterable[ClaimedJob]) -> None:
     """Give back the starts of rates that jobs have used without starting.
 

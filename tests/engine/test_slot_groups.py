@@ -113,6 +113,19 @@ def test_released_jobs_acquire_slots_again(claim):
     assert len(claim(group_size=2)) == 2
 
 
+def test_slot_of_a_stopped_job_that_is_released_passes_on(claim):
+    one_at_a_time.enqueue_many([()] * 2)
+    (first,) = claim()
+    Job.objects.filter(pk=first.pk).stop()
+
+    direct.release([first])
+
+    assert list(Job.objects.order_by("pk").values_list("state", flat=True)) == [
+        State.DISCARDED,
+        State.READY,
+    ]
+
+
 def test_claim_leaves_half_of_the_free_slots_to_others_while_jobs_wait(claim):
     """One process had both slots of a limit and ran both groups on one core; the other was idle."""
     charge.enqueue_many([(1,)] * 9)
