@@ -538,11 +538,6 @@ def call_often(context, number=0):
     Interval.objects.create(key="call", job=context.task_result.id)
 
 
-@task(rate=Rate(1, per=1), takes_context=True)
-def call_once_a_second(context):
-    Interval.objects.create(key="call", job=context.task_result.id)
-
-
 @task(rate=Rate(1, per=3600))
 def call_once_an_hour():
     pass

@@ -47,10 +47,6 @@ class ClaimedJob(Job):
         self.clock = clock
 
     @property
-    def has_rate(self) -> bool:
-        return bool(self.rated_until)
-
-    @property
     def fence(self) -> Fence:
         """The fencing token of the attempt that the job is in."""
         return self.id, self.attempt, self.process_id

@@ -14,7 +14,6 @@ from ...core.options import Options
 from ...engine.slot_group import COUNTED
 from ...models import ClaimedJob
 from ...models.enums import Fence
-from ...models.semaphore import EARLY_SECONDS
 from ..connections import (
     close_connections,
     close_interrupted,
@@ -181,7 +180,7 @@ class ThreadPool:
     def late_in(self) -> float:
         """Seconds until the first waiting job has waited for too long."""
         with self._lock:
-            late = [self._released_at(job) for job in list(self._waiting.values())]
+            late = [job.clock + self.LATE for job in list(self._waiting.values())]
             late += [
                 self._late_at(slot_group, followers[0])
                 for slot_group, followers in self._followers.items()
@@ -197,7 +196,7 @@ class ThreadPool:
         """
         with self._lock:
             now = time.monotonic() if late else float("inf")
-            old = [job for job in list(self._waiting.values()) if self._released_at(job) <= now]
+            old = [job for job in list(self._waiting.values()) if job.clock <= now - self.LATE]
             stale = [job for job in old if self._waiting.pop(job.fence, None)]
             for slot_group, followers in self._followers.items():
                 old = [job for job in followers if self._late_at(slot_group, job) <= now]
@@ -228,13 +227,6 @@ class ThreadPool:
             mean = max(mean, time.monotonic() - max(call.began for call in running))
         threads = max(len(running), self._active.number)
         return min(self._options.prefetch, int(threads * self.AHEAD / mean))
-
-    def _released_at(self, job: ClaimedJob) -> float:
-        """Return the time at which a waiting job has waited for too long.
-
-        A rate counts the claim of a job as its start.
-        """
-        return job.clock + (EARLY_SECONDS if job.has_rate else self.LATE)
 
     def _late_at(self, slot_group: UUID | None, follower: ClaimedJob) -> float:
         """Return the time at which a follower has waited for too long."""

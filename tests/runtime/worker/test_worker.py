@@ -14,8 +14,6 @@ from django_dbqueue import pipeline
 from django_dbqueue.compat import signals, task_backends
 from django_dbqueue.core.options import Options
 from django_dbqueue.engine.attempt_result import AttemptResult, Settled
-from django_dbqueue.engine.dispatch import dispatch
-from django_dbqueue.engine.limits import reserve_times
 from django_dbqueue.models import Execution, Job
 from django_dbqueue.models.job import JobQuerySet
 from django_dbqueue.runtime.worker import claimer as claimer_module
@@ -435,19 +433,6 @@ class TestRates:
             until(lambda: Job.objects.get(pk=long.id).state == "running")
 
         return busy
-
-    def test_rate_holds_between_the_starts_of_jobs(self, busy):
-        busy(1.7)
-        tasks.call_once_a_second.enqueue_many([()] * 2)
-
-        def has_ended():
-            reserve_times("default")
-            dispatch("default")
-            return finished() == 63
-
-        until(has_ended)
-        first, second = Interval.objects.order_by("began_at")
-        assert (second.began_at - first.began_at).total_seconds() > 0.75
 
     def test_released_job_has_not_used_its_rate(self, busy):
         busy(3.0)
