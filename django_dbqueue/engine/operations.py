@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import connections
-from django.db.models import Case, Exists, F, OuterRef, QuerySet, Subquery, Value, When
+from django.db.models import Case, Exists, F, OuterRef, Q, QuerySet, Subquery, Value, When
 
 from ..core.notify import notify_queues
 from ..core.transactions import writing
@@ -30,6 +30,9 @@ FIRST_JOBS, FIRST_SHARE = 3, 0.01
 JUDGED = 1000
 
 OF_STATE = tuple(name for name in STORED if name not in ("queue", "priority", "attempt"))
+# A call that merges with a waiting job begins a run without an attempt. Whether one has merged with
+# the job of such a run is unknown.
+NOT_MERGED = Q(key=None) | Q(attempt__gt=F("attempts_before"))
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,9 @@ class Verb:
     eligible: Callable[[JobQuerySet, str], JobQuerySet]
     run: Callable[[JobQuerySet, str], object]
     restored: tuple[str, ...] = ()
-    untouched: Callable[[JobQuerySet, str], JobQuerySet] = lambda jobs, value: jobs.waiting()
+    untouched: Callable[[JobQuerySet, str], JobQuerySet] = lambda jobs, _value: (
+        jobs.waiting().filter(NOT_MERGED)
+    )
 
 
 def _retry_now(jobs: JobQuerySet) -> int:
@@ -230,8 +235,10 @@ def _change_of(operation: Operation) -> _Change:
     verb = VERBS[undone.verb]
     item = undone.items.using(operation._state.db).filter(job=OuterRef("pk"))
     is_same_attempt = Exists(item.filter(attempt=OuterRef("attempt")))
+    # A key's job that has ended gets its next run in the same row.
+    is_same_run = Q(key=None) | Q(enqueued_at__lte=undone.created_at)
     return _Change(
-        lambda jobs: verb.untouched(jobs, value).filter(is_same_attempt),
+        lambda jobs: verb.untouched(jobs, value).filter(is_same_run, is_same_attempt),
         lambda jobs: _restore(jobs, verb, item),
     )
 

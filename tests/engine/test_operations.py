@@ -14,6 +14,7 @@ from django_dbqueue.models.operation import STORED
 
 from ..conftest import a_process
 from ..reliability.conftest import held_open
+from ..tasks import add
 
 pytestmark = pytest.mark.django_db
 
@@ -339,3 +340,42 @@ def test_old_operations_are_pruned_with_their_jobs_in_parts():
     assert sizes == [4, 4, 2, 2, 0]
     assert list(Operation.objects.all()) == [kept]
     assert OperationJob.objects.count() == 5
+
+
+@pytest.mark.parametrize(
+    ("verb", "value"), [(Verb.RETRY, ""), (Verb.RUN_NOW, ""), (Verb.RESCHEDULE, far(48))]
+)
+def test_undo_leaves_jobs_that_a_call_has_merged_with(verb, value):
+    key = "tests.tasks.add one"
+    if verb == Verb.RETRY:
+        a_job("failed", key=key)
+    else:
+        a_job("scheduled", key=key, run_after=far(24))
+    operation = do(verb, value)
+    assert add.using(key="one").enqueue(2).enqueued == "merged"
+
+    assert undo(operation).changed == 0
+
+    assert Job.objects.values_list("state", "args").get() == ("ready", [2])
+
+
+def test_undo_restores_failed_job_of_a_key():
+    a_job("failed", key="tests.tasks.add one")
+
+    assert undo(do(Verb.RETRY)).changed == 1
+
+    assert Job.objects.get().state == "failed"
+
+
+def test_undo_of_discard_leaves_next_run_of_a_key():
+    keyed = add.using(key="one")
+    keyed.enqueue(1)
+    Job.objects.update(enqueued_at=far(-1))
+    operation = do(Verb.DISCARD)
+    Operation.objects.update(created_at=far(-0.5))
+    assert keyed.enqueue(2).enqueued == "created"
+    Job.objects.all().discard()
+
+    assert undo(Operation.objects.get(pk=operation.pk)).changed == 0
+
+    assert Job.objects.get().state == "discarded"
