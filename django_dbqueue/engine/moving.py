@@ -179,6 +179,12 @@ def _note(
     for job in jobs:
         if job.pk not in moved:
             _restore(job, stored[job.pk])
+    # Held jobs that were discarded meanwhile: a retry would schedule them for NEVER.
+    source = Job.objects.using(operation._state.db)
+    left_held = source.filter(pk__in=list(stored), state=State.DISCARDED, run_after=NEVER)
+    for pk in left_held.values_list("pk", flat=True):
+        before = stored[pk]
+        left_held.filter(pk=pk).update(run_after=before.run_after, expires_at=before.expires_at)
     items = OperationJob.objects.using(operation._state.db).filter(operation=operation.pk)
     done = items.filter(job__in=list(stored), changed=None)
     done.filter(job__in=moved).update(changed=True)

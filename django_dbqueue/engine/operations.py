@@ -21,6 +21,7 @@ from ..models.expressions import Now, composed
 from ..models.job import JobQuerySet
 from ..models.locking import lock_keys, lock_waiting
 from ..models.operation import STORED
+from .moving import HELD
 
 # Maximum number of jobs changed in one transaction.
 PART = 500
@@ -247,6 +248,11 @@ def _restore(jobs: JobQuerySet, verb: Verb, item: QuerySet[OperationJob]) -> Non
     columns: dict[str, Any] = {name: Subquery(item.values(name)[:1]) for name in verb.restored}
     if "state" in columns:
         columns["blocked_by"] = None
+        # A job that a move held then: nothing would end that time after the move.
+        was_held = Exists(item.filter(HELD))
+        columns["run_after"] = Case(
+            When(was_held, then=F("run_after")), default=columns["run_after"]
+        )
     jobs.update(**columns)
     notify_queues(jobs.db, jobs.ready().order_by().values_list("queue", flat=True).distinct())
 

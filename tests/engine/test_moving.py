@@ -24,7 +24,9 @@ from django.test import override_settings
 
 from django_dbqueue import Rate, batch, limit, pipeline, task
 from django_dbqueue.backoff import Constant
+from django_dbqueue.contrib.operations import start, undo
 from django_dbqueue.engine import moving
+from django_dbqueue.engine.dispatch import dispatch
 from django_dbqueue.models import Execution, Failure, Job, Operation, Progress, Queue, TaskState
 from django_dbqueue.models.job import JobQuerySet
 from django_dbqueue.models.locking import lock_keys
@@ -722,3 +724,28 @@ def test_queue_moves_while_both_sides_work_and_movers_are_killed(runqueue, tmp_p
     assert there()
     assert held, log.read_text()  # Some were killed between two steps.
     assert "Traceback" not in log.read_text()
+
+
+def test_held_job_that_was_discarded_can_be_retried_after_the_move(monkeypatch):
+    tasks.add.enqueue(1)
+    before = columns(here().get())
+    interrupt(monkeypatch)
+    here().discard()
+    move()
+
+    here().retry()
+
+    job = here().get()
+    assert (job.state, job.expires_at) == ("ready", before["expires_at"])
+
+
+def test_undo_of_a_discard_of_a_held_job_lets_it_run(monkeypatch):
+    tasks.add.enqueue(1)
+    interrupt(monkeypatch)
+    operation = start(here().all(), "discard", "", None)
+    move()
+
+    undo(operation, None)
+    dispatch("default")
+
+    assert here().get().state == "ready"
