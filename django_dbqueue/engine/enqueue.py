@@ -132,10 +132,16 @@ def _write_all(inserts: Sequence[Insert], tries: int = TRIES) -> Effects:
     try:
         with ExitStack() as transactions:
             for database, group in groups.items():
+                is_open = connections[database].in_atomic_block
+                if is_open:
+                    # Outside of a block of ours: the caller's transaction survives BatchFinished.
+                    _join_batches(database, group)
                 if len(groups) > 1 or any(each.keyed or each.batch for each in group):
                     transactions.enter_context(writing(database, savepoint=False))
                     if is_own:
                         _read_committed(connections[database])
+                if not is_open:
+                    _join_batches(database, group)
                 effects |= _write_group(database, group)
     except OperationalError as error:
         if not is_own or tries == 1 or not is_conflict(error):
@@ -156,9 +162,12 @@ def _read_committed(connection: Any) -> None:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
 
-def _write_group(database: str, group: Sequence[Insert]) -> Effects:
+def _join_batches(database: str, group: Sequence[Insert]) -> None:
     for pk, opens in {each.batch.id: each.batch.opens for each in group if each.batch}.items():
         join(database, pk, opens=opens)
+
+
+def _write_group(database: str, group: Sequence[Insert]) -> Effects:
     first, *others = group
     new, keyed = first.new, first.keyed
     if others:

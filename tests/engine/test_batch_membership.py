@@ -306,3 +306,14 @@ def test_settle_of_shared_member_does_not_wait_for_open_transaction(claim):
     assert len(written) == 1
     settle(*claim())
     assert finish() == ENDED
+
+
+def test_transaction_goes_on_after_batch_finished():
+    with batch() as done:
+        pass
+    with transaction.atomic():
+        with pytest.raises(BatchFinished), batch.of(done.id):
+            add.enqueue(1)
+        add.enqueue(2)
+
+    assert Job.objects.get().args == [2]
