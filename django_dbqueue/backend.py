@@ -452,6 +452,12 @@ class DatabaseBackend(BaseTaskBackend):
             # Without keyed jobs: other callers may enqueue the same keys, and a repeated call finds
             # the existing jobs.
             entry.added.append(new)
+        elif entry and effects:
+            for row, effect in (effects[job.pk] for job in jobs if job.key):
+                if effect == EnqueueStatus.CREATED:
+                    entry.began.add(row.pk)
+                elif effect == EnqueueStatus.MERGED:
+                    entry.met.add(row.pk)
         woken = jobs[0], *(() if isinstance(jobs, LazyJobs) else jobs)
         for queue, priority in {(job.queue, job.priority) for job in woken}:
             wake(self.database, queue, priority)

@@ -26,6 +26,8 @@ class Entry:
     """A ``with`` block of a batch.
 
     added: the jobs enqueued in the block, unless it is the opener's block.
+    began: the ids of jobs with keys whose run the opener's block has enqueued.
+    met: those of waiting and running jobs that took over a call of that block.
     waits_for_commit: whether a call in the block has been left for the caller's commit.
     has_failed: whether the block has ended with an exception.
     """
@@ -34,6 +36,8 @@ class Entry:
     database: str
     opens: bool
     added: list[Sequence[Job]] = field(default_factory=list)
+    began: set[UUID] = field(default_factory=set)
+    met: set[UUID] = field(default_factory=set)
     waits_for_commit: bool = False
     has_failed: bool = False
 
@@ -174,7 +178,8 @@ class batch:
     def _leave(self, entry: Entry) -> None:
         if entry.has_failed and entry.opens:
             # The jobs enqueued before the error are not the whole batch: none of them may run, and
-            # no callback may follow.
+            # no callback may follow. Others wait for the jobs that were there before.
+            self._batch.leave(list(entry.met - entry.began))
             self.discard()
             self._backend.batches.filter(pk=self.id, finished_at=None).update(
                 on_finish=None, on_success=None

@@ -122,6 +122,11 @@ class Batch(models.Model):
         """Discard the batch's waiting jobs. Returns how many."""
         return int(self.jobs().waiting().discard())
 
+    def leave(self, ids: Sequence[UUID]) -> None:
+        """Remove jobs from the batch, as if it had not enqueued them."""
+        for start in range(0, len(ids), 1000):
+            self.jobs().filter(pk__in=ids[start : start + 1000]).update(batch=None)
+
     def withdraw(self, ids: Sequence[UUID]) -> None:
         """Discard waiting jobs as if they had not been added.
 

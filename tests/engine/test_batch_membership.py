@@ -317,3 +317,38 @@ def test_transaction_goes_on_after_batch_finished():
         add.enqueue(2)
 
     assert Job.objects.get().args == [2]
+
+
+# An opener that fails
+
+
+def test_failed_opener_leaves_job_that_waited_before():
+    keyed.enqueue(1)
+    with pytest.raises(LookupError), batch(**BOTH):
+        keyed.enqueue(2)
+        keyed.enqueue(3)
+        raise LookupError
+
+    job = Job.objects.get()
+    assert (job.state, job.args, job.batch_id) == (State.READY, [3], None)
+
+
+def test_failed_opener_leaves_run_that_another_batch_waits_for(claim):
+    with batch(**BOTH):
+        keyed.enqueue(1)
+    with pytest.raises(LookupError), batch():
+        keyed.enqueue(2)
+        raise LookupError
+    assert finish() == []
+    settle(*claim())
+
+    assert finish() == SUCCESSFUL
+
+
+def test_failed_opener_discards_run_that_it_has_enqueued():
+    with pytest.raises(LookupError), batch():
+        keyed.enqueue(1)
+        keyed.enqueue(2)
+        raise LookupError
+
+    assert Job.objects.get().state == State.DISCARDED
