@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -172,4 +172,17 @@ def close_shares(database: str, runs: Sequence[EndedRun]) -> None:
     left = [(run.job, batch) for run in runs if (batch := run.batch) and run.state in UNSUCCESSFUL]
     shares.bulk_create(
         [BatchShare(batch_id=batch, job=job, has_failed=True) for job, batch in left]
+    )
+
+
+def pass_shares_on(database: str, children: Mapping[UUID, Sequence[Job]]) -> None:
+    """Have the batches that wait for jobs wait for the jobs that these have become, too."""
+    shares = BatchShare.objects.using(database)
+    waiting = shares.filter(job__in=list(children), has_failed=False).values_list("batch", "job")
+    shares.bulk_create(
+        [
+            BatchShare(batch_id=batch, job=child.pk)
+            for batch, job in waiting
+            for child in children[job]
+        ]
     )

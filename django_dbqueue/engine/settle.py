@@ -17,7 +17,7 @@ from ..models.expressions import Among, Now, Sql, now_plus
 from ..models.job import JobQuerySet
 from ..models.locking import lock
 from .attempt_result import AttemptResult, Settled
-from .batches import EndedRun, close_shares
+from .batches import EndedRun, close_shares, pass_shares_on
 from .enqueue import write
 from .fast_sql import insert, set_json, update
 from .limits import block_surplus, release_slots
@@ -126,7 +126,8 @@ def _start_next_runs(jobs: JobQuerySet, results: Sequence[AttemptResult], again:
     for result in results:
         if result.fence[0] in again:
             anew[result.wait].append(result.fence[0])
-    if ended := [r for r in results if r.fence[0] in again and (r.state in FINISHED or r.then)]:
+    # A run that is cut off before its next stage has not ended: the next one takes its place.
+    if ended := [r for r in results if r.fence[0] in again and not r.continues]:
         close_shares(jobs.db, [EndedRun(r.fence[0], r.state, attempt=r.fence[1]) for r in ended])
     for wait, ids in anew.items():
         restart_run(jobs.filter(pk__in=ids), wait)
@@ -135,6 +136,7 @@ def _start_next_runs(jobs: JobQuerySet, results: Sequence[AttemptResult], again:
         _enter_stages(jobs, moves)
     if children := [child for result in results for child in result.children]:
         write(jobs.db, children)
+        pass_shares_on(jobs.db, {r.fence[0]: r.children for r in results if r.children})
 
 
 def _move_jobs(jobs: JobQuerySet, results: Sequence[AttemptResult], counted: Sql | None) -> None:

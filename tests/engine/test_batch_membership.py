@@ -8,18 +8,20 @@ import threading
 import pytest
 from django.db import connection, connections, transaction
 
-from django_dbqueue import batch
+from django_dbqueue import FanOut, batch, pipeline
+from django_dbqueue.engine.attempt_result import AttemptResult
 from django_dbqueue.engine.dispatch import fetch_pending
 from django_dbqueue.exceptions import BatchFinished
-from django_dbqueue.models import Batch, Job
+from django_dbqueue.models import Batch, Execution, Job
 from django_dbqueue.models.expressions import Now, now_plus
 from django_dbqueue.runtime.dispatcher import Dispatcher
 from django_dbqueue.runtime.shared_status import SharedStatus
+from django_dbqueue.runtime.worker.pipeline_step import after_stage
 from django_dbqueue.testing import drain
 
 from .. import direct
 from ..conftest import LONG
-from ..tasks import add, add_and_fail_once, fail, rejoice, sum_up
+from ..tasks import add, add_and_fail_once, brew, fail, rejoice, sort_out, sum_up
 from .test_batches import callbacks, settle
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -352,3 +354,40 @@ def test_failed_opener_discards_run_that_it_has_enqueued():
         raise LookupError
 
     assert Job.objects.get().state == State.DISCARDED
+
+
+# Pipelines with a key
+
+
+def end_stage(job, value, backend):
+    """Settle a stage that has returned a value."""
+    direct.settle(
+        [AttemptResult.of(job, Execution.Outcome.SUCCESSFUL, **after_stage(job, value, backend))]
+    )
+
+
+@pytest.mark.parametrize("value", ["ground", FanOut(["a", "b"])])
+def test_batch_waits_for_run_that_replaces_one_cut_off_between_stages(claim, backend, value):
+    line = pipeline(sort_out, brew).using(key="line")
+    with batch(**BOTH):
+        line.enqueue("a")
+    (job,) = claim()
+    line.enqueue("b")
+    end_stage(job, value, backend)
+    assert finish() == []
+    for value in ("ground", "brewed"):
+        end_stage(*claim(), value, backend)
+
+    assert finish() == SUCCESSFUL
+
+
+def test_both_batches_of_a_run_wait_for_the_jobs_that_it_fans_out_to(claim, backend):
+    line = pipeline(sort_out, brew).using(key="line")
+    for _ in range(2):
+        with batch(**BOTH):
+            line.enqueue("fan out")
+    end_stage(*claim(), FanOut(["a", "b"]), backend)
+    assert finish() == []
+    settle(*claim(), state=State.FAILED)
+
+    assert finish() == [*ENDED, *ENDED]
