@@ -11,6 +11,7 @@ from django.db.models import Exists, OuterRef, Q
 from ..core.transactions import writing
 from ..models import (
     Batch,
+    BatchShare,
     Execution,
     Failure,
     FailureStatistic,
@@ -64,14 +65,19 @@ def erase(database: str, ids: Sequence[UUID]) -> int:
 
 
 def prune_batches(database: str, older_than: float) -> None:
-    """Delete batches without jobs that finished over ``older_than`` seconds ago."""
+    """Delete batches without jobs that finished over ``older_than`` seconds ago.
+
+    Their shares are deleted too.
+    """
     has_jobs = Exists(Job.objects.using(database).filter(batch=OuterRef("pk")))
     rows = (
         Batch.objects.using(database)
         .filter(finished_at__lt=now_plus(-older_than))
         .exclude(has_jobs)
     )
-    rows._raw_delete(database)
+    with writing(database):
+        BatchShare.objects.using(database).filter(batch__in=rows)._raw_delete(database)
+        rows._raw_delete(database)
 
 
 def prune_failures(database: str, older_than: float) -> None:

@@ -12,7 +12,7 @@ from django_dbqueue import FanOut, batch, pipeline
 from django_dbqueue.engine.attempt_result import AttemptResult
 from django_dbqueue.engine.dispatch import fetch_pending
 from django_dbqueue.exceptions import BatchFinished
-from django_dbqueue.models import Batch, Execution, Job
+from django_dbqueue.models import Batch, BatchShare, Execution, Job
 from django_dbqueue.models.expressions import Now, now_plus
 from django_dbqueue.runtime.dispatcher import Dispatcher
 from django_dbqueue.runtime.shared_status import SharedStatus
@@ -391,3 +391,21 @@ def test_both_batches_of_a_run_wait_for_the_jobs_that_it_fans_out_to(claim, back
     settle(*claim(), state=State.FAILED)
 
     assert finish() == [*ENDED, *ENDED]
+
+
+# Retention
+
+
+def test_shares_are_pruned_with_their_batch(claim):
+    with batch(**BOTH):
+        fail.enqueue()
+    settle(*claim(), state=State.FAILED)
+    finish()
+    Job.objects.filter(task=fail.module_path).update(finished_at=now_plus(-100))
+    Batch.objects.update(finished_at=now_plus(-100))
+
+    direct.prune_jobs([State.FAILED], 10, 100)
+    direct.prune_batches(10)
+
+    assert not Batch.objects.exists()
+    assert not BatchShare.objects.exists()
