@@ -114,7 +114,8 @@ def moved(moved_once, settings):
 
 @pytest.fixture(scope="module")
 def original_once(tmp_path_factory):
-    pytest.importorskip("celery")
+    finalizers = pytest.importorskip("celery._state")._on_app_finalizers
+    before = set(finalizers)
     names = ["__init__.py", "celery.py", "settings.py", "tasks.py", "views.py"]
     folder = tmp_path_factory.mktemp("original")
     with copy_of_project(folder, "celery_project_original", {n: n for n in names}, {}) as name:
@@ -124,6 +125,8 @@ def original_once(tmp_path_factory):
         tasks = import_module(f"{name}.tasks")
         yield tasks, {key: given[key] for key in given if key.startswith("CELERY_")}
         app.close()
+    # Celery registers shared tasks with each later app, such as that of a second copy.
+    finalizers.intersection_update(before)
 
 
 @pytest.fixture
