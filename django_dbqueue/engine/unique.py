@@ -235,15 +235,14 @@ class _Merge:
 def _time(row: Any, policy: UniquePolicy) -> Any:
     """Return the time at which the job is to run.
 
-    A re-enqueue postpones neither a waiting job nor a requested rerun, unless the call replaces it.
+    A re-enqueue never postpones it, unless the call replaces the waiting job.
     """
     wanted = policy.run_after
     asked = row.db_now + wanted if isinstance(wanted, timedelta) else wanted or row.db_now
-    if row.state in FINISHED or (row.state == State.RUNNING and not row.rerun_requested):
+    if row.state in FINISHED or row.state == State.RUNNING:
         return asked
     if policy.on_conflict == Conflict.REPLACE and wanted:
-        is_running = row.state == State.RUNNING
-        return asked if is_running else min(asked, row.enqueued_at + policy.max_wait)
+        return min(asked, row.enqueued_at + policy.max_wait)
     return min(asked, row.run_after)
 
 

@@ -655,14 +655,3 @@ def test_key_that_an_old_snapshot_does_not_show_is_found():
         connection.close()
 
     assert Job.objects.get().args == [2]
-
-
-def test_requested_rerun_is_not_postponed_by_a_later_call(claim):
-    keyed().enqueue(1)
-    (job,) = claim()
-    keyed().enqueue(2)
-    keyed(run_after=timedelta(days=1)).enqueue(3)
-
-    settle(job)
-
-    assert (the_job().state, the_job().args) == (State.READY, [3])
