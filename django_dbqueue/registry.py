@@ -17,7 +17,7 @@ from . import limits
 from .compat import FrameworkTask
 from .core.transactions import is_conflict, writing
 from .exceptions import InvalidTaskPath
-from .tasks import AnyTask, Task
+from .tasks import AnyTask, Task, is_coroutine
 
 if TYPE_CHECKING:
     from .models import ClaimedJob, Job
@@ -102,6 +102,11 @@ def unlimited_tasks(modules: Iterable[str]) -> list[str]:
             if not limits.of_task(load(path)):
                 found.append(path)
     return found
+
+
+def coroutine_tasks(modules: Iterable[str]) -> list[str]:
+    """Return the paths of the imported tasks that are ``async def`` functions."""
+    return [path for path, task in tasks_in(modules).items() if is_coroutine(task.func)]
 
 
 def decide_limits(job: ClaimedJob) -> None:

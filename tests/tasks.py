@@ -459,6 +459,12 @@ def transfer_in_a_loop():
 
 
 @task
+def nap_for_ever():
+    while True:
+        time.sleep(0.01)
+
+
+@task
 def count_rows():
     return Run.objects.count()
 

@@ -34,7 +34,9 @@ class AsyncPool:
         self._loop: asyncio.AbstractEventLoop | None = None
         # The event loop holds only weak references to its tasks.
         self._begun: set[asyncio.Task[None]] = set()
-        self._is_watched = self._all_mine = self._closed = False
+        self._is_watched = self._closed = False
+        # Whether all jobs of the last claim were coroutines.
+        self.took_all = False
 
     def take(
         self, jobs: Sequence[ClaimedJob], leave: Callable[[str], None]
@@ -49,7 +51,7 @@ class AsyncPool:
         for job in jobs:
             (mine if is_of_coroutine(job, leave) else others).append(job)
         if jobs:
-            self._all_mine = not others
+            self.took_all = not others
         free = max(0, self._options.coroutines - len(self._running))
         mine, too_many = mine[:free], mine[free:]
         if not mine:
@@ -68,14 +70,10 @@ class AsyncPool:
         return len(self._running) >= self._options.coroutines
 
     def room(self) -> int:
-        """Number of further jobs to claim: 0 unless all jobs of the last claim were coroutines."""
+        """Number of further coroutines to claim at a time."""
         # Each job starts immediately: without a prefetch, jobs are claimed one by one.
         most = max(1, self._options.prefetch)
-        return (
-            max(0, min(self._options.coroutines - len(self._running), most))
-            if self._all_mine
-            else 0
-        )
+        return max(0, min(self._options.coroutines - len(self._running), most))
 
     def running(self) -> list[CoroutineCall]:
         return list(self._running.values())

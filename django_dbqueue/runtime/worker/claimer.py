@@ -17,11 +17,11 @@ from ...engine.claim_fast_path import FastClaim, fast_claim
 from ...engine.claim_size import Budget
 from ...engine.slot_group import GroupSize, ungrouped
 from ...models import ClaimedJob, Process, Queue, TaskState
-from ...models.enums import Lane
+from ...models.enums import Lane, Place
 from ...models.job import JobQuerySet
 from ...models.pausing import PAUSED
-from ...registry import decide_limits, unlimited_tasks
-from .lane_cursors import LaneCursors
+from ...registry import coroutine_tasks, decide_limits, unlimited_tasks
+from .lane_cursors import LaneCursors, rests_until
 
 DEFAULT = Options()
 
@@ -71,6 +71,7 @@ class Claimer:
         self.limits: dict[str, int] = {}
         self._left: dict[str, float] = {}
         self._notified: set[Lane] = set()
+        self._kind_rests_until = float("-inf")
         self._at_once = lru_cache(maxsize=64)(self._claim_at_once)
         # True if the last scan found no ready job in any of the worker's queues, including jobs
         # that may not be claimed now.
@@ -132,6 +133,30 @@ class Claimer:
         ]
         self._lanes = sorted(following, key=self._order.__getitem__)
 
+    def claim_kind(
+        self, limit: int, held_bytes: int, *, coroutines: bool
+    ) -> Iterator[list[ClaimedJob]]:
+        """Claim up to ``limit`` jobs of ``async def`` tasks, or of other tasks only.
+
+        For a worker that has no room for the other kind. The claim steps over these jobs: if it
+        finds fewer jobs than wanted, the next ones return none for a time.
+        """
+        if (began := time.monotonic()) < self._kind_rests_until:
+            return
+        names = coroutine_tasks(self._options.task_modules)
+        of_kind = Q(task__in=names) if coroutines else ~Q(task__in=names)
+        budget, room = Budget(self._options.prefetch_bytes, held_bytes), limit
+        if names or not coroutines:
+            self._read_lanes()
+            for lane in self._lanes:
+                if room <= 0 or budget.is_spent:
+                    return
+                if jobs := self._claim_lane(self._wanted().filter(of_kind), lane, room, budget):
+                    room -= len(jobs)
+                    yield jobs
+        if room > 0:
+            self._kind_rests_until = rests_until(began, at_least=self.FRESH)
+
     def claim_behind(
         self, member: ClaimedJob, limit: int, group_size: GroupSize
     ) -> list[ClaimedJob]:
@@ -189,19 +214,7 @@ class Claimer:
         for lane in lanes:
             if room <= 0 or budget.is_spent:
                 return
-            limit = self.limits.get(lane.queue)
-            queue_has = partial(queue_room, self._jobs.db, lane.queue, limit) if limit else None
-            jobs = claim(
-                wanted,
-                lane,
-                self._process,
-                room,
-                self._group_size,
-                self._cursors.of(lane),
-                budget,
-                queue_has,
-                decide_limits,
-            )
+            jobs = self._claim_lane(wanted, lane, room, budget, self._cursors.of(lane))
             is_full = len(jobs) == room or budget.is_spent
             self._cursors.move(lane, jobs, full=is_full)
             if not is_full:
@@ -209,6 +222,23 @@ class Claimer:
             room -= len(jobs)
             if jobs:
                 yield jobs
+
+    def _claim_lane(
+        self, jobs: JobQuerySet, lane: Lane, room: int, budget: Budget, since: Place | None = None
+    ) -> list[ClaimedJob]:
+        limit = self.limits.get(lane.queue)
+        queue_has = partial(queue_room, self._jobs.db, lane.queue, limit) if limit else None
+        return claim(
+            jobs,
+            lane,
+            self._process,
+            room,
+            self._group_size,
+            since,
+            budget,
+            queue_has,
+            decide_limits,
+        )
 
     def _read_lanes(self) -> bool:
         """Refresh the lanes. Return whether this ran a scan.

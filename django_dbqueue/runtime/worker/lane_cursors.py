@@ -13,6 +13,10 @@ from django.db import connections
 from ...models import ClaimedJob
 from ...models.enums import Lane, Place
 
+# The pause after a slow scan is REST times its duration, and at most LONGEST_REST seconds, as the
+# network may have been the cause.
+REST, LONGEST_REST = 20.0, 5.0
+
 
 class LaneCursors:
     """The cursor of each lane, and the schedule of full scans.
@@ -24,9 +28,8 @@ class LaneCursors:
     cursors.
     """
 
-    # A full scan that takes longer than LONG seconds is followed by a pause of REST times its
-    # duration. The pause is at most LONGEST_REST seconds, as the network may have been the cause.
-    LONG, REST, LONGEST_REST = 0.03, 20.0, 5.0
+    # A full scan that takes longer than LONG seconds is followed by a pause.
+    LONG = 0.03
 
     def __init__(self, database: str) -> None:
         # SQLite has no dead rows.
@@ -52,9 +55,7 @@ class LaneCursors:
         found = set(lanes())
         took = time.monotonic() - began
         self.slow = self._is_of_use and took > self.LONG
-        self._rests_until = (
-            began + took + min(took * self.REST, self.LONGEST_REST) if self.slow else float("-inf")
-        )
+        self._rests_until = rests_until(began) if self.slow else float("-inf")
         self._places = {
             lane: place for lane, place in self._places.items() if self.slow and lane not in found
         }
@@ -69,3 +70,9 @@ class LaneCursors:
             self._places[lane] = max((job.run_after, job.id) for job in jobs)
         elif not self.slow:
             self._places.pop(lane, None)
+
+
+def rests_until(began: float, at_least: float = 0.0) -> float:
+    """Return when the pause ends after a scan that began at ``began`` and ends now."""
+    now = time.monotonic()
+    return now + max(at_least, min((now - began) * REST, LONGEST_REST))

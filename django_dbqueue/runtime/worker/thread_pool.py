@@ -47,6 +47,8 @@ class ThreadPool:
     LATE = 2.0
     # The same for a group whose jobs another slot may be free for: without a long line, and always.
     GROUP_AHEAD, GROUP_LATE = 0.025, 0.05
+    # A worker whose threads have all been busy for longer claims jobs for its event loop only.
+    STALLED = 1.0
 
     def __init__(
         self,
@@ -121,6 +123,13 @@ class ThreadPool:
     def has_room(self) -> bool:
         """Whether a thread is free for another job."""
         return len(self._running) + len(self._waiting) < self._options.threads
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether all threads have run their jobs for longer than STALLED seconds."""
+        return len(calls := self.running()) >= self._options.threads and (
+            time.monotonic() - max(call.began for call in calls) > self.STALLED
+        )
 
     def keeps_slot(self, job: ClaimedJob) -> bool:
         """Return whether claimed jobs that will run after this one share its slot."""

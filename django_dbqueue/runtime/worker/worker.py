@@ -6,7 +6,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -215,25 +215,29 @@ class Worker:
             return 0, False
 
     def _claim(self) -> tuple[int, int]:
-        fit = (
-            self._heartbeat.healthy
-            and not self._heartbeat.is_quiet
-            and not self._async_pool.full()
-            and not self._settler.full
-        )
-        room = (self._async_pool.room() or self._pool.room()) if fit else 0
+        fit = self._heartbeat.healthy and not self._heartbeat.is_quiet and not self._settler.full
+        room, claim = self._room() if fit else (0, self._claimer.claim)
         if self._options.max_jobs is not None and not self._status.is_kept:
             room = min(room, max(0, self._options.max_jobs - self._taken))
         before = self._status.claimed
         if room > 0:
             self._extend_groups(room)
         if (left := room - (self._status.claimed - before)) > 0:
-            for jobs in self._claimer.claim(left, self._pool.held_bytes()):
+            for jobs in claim(left, self._pool.held_bytes()):
                 self._take(jobs)
         found = self._status.claimed - before
         if room > 0:
             self._status.count("claims" if found else "empty_claims")
         return found, room
+
+    def _room(self) -> tuple[int, Callable[[int, int], Iterator[list[ClaimedJob]]]]:
+        """Return how many jobs to claim, and how: of both kinds, if there is room for both."""
+        if not (coroutines := self._async_pool.room()):
+            return self._pool.room(), partial(self._claimer.claim_kind, coroutines=False)
+        if self._pool.is_stalled:
+            return coroutines, partial(self._claimer.claim_kind, coroutines=True)
+        room = coroutines if self._async_pool.took_all else self._pool.room()
+        return room, self._claimer.claim
 
     def _extend_groups(self, room: int) -> None:
         """Claim up to ``room`` jobs behind groups that end soon, so that their slots stay used."""

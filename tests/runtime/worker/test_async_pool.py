@@ -69,14 +69,15 @@ def test_job_finished_during_take_is_not_returned(loop, started, monkeypatch):
     monkeypatch.undo()
 
 
-def test_room_grows_once_all_jobs_are_async(loop):
-    assert loop.room() == 0
+def test_loop_notes_whether_all_claimed_jobs_were_async(loop):
+    assert not loop.took_all
     loop.take(jobs_of(tasks.echo, tasks.add), pytest.fail)
-    assert loop.room() == 0
+    assert not loop.took_all
     loop.take(jobs_of(tasks.echo), pytest.fail)
-    until(lambda: not loop.running())
-    assert loop.room() == 60
+    assert loop.took_all
     loop.take([], pytest.fail)
+    assert loop.took_all
+    until(lambda: not loop.running())
     assert loop.room() == 60
 
 
@@ -160,6 +161,31 @@ def test_five_hundred_coroutines_wait_concurrently(worker):
     ran = Execution.objects.aggregate(first=Min("started_at"), last=Max("finished_at"))
     # Nine at a time would take two minutes.
     assert (ran["last"] - ran["first"]).total_seconds() < 40
+
+
+def test_coroutine_starts_while_all_threads_are_busy(worker):
+    """Among many jobs that only a thread can run."""
+    worker(threads=2, shutdown_timeout=1)
+    tasks.nap_for_ever.enqueue_many([()] * 2)
+    until(lambda: Job.objects.running().count() == 2)
+    tasks.nap_for_ever.enqueue_many([()] * 300)
+
+    results = tasks.echo.enqueue_many([(1,)] * 30)
+
+    until(lambda: all(result.refresh() or result.is_finished for result in results))
+    assert Job.objects.running().count() == 2
+
+
+def test_plain_functions_start_while_the_loop_is_full(worker):
+    worker(threads=2, coroutines=3, shutdown_timeout=1)
+    tasks.echo.enqueue_many([(1, LONG)] * 3)
+    until(lambda: Job.objects.running().count() == 3)
+    tasks.echo.enqueue_many([(1, LONG)] * 300)
+
+    results = tasks.add.enqueue_many([(1,)] * 30)
+
+    until(lambda: all(result.refresh() or result.is_finished for result in results))
+    assert Job.objects.running().count() == 3
 
 
 def test_signal_receivers_can_use_the_database(worker):

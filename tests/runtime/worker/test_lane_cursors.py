@@ -16,6 +16,7 @@ from django_dbqueue.models import Job, Queue
 from django_dbqueue.models.enums import Lane, Outcome, State
 from django_dbqueue.models.expressions import NotBefore
 from django_dbqueue.models.locking import lock
+from django_dbqueue.runtime.worker import lane_cursors
 from django_dbqueue.runtime.worker.claimer import Claimer
 from django_dbqueue.runtime.worker.lane_cursors import LaneCursors
 
@@ -41,8 +42,8 @@ def claimer(process, monkeypatch):
 def slow(claimer, monkeypatch):
     """Make every full scan slow, as an old transaction does; call the result when the next scan is due."""
     monkeypatch.setattr(LaneCursors, "LONG", -1.0)
-    monkeypatch.setattr(LaneCursors, "REST", 1e9)
-    monkeypatch.setattr(LaneCursors, "LONGEST_REST", 1e9)
+    monkeypatch.setattr(lane_cursors, "REST", 1e9)
+    monkeypatch.setattr(lane_cursors, "LONGEST_REST", 1e9)
 
     def due(claimer):
         claimer._cursors._rests_until = claimer._read_at = float("-inf")
@@ -235,3 +236,18 @@ def test_old_transaction_does_not_slow_claims(claimer):
         assert buffers(from_cursor) <= 40, from_cursor
     else:
         assert re.search(r" range (\S+ )?dbqueue_job_lane ", from_cursor), from_cursor
+
+
+def test_claim_of_one_kind_leaves_the_other_kind_to_the_next_claim(claimer):
+    def of_coroutines(limit):
+        return [job.args for jobs in claimer.claim_kind(limit, 0, coroutines=True) for job in jobs]
+
+    for number in range(3):
+        enqueue(number)
+    tasks.echo.enqueue_many([(10,), (11,), (12,)])
+
+    assert of_coroutines(2) == [[10], [11]]
+    assert of_coroutines(2) == [[12]]
+    tasks.echo.enqueue(13)
+    assert of_coroutines(2) == []  # The claim before found fewer than wanted.
+    assert claimed(claimer, 5) == [0, 1, 2, 13]
