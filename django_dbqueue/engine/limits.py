@@ -94,14 +94,8 @@ def acquire(
         )
     _take_slots(database, [*admitted, *behind])
     passed = sorted({key for job in limited for key in _not_used(job)})
-    notify_queues(
-        database,
-        [
-            queue
-            for key in passed
-            for queue in _unblock(database, key, semaphores[key].free, semaphores)
-        ],
-    )
+    free = {key: semaphores[key].free for key in passed}
+    notify_queues(database, _unblock(database, free, semaphores))
     return [*(job for job in jobs if not job.blocked_by), *behind]
 
 
@@ -170,11 +164,8 @@ def _signal(
         lines = {key: held[key] for key in keys}
         if lines:
             _count_slots(database, lines)
-        return [
-            queue
-            for key in lines
-            for queue in _unblock(database, key, lines[key].free, lines, of_each_kind)
-        ]
+        free = {key: row.free for key, row in lines.items()}
+        return _unblock(database, free, lines, of_each_kind)
 
 
 def sweep(database: str, limit: int) -> list[str]:
@@ -205,9 +196,7 @@ def unblock_orphans(database: str, limit: int) -> list[str]:
     )
     keys = [key for key in lost.values_list("blocked_by", flat=True).distinct()[:limit] if key]
     with writing(database):
-        return [
-            queue for key in keys for queue in _unblock(database, key, 1, {}, of_each_kind=True)
-        ]
+        return _unblock(database, dict.fromkeys(keys, 1), {}, of_each_kind=True)
 
 
 def reserve_times(database: str, keys: Iterable[str] | None = None) -> None:
@@ -248,7 +237,7 @@ def replan_rates(database: str) -> None:
 
 def _assign_times(database: str, row: Semaphore) -> None:
     times = row.free_times()
-    jobs = _lock_first_waiting(database, row.pk, len(times), {})
+    jobs = _lock_first_waiting(Served(database), row.pk, len(times), {})
     for job, time in zip(jobs, times, strict=False):
         job.state, job.blocked_by, job.run_after = State.SCHEDULED, None, time
         row.booked = time + (row.interval or timedelta())
@@ -338,9 +327,18 @@ def _locked(database: str, keys: Iterable[str]) -> list[Semaphore]:
 
 
 def _unblock(
-    database: str, key: str, number: int, known: dict[str, Semaphore], of_each_kind: bool = False
+    database: str,
+    free: Mapping[str, int],
+    known: dict[str, Semaphore],
+    of_each_kind: bool = False,
 ) -> list[str]:
-    found = _lock_first_waiting(database, key, number, known, of_each_kind)
+    """Unblock up to so many jobs of each semaphore. Return the queue of each."""
+    served = Served(database)
+    found = [
+        job
+        for key, number in free.items()
+        for job in _lock_first_waiting(served, key, number, known, of_each_kind)
+    ]
     _jobs(database).filter(pk__in=[job.pk for job in found]).update(
         state=State.READY, blocked_by=None
     )
@@ -348,7 +346,7 @@ def _unblock(
 
 
 def _lock_first_waiting(
-    database: str, key: str, number: int, known: dict[str, Semaphore], of_each_kind: bool = False
+    served: Served, key: str, number: int, known: dict[str, Semaphore], of_each_kind: bool = False
 ) -> list[Job]:
     """Lock and return the first waiting jobs of a semaphore that can run.
 
@@ -357,8 +355,8 @@ def _lock_first_waiting(
     narrower limit has no free slot either waits for that one. ``known`` are counted semaphores;
     the returned jobs take slots of them in memory.
     """
-    known = dict(known)
-    served, found, passed = Served(database), list[Job](), set[UUID]()
+    database, known = served.database, dict(known)
+    found, passed = list[Job](), set[UUID]()
     size = SCAN_SIZE if of_each_kind else number
     for _ in range(ROUNDS if number > 0 else 0):
         rows = (

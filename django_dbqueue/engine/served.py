@@ -11,7 +11,7 @@ class Served:
     """Paused queues and tasks, and the queues of live workers, as the database has them now."""
 
     def __init__(self, database: str) -> None:
-        self._database = database
+        self.database = database
         self._queues: dict[str, bool] = {}
 
     def takes(self, job: Job) -> bool:
@@ -27,15 +27,15 @@ class Served:
     @cached_property
     def _workers(self) -> list[Process]:
         return list(
-            Process.objects.using(self._database)
+            Process.objects.using(self.database)
             .workers()
             .only("details", "request", "supervisor__request")
         )
 
     @cached_property
     def _paused_queues(self) -> set[str]:
-        return set(Queue.objects.using(self._database).names_of_paused())
+        return set(Queue.objects.using(self.database).names_of_paused())
 
     @cached_property
     def _paused_tasks(self) -> set[str]:
-        return set(TaskState.objects.using(self._database).names_of_paused())
+        return set(TaskState.objects.using(self.database).names_of_paused())

@@ -60,7 +60,7 @@ def next_in_line(
             alike[job.task, job.queue, slots].append(job)
     found: list[ClaimedJob] = []
     for (_task, _queue, slots), first in alike.items():
-        for key, number in slots:
+        for key, number in slots if len(found) < limit else ():
             line = COUNTED if number == 1 else jobs.waiting_for(key)[:COUNTED].count() // number
             size = group_size(first[0], line)
             if (most := min(limit - len(found), (size - 1) * len(first))) > 0:

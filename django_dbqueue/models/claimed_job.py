@@ -19,6 +19,8 @@ class ClaimedJob(Job):
     db_now: the database's time, as the claim has read it.
     slot_group: all jobs of one group run one after the other, and share the slots of their limits.
     rated_until: the time of the next start by each of its rates, as its own start has left it.
+    waits_since: this process's clock when the job began to wait for a thread. Its claim may have
+        taken longer than a job may wait.
     size: bytes of the arguments as JSON, as far as they were counted: small arguments are not.
     not_to_run: the reason why the job is not to run, or "".
     refused: the error with which the job ends as it starts, if its limits cannot be computed.
@@ -30,6 +32,7 @@ class ClaimedJob(Job):
     db_now: datetime
     slot_group: UUID | None = None
     rated_until: Mapping[str, datetime] = MappingProxyType({})
+    waits_since = 0.0
     size = 0
     not_to_run = ""
     refused: Exception | None = None

@@ -362,8 +362,15 @@ def recording_pool():
 
 def a_job(name, seconds=0.0, slot_group=None, ago=0.0, **values):
     job = ClaimedJob(task="t", args=[seconds, name], attempt=1, **values)
-    job.clock, job.slot_group = time.monotonic() - ago, slot_group
+    job.clock, job.slot_group, job.ago = time.monotonic(), slot_group, ago
     return job
+
+
+def put(pool, jobs):
+    """Let jobs wait as if they had come ``ago`` seconds ago."""
+    pool.put(jobs)
+    for job in jobs:
+        job.waits_since -= job.ago
 
 
 def test_slot_group_runs_serially_beside_other_jobs(recording_pool):
@@ -432,17 +439,18 @@ def test_job_with_slot_runs_before_jobs_without(recording_pool):
 def test_late_jobs_are_released_earlier_in_a_slot_group(recording_pool):
     pool = recording_pool(threads=1).pool
     running, waiting = uuid4(), uuid4()
-    pool.put([a_job("runs", 0.3, running, ago=9)])
+    put(pool, [a_job("runs", 0.3, running, ago=9)])
     until(pool.running)
-    pool.put(
+    put(
+        pool,
         [
             a_job("behind", 0.0, running, ago=0.1),
             a_job("waits", 0.0, waiting, ago=9),
             a_job("last", 0.0, waiting, ago=9),
-        ]
+        ],
     )
     assert pool.late_in() <= 0
-    pool.put([a_job("fresh", 0.0, running), a_job("other", ago=0.1)])
+    put(pool, [a_job("fresh", 0.0, running), a_job("other", ago=0.1)])
 
     assert [job.args[1] for job in pool.take_back(late=True)] == ["waits", "behind", "last"]
 
@@ -456,9 +464,9 @@ def test_late_jobs_are_released_earlier_in_a_slot_group(recording_pool):
 def test_job_behind_a_late_one_is_released_with_it(recording_pool):
     pool = recording_pool(threads=1).pool
     slot_group = uuid4()
-    pool.put([a_job("runs", 0.3)])
+    put(pool, [a_job("runs", 0.3)])
     until(pool.running)
-    pool.put([a_job("waits", 0.0, slot_group, ago=9), a_job("behind", 0.0, slot_group)])
+    put(pool, [a_job("waits", 0.0, slot_group, ago=9), a_job("behind", 0.0, slot_group)])
 
     assert [job.args[1] for job in pool.take_back(late=True)] == ["waits", "behind"]
     assert pool.waiting() == []
@@ -486,9 +494,9 @@ def test_members_of_a_group_that_advances_as_usual_are_not_late(recording_pool):
 def test_group_members_without_other_slot_are_not_late(recording_pool):
     pool = recording_pool(threads=1).pool
     slot_group, limits = uuid4(), [{"key": "a", "max_running": 1}]
-    pool.put([a_job("runs", 0.1, slot_group, limits=limits)])
+    put(pool, [a_job("runs", 0.1, slot_group, limits=limits)])
     until(pool.running)
-    pool.put([a_job("behind", 0.0, slot_group, ago=0.1, limits=limits)])
+    put(pool, [a_job("behind", 0.0, slot_group, ago=0.1, limits=limits)])
 
     assert pool.take_back(late=True) == []
     assert pool.late_in() > 0.2
@@ -497,12 +505,25 @@ def test_group_members_without_other_slot_are_not_late(recording_pool):
 def test_all_waiting_jobs_are_released_at_shutdown(recording_pool):
     pool = recording_pool(threads=1).pool
     slot_group = uuid4()
-    pool.put([a_job("runs", 0.1, slot_group)])
+    put(pool, [a_job("runs", 0.1, slot_group)])
     until(pool.running)
-    pool.put([a_job("behind", 0.0, slot_group), a_job("waits")])
+    put(pool, [a_job("behind", 0.0, slot_group), a_job("waits")])
 
     assert [job.args[1] for job in pool.take_back()] == ["waits", "behind"]
     assert pool.waiting() == []
+
+
+def test_jobs_whose_claim_took_long_are_not_late(recording_pool):
+    pool = recording_pool(threads=1).pool
+    slot_group = uuid4()
+    jobs = [a_job("runs", 0.2, slot_group), a_job("behind", 0.0, slot_group)]
+    for job in jobs:
+        job.clock -= 9
+
+    pool.put(jobs)
+
+    assert pool.late_in() > 0
+    assert pool.take_back(late=True) == []
 
 
 class SlowDict(dict):
@@ -520,11 +541,12 @@ def test_each_job_either_runs_or_is_taken_back(recording_pool, late):
     pool.pool._waiting = SlowDict()
     for start in range(0, 3000, 30):
         slot_group = uuid4() if start % 90 else None
-        pool.pool.put(
+        put(
+            pool.pool,
             [
                 a_job(name, 0.0, slot_group, ago=random.choice([0.0, 0.03, 9.0]))
                 for name in names[start : start + 30]
-            ]
+            ],
         )
         time.sleep(random.uniform(0, 0.002))
         taken += [job.args[1] for job in pool.pool.take_back(late)]
@@ -545,7 +567,7 @@ def test_stalled_threads_stop_prefetching(recording_pool):
     hold = threading.Event()
     pool._mean = 0.001
     pool._run = lambda call: hold.wait(LONG) and None
-    pool.put([a_job("one"), a_job("two")])
+    put(pool, [a_job("one"), a_job("two")])
     until(lambda: len(pool.running()) == 2)
     for call in pool.running():
         call.began = time.monotonic()
@@ -559,16 +581,17 @@ def test_slot_group_members_take_no_room_from_other_jobs(recording_pool):
     pool = recording_pool(threads=2, prefetch=50).pool
     slot_group, hold = uuid4(), threading.Event()
     pool._run = lambda call: hold.wait(LONG) and None
-    pool.put(
+    put(
+        pool,
         [
             a_job("first", slot_group=slot_group),
             *(a_job(str(n), slot_group=slot_group) for n in range(20)),
-        ]
+        ],
     )
     until(pool.running)
 
     assert pool.room() == 1
-    pool.put([a_job(str(n), slot_group=slot_group) for n in range(31)])
+    put(pool, [a_job(str(n), slot_group=slot_group) for n in range(31)])
     assert pool.room() == 0
     hold.set()
 

@@ -83,9 +83,10 @@ class ThreadPool:
 
     def put(self, jobs: Sequence[ClaimedJob]) -> None:
         with self._lock:
-            first = []
+            first, now = [], time.monotonic()
             for job in jobs:
                 self._status.mark_claimed(job.pk)
+                job.waits_since = now
                 if job.slot_group in self._followers:
                     self._followers[job.slot_group].append(job)
                     self._with_line.add(job.slot_group)
@@ -189,7 +190,7 @@ class ThreadPool:
     def late_in(self) -> float:
         """Seconds until the first waiting job has waited for too long."""
         with self._lock:
-            late = [job.clock + self.LATE for job in list(self._waiting.values())]
+            late = [job.waits_since + self.LATE for job in list(self._waiting.values())]
             late += [
                 self._late_at(slot_group, followers[0])
                 for slot_group, followers in self._followers.items()
@@ -205,7 +206,9 @@ class ThreadPool:
         """
         with self._lock:
             now = time.monotonic() if late else float("inf")
-            old = [job for job in list(self._waiting.values()) if job.clock <= now - self.LATE]
+            old = [
+                job for job in list(self._waiting.values()) if job.waits_since <= now - self.LATE
+            ]
             stale = [job for job in old if self._waiting.pop(job.fence, None)]
             for slot_group, followers in self._followers.items():
                 old = [job for job in followers if self._late_at(slot_group, job) <= now]
@@ -240,8 +243,8 @@ class ThreadPool:
     def _late_at(self, slot_group: UUID | None, follower: ClaimedJob) -> float:
         """Return the time at which a follower has waited for too long."""
         if _has_the_only_slot(follower):
-            return follower.clock + self.LATE
-        since = max(follower.clock, self._advanced_at.get(slot_group, 0.0))
+            return follower.waits_since + self.LATE
+        since = max(follower.waits_since, self._advanced_at.get(slot_group, 0.0))
         return since + self._late_after(follower.task)
 
     def _late_after(self, task: str) -> float:
