@@ -70,8 +70,9 @@ class Pipeline:
         """Return the same pipeline with other settings for its jobs.
 
         The settings are run_after, expires, metadata, key, version, on_conflict, max_wait and
-        enqueue, as for ``Task.using()``. Raises TypeError for another setting, which belongs to a
-        stage, and InvalidTask for an invalid value.
+        enqueue, as for ``Task.using()``. Each stage must start before the job expires. Raises
+        TypeError for another setting, which belongs to a stage, and InvalidTask for an invalid
+        value.
         """
         if unknown := settings.keys() - {
             "run_after",
@@ -149,7 +150,7 @@ def pipeline(*stages: AnyTask) -> Pipeline:
 
     Raises InvalidTask for stages that cannot form a pipeline: none at all, a value that is no task,
     tasks of several backends, or a later stage that does not take one argument or has a
-    ``run_after``.
+    ``run_after`` or ``expires``.
     """
     if not stages:
         raise InvalidTask("A pipeline needs stages: pipeline(fetch, parse, index).")
@@ -186,4 +187,10 @@ def _must_follow(stage: AnyTask) -> None:
     if stage.run_after is not None:
         raise InvalidTask(
             f"{stage.module_path} starts when the stage before it ends. Leave its run_after out."
+        )
+    if stage.expires is not None:
+        raise InvalidTask(
+            "The stages of a pipeline have one expiry. Leave expires of the later stage "
+            f"{stage.module_path} out, and give it to the pipeline: "
+            "pipeline(...).using(expires=...)."
         )

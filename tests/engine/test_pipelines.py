@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
@@ -12,6 +14,7 @@ from django_dbqueue.core.options import Options
 from django_dbqueue.engine.attempt_result import AttemptResult
 from django_dbqueue.models import Execution, Job
 from django_dbqueue.models.enums import Lane
+from django_dbqueue.models.expressions import now_plus
 from django_dbqueue.runtime.worker import executor
 from django_dbqueue.runtime.worker.settler import Settler
 from django_dbqueue.runtime.worker.task_call import ThreadCall
@@ -259,6 +262,28 @@ def test_lost_attempt_does_not_advance_the_job(claim, what):
     assert (the_job().state, the_job().stage, the_job().attempt) == (State.RUNNING, 0, 2)
 
 
+def test_later_stage_expires_with_the_call():
+    coffee.using(expires=timedelta(hours=1)).enqueue("arabica")
+    expires_at = the_job().expires_at
+    drain_one()
+    assert (the_job().stage, the_job().expires_at) == (1, expires_at)
+    Job.objects.update(expires_at=now_plus(-1))
+
+    drain_one()
+
+    assert (the_job().stage, the_job().state) == (1, State.DISCARDED)
+
+
+def test_children_of_fan_out_expire_with_the_call():
+    pipeline(sort_out, brew).using(expires=timedelta(hours=1)).enqueue("fan out")
+    expires_at = the_job().expires_at
+
+    drain_one()
+
+    children = Job.objects.filter(stage=1)
+    assert [job.expires_at for job in children] == [expires_at, expires_at]
+
+
 def test_stage_keeps_its_limits():
     pipeline(grind, charge).enqueue("arabica")
     drain_one()
@@ -324,6 +349,10 @@ def test_workers_run_all_stages(worker):
         (
             (grind, add.using(backend="other")),
             "has the backend 'other', but the first stage has 'default'",
+        ),
+        (
+            (grind, brew.using(expires=timedelta(hours=1))),
+            "Leave expires of the later stage tests.tasks.brew out, and give it to the pipeline",
         ),
     ],
 )

@@ -45,7 +45,7 @@ def _at(job: Job, place: int, value: object, backend: DatabaseBackend) -> Job:
     """Return the job as it is at that stage."""
     value = serialization.to_json(value, of=f"The return value of {job.task}")
     there = backend.at_stage(job.pipeline, place, value)
-    there.batch_id, there.metadata = job.batch_id, job.metadata
+    there.batch_id, there.metadata, there.expires_at = job.batch_id, job.metadata, job.expires_at
     if there.source:
         there.source["job"] = str(job.pk)
     return there
