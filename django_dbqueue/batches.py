@@ -114,7 +114,7 @@ class batch:
         return dict(self._batch.progress())
 
     def discard(self) -> int:
-        """Discard the batch's waiting jobs. Return their number.
+        """Discard the batch's waiting jobs, and requested reruns of its jobs. Return their number.
 
         Running jobs continue, and the batch finishes with them.
         """

@@ -253,6 +253,47 @@ def test_retried_and_reenqueued_member_keeps_batch_open(claim):
     assert finish() == ENDED
 
 
+def test_discard_of_batch_takes_back_requested_rerun(claim):
+    with batch(**BOTH) as discarded:
+        keyed.enqueue(1)
+    (job,) = claim()
+    with batch.of(discarded.id):
+        keyed.enqueue(2)
+
+    assert discarded.discard() == 1
+    settle(job)
+
+    assert Job.objects.get().state == State.SUCCESSFUL
+    assert finish() == ENDED
+
+
+def test_discard_of_batch_leaves_rerun_of_another_batch(claim):
+    with batch(**BOTH) as first:
+        keyed.enqueue(1)
+    (job,) = claim()
+    with batch(**BOTH):
+        keyed.enqueue(2)
+
+    assert first.discard() == 0
+    settle(job)
+
+    assert Job.objects.get().state == State.READY
+    assert finish() == SUCCESSFUL
+
+
+def test_discarded_rerun_counts_as_failed_for_each_batch_that_waits_for_it(claim):
+    keyed.enqueue(1)
+    (job,) = claim()
+    for number in (2, 3):
+        with batch(**BOTH) as last:
+            keyed.enqueue(number)
+
+    assert last.discard() == 1
+    settle(job)
+
+    assert finish() == [*ENDED, *ENDED]
+
+
 # Callbacks and transactions
 
 
