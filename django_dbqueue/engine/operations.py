@@ -248,11 +248,11 @@ def _restore(jobs: JobQuerySet, verb: Verb, item: QuerySet[OperationJob]) -> Non
     columns: dict[str, Any] = {name: Subquery(item.values(name)[:1]) for name in verb.restored}
     if "state" in columns:
         columns["blocked_by"] = None
-        # A job that a move held then: nothing would end that time after the move.
+        # A job that a move held then: nothing would end that time after the move, which has
+        # given both columns back, or will.
         was_held = Exists(item.filter(HELD))
-        columns["run_after"] = Case(
-            When(was_held, then=F("run_after")), default=columns["run_after"]
-        )
+        for name in ("run_after", "expires_at"):
+            columns[name] = Case(When(was_held, then=F(name)), default=columns[name])
     jobs.update(**columns)
     notify_queues(jobs.db, jobs.ready().order_by().values_list("queue", flat=True).distinct())
 

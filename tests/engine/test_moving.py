@@ -739,6 +739,23 @@ def test_held_job_that_was_discarded_can_be_retried_after_the_move(monkeypatch):
     assert (job.state, job.expires_at) == ("ready", before["expires_at"])
 
 
+@pytest.mark.parametrize("order", [("move", "undo"), ("undo", "move")])
+def test_undo_of_a_discard_of_a_held_job_keeps_its_expiry(monkeypatch, order):
+    tasks.add.using(expires=timedelta(hours=1)).enqueue(1)
+    (before,) = map(columns, here().all())
+    interrupt(monkeypatch)
+    operation = start(here().all(), "discard", "", None)
+
+    for step in order:
+        if step == "move":
+            move()
+        else:
+            undo(operation, None)
+
+    (job,) = [*here().all(), *there().all()]
+    assert (job.run_after, job.expires_at) == (before["run_after"], before["expires_at"])
+
+
 def test_undo_of_a_discard_of_a_held_job_lets_it_run(monkeypatch):
     tasks.add.enqueue(1)
     interrupt(monkeypatch)
