@@ -136,7 +136,9 @@ def _plan(database: str, row: Any) -> bool:
         job = Job.objects.using(database).filter(pk=row.waits_for).first()
         if job and job.state not in FINISHED:
             return False
-        following = row.time_from(job.finished_at if job and job.finished_at else row.seen_at)
+        end = job.finished_at if job and job.finished_at else row.seen_at
+        # The call may have had no effect on the ended job of its key.
+        following = row.time_from(max(end, row.last_run_at or end))
     changes = {
         "next_run_at": following,
         "waits_for": None,

@@ -13,7 +13,7 @@ from django.core.checks import run_checks
 from django.db import IntegrityError, connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_dbqueue import checks, recurring, recurring_command, testing
+from django_dbqueue import checks, recurring, recurring_command, task, testing
 from django_dbqueue.compat import FrameworkTask, task_backends
 from django_dbqueue.contrib.tasks import call_command
 from django_dbqueue.engine import recurring as recurring_engine
@@ -35,6 +35,11 @@ pytestmark = pytest.mark.django_db(transaction=True)
 UTC = timezone.utc
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
+
+
+@task(key=lambda: "one", on_conflict="once")
+def once():
+    pass
 
 
 @pytest.fixture
@@ -620,6 +625,20 @@ class TestDrift:
 
         row.refresh_from_db()
         assert row.next_run_at is None
+
+    def test_next_time_follows_a_call_that_its_key_ignores(self, scheduler):
+        once.enqueue()
+        testing.drain()
+        Job.objects.update(finished_at=now_plus(-48 * 3600))
+        row = a_row(task=once.module_path, drift=True)
+        planned = due(row)
+
+        for _ in range(4):
+            turn(scheduler)
+
+        row.refresh_from_db()
+        assert row.next_run_at == planned + HOUR
+        assert times(row) == [planned]
 
     def test_run_now_waits_for_the_new_job(self, row, scheduler, claim):
         first = Job.objects.get()
