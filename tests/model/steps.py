@@ -255,7 +255,7 @@ class Model:
                 _going_on=set(),
                 _owned=lambda: owned,
                 _held_fences=lambda: here,
-                _release=direct.release,
+                _release_owned=direct.release,
             )
             Role._release_unknown(role)
             return frozenset(role._before - known)

@@ -269,13 +269,18 @@ class Worker:
             self._release(left)
 
     def _release(self, jobs: Sequence[ClaimedJob]) -> None:
-        """Release claimed jobs without spending an attempt.
+        """Release jobs of the pools without spending an attempt."""
+        # At once: they do not start here, even if they are released later.
+        self._taken -= len(jobs)
+        self._release_owned(jobs)
+
+    def _release_owned(self, jobs: Sequence[ClaimedJob]) -> None:
+        """Release jobs that this process owns.
 
         Jobs whose rows other transactions have locked stay owned by this process: they are in
         doubt, and are released later.
         """
         released = release(self._backend.database, jobs)
-        self._taken -= len(released)
         self._in_doubt = self._in_doubt or len(released) < len(jobs)
         for job in released:
             self._status.mark_started(job)
@@ -312,7 +317,8 @@ class Worker:
             if job.fence in ended:
                 logger.error(TWICE, job.pk, job.attempt, "its end", extra=job.log_fields)
         self._before, self._going_on, self._in_doubt = here | ended, self._going_on & here, False
-        self._release(gone)
+        # Not counted: either they were not taken, or were counted at their first release, or ran.
+        self._release_owned(gone)
 
     def _not_held(
         self, jobs: Sequence[ClaimedJob]

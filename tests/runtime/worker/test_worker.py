@@ -14,7 +14,7 @@ from django_dbqueue import pipeline
 from django_dbqueue.compat import signals, task_backends
 from django_dbqueue.core.options import Options
 from django_dbqueue.engine.attempt_result import AttemptResult, Settled
-from django_dbqueue.models import Execution, Job
+from django_dbqueue.models import Execution, Job, Process
 from django_dbqueue.models.job import JobQuerySet
 from django_dbqueue.runtime.worker import claimer as claimer_module
 from django_dbqueue.runtime.worker import executor
@@ -86,6 +86,18 @@ def test_failed_claim_loses_no_job(worker, monkeypatch, call, done):
 
     until(lambda: finished() == 3)
     assert Execution.objects.filter(outcome="successful").count() == Execution.objects.count() == 3
+
+
+def test_worker_runs_no_more_than_max_jobs_after_a_claim_whose_answer_is_lost(worker, monkeypatch):
+    lost = OperationalError("server closed the connection")
+    calls = break_once(monkeypatch, claimer_module, "claim", lost)
+    tasks.nothing.enqueue_many([()] * 12)
+
+    worker(max_jobs=4)
+
+    until(lambda: finished() >= 4 and not Process.objects.exists())
+    assert (finished(), Job.objects.ready().count()) == (4, 8)
+    assert len(calls) > 1
 
 
 @pytest.mark.parametrize("done", [True, False])
