@@ -36,6 +36,37 @@ BOTH = ["default", "other"]
 LONG = 120.0
 
 
+# Tests that take half a minute and more. Each process begins with its share of them, so that none
+# works on one while the others have nothing left to do.
+LONG_TESTS = (
+    "test_pages_cost_no_more_with_a_million_jobs",
+    "test_random_operations_keep_invariants",
+    "test_jobs_of_disconnected_host_run_on_another_within_35_seconds",
+    "test_limit_holds_while_workers_are_killed",
+    "test_worker_processes_are_replaced_by_age_without_losing_a_job",
+    "test_receiver_that_hangs_is_logged_and_delays_neither_jobs_nor_heartbeats_for_long",
+    "test_disconnected_worker_loses_its_jobs_and_late_results",
+    "test_queue_moves_while_both_sides_work_and_movers_are_killed",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    long = [item for item in items if getattr(item, "originalname", "") in LONG_TESTS]
+    long.sort(key=lambda item: LONG_TESTS.index(getattr(item, "originalname", "")))
+    others = [item for item in items if item not in long]
+    items.clear()
+    # The parts that "--dist worksteal" gives to the processes at first.
+    for number in range(processes):
+        size = (len(long) + len(others)) // (processes - number)
+        mine, long = (
+            long[:: processes - number],
+            [item for place, item in enumerate(long) if place % (processes - number)],
+        )
+        items += [*mine, *others[: size - len(mine)]]
+        others = others[size - len(mine) :]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Iterator[Any]:
     """Replace text in a test's log that cannot be sent between test processes."""
