@@ -195,8 +195,14 @@ def unblock_orphans(database: str, limit: int) -> list[str]:
         .order_by("blocked_by")
     )
     keys = [key for key in lost.values_list("blocked_by", flat=True).distinct()[:limit] if key]
+    free = {}
+    for key in keys:
+        own = {
+            each["key"]: each for job in _jobs(database).waiting_for(key)[:1] for each in job.limits
+        }
+        free[key] = own.get(key, {}).get("max_running", 1)
     with writing(database):
-        return _unblock(database, dict.fromkeys(keys, 1), {}, of_each_kind=True)
+        return _unblock(database, free, {}, of_each_kind=True)
 
 
 def reserve_times(database: str, keys: Iterable[str] | None = None) -> None:

@@ -176,10 +176,10 @@ def test_waiters_continue_after_first_jobs_are_discarded(claim):
     charge.enqueue_many([(1,)] * 5)
     Job.objects.ready().discard()
 
-    assert direct.unblock_orphans(100) == ["default"]
+    assert direct.unblock_orphans(100) == ["default", "default"]
     settle(*claim())
 
-    assert states() == ["discarded", "discarded", "successful", "ready", "ready"]
+    assert states() == ["discarded", "discarded", "successful", "successful", "ready"]
 
 
 def test_rate_waiters_continue_after_first_job_is_discarded(claim):

@@ -377,13 +377,16 @@ class Jobs(RuleBasedStateMachine):
 
     def check_invariants(self, *args):
         """Read the rows once for all invariants."""
+        self._read_rows()
+        super().check_invariants(*args)
+
+    def _read_rows(self):
         self.jobs = list(Job.objects.select_related("process").annotate(db_now=Now()))
         self.executions = list(
             Execution.objects.values_list("job", "attempt", "outcome", "message")
         )
         self.of_keys |= {str(job.pk) for job in self.jobs if job.key}
         self._record_new_jobs()
-        super().check_invariants(*args)
 
     @invariant()
     def no_job_is_lost(self):

@@ -20,7 +20,7 @@ from ..conftest import all_claimed
 from .machine_actors import LARGE, QUEUES, SERVED, LockHolder, State, actors, ends
 from .machine_batches import OUTSIDE_CALLS, Batches
 from .machine_keys import INTERRUPT
-from .machine_limits import BANK, CLAIM_WAITERS, Limits, _keys
+from .machine_limits import BANK, CLAIM_WAITERS, Limits, _keys, accounts, limited
 
 # Columns that decide whether a job starts, and where it waits.
 OF_A_WAIT = [
@@ -51,10 +51,17 @@ BLOCK_HEAD = {
     "idle": st.sampled_from(["account", "queue", "worker"]),
     "ends": ends,
 }
+DISCARD_FIRST = {
+    "actor": actors,
+    "kind": limited,
+    "account": accounts,
+    "is_known": st.booleans(),
+}
 # Sequences of several steps, which random choice seldom produces.
 SITUATIONS = {
     "enqueue_members_from_outside": OUTSIDE_CALLS,
     "block_head_of_waiters": BLOCK_HEAD,
+    "discard_first_of_line": DISCARD_FIRST,
     "interrupt_stopped_or_rerun_jobs": INTERRUPT,
     "claim_waiters_concurrently": CLAIM_WAITERS,
 }
@@ -84,6 +91,9 @@ class Liveness(Limits, Batches):
         """Run each situation once: random choice alone does not guarantee that all occur."""
         for situation in situations:
             self.run_situation(situation)
+            # The next situation may hide what this one has left.
+            self._read_rows()
+            self.startable_jobs_start_within_a_sweep()
 
     @rule(situation=st.one_of(situations))
     def run_situation(self, situation):
@@ -149,6 +159,17 @@ class Liveness(Limits, Batches):
             self.claim(actor, 50)
             self.actors[actor].held.sort(key=lambda job: '"bank"' not in _keys(job))
             self.settle(actor, 1, [end])
+
+    def discard_first_of_line(self, actor, kind, account, is_known):
+        """Discard the jobs that would have taken the slots for which others wait."""
+        if is_known:  # The limit has its row.
+            self.enqueue_limited(kind, account, "default", 1, False)
+            self.claim(actor, 50)
+        self.enqueue_limited(kind, account, "default", 4, True)
+        self._discard(Job.objects.ready().filter(limits__isnull=False))
+        if is_known:
+            self._release(self.actors[actor], len(self.actors[actor].held))
+            self._discard(Job.objects.ready().filter(limits__isnull=False))
 
     def work_with_locked_jobs(self, actor, first, ends):
         """Give each actor jobs with locked rows, and others."""
