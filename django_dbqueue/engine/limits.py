@@ -197,9 +197,8 @@ def unblock_orphans(database: str, limit: int) -> list[str]:
     keys = [key for key in lost.values_list("blocked_by", flat=True).distinct()[:limit] if key]
     free = {}
     for key in keys:
-        own = {
-            each["key"]: each for job in _jobs(database).waiting_for(key)[:1] for each in job.limits
-        }
+        first = _jobs(database).waiting_for(key).values_list("limits", flat=True)[:1]
+        own = {each["key"]: each for limits in first for each in limits or ()}
         free[key] = own.get(key, {}).get("max_running", 1)
     with writing(database):
         return _unblock(database, free, {}, of_each_kind=True)
@@ -338,7 +337,10 @@ def _unblock(
     known: dict[str, Semaphore],
     of_each_kind: bool = False,
 ) -> list[str]:
-    """Unblock up to so many jobs of each semaphore. Return the queue of each."""
+    """Unblock the first waiting jobs of each semaphore. Return the queue of each job.
+
+    free: by semaphore, the largest number of jobs to unblock.
+    """
     served = Served(database)
     found = [
         job

@@ -182,6 +182,14 @@ def test_waiters_continue_after_first_jobs_are_discarded(claim):
     assert states() == ["discarded", "discarded", "successful", "successful", "ready"]
 
 
+def test_waiter_whose_row_has_lost_its_limits_stops_no_sweep():
+    charge.enqueue_many([(1,)] * 4)
+    Job.objects.ready().discard()
+    Job.objects.filter(state=State.BLOCKED).update(limits=None)
+
+    assert direct.unblock_orphans(100) == ["default"]
+
+
 def test_rate_waiters_continue_after_first_job_is_discarded(claim):
     call_service.enqueue_many([(1,)] * 3)
     Job.objects.ready().discard()
