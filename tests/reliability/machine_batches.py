@@ -75,8 +75,7 @@ class Batches(Keys):
                     self._record_member(
                         opened.id, MEMBERS[kind].enqueue(1), stage=0 if kind == "pipeline" else None
                     )
-                if keyed_call:
-                    self._enqueue_in_batch(opened.id, keyed_call)
+                joined = self._enqueue_in_batch(opened.id, keyed_call) if keyed_call else None
                 self._record_added(opened.id, self.actors[actor].submit(_add, opened.id))
                 self._record_added(opened.id, self.actors[actor - 1].submit(_add, opened.id, True))
                 self.claim(actor, 5)
@@ -89,6 +88,10 @@ class Batches(Keys):
                     raise ZeroDivisionError
         except ZeroDivisionError:
             self.discarded_batches.add(opened.id)
+            if joined and joined.enqueued == "merged":
+                # The job was there before the block, and leaves its batch.
+                self.pending.pop((opened.id, joined.id), None)
+                self.members[opened.id].discard(joined.id)
             self.not_to_run |= {
                 str(pk)
                 for pk in Job.objects.filter(batch=opened.id, state=State.DISCARDED).values_list(
@@ -165,7 +168,12 @@ class Batches(Keys):
     @precondition(lambda self: self.batches)
     @rule(number=st.integers(0, 9))
     def discard_batch(self, number):
-        self._discard(Batch.objects.get(pk=self._pick_batch(number)).jobs().waiting())
+        found = Batch.objects.get(pk=self._pick_batch(number))
+        waiting = found.jobs().waiting().discardable()
+        self.not_to_run |= {str(pk) for pk in waiting.values_list("pk", flat=True)}
+        for job in found.jobs().running().filter(rerun_requested=True):
+            self._record_rerun_discarded(str(job.pk), job.attempt)
+        found.discard()
 
     def finish_batches_concurrently(self):
         for each in [actor.submit(direct.finish_batches) for actor in self.actors]:
@@ -251,6 +259,7 @@ class Batches(Keys):
         self._record_call(keyed_call, before, result)
         if result.enqueued != "ignored":
             self._record_member(pk, result, stage=_stage(keyed_call))
+        return result
 
     def _record_member(self, pk, result, stage=None):
         self._record_enqueued(result, stage=stage)
@@ -258,6 +267,13 @@ class Batches(Keys):
         self.pending[pk, result.id] = Job.objects.values_list("attempt", flat=True).get(
             pk=result.id
         )
+
+    def _record_rerun_discarded(self, job, attempt):
+        """The attempt goes on, and a retry of it has the arguments of the discarded call."""
+        self.called[job, attempt] = self.wanted[job]
+        for key in [key for key, at in self.pending.items() if key[1] == job and at >= attempt]:
+            self.spoiled.add(key[0])
+            del self.pending[key]
 
     def _record_added(self, pk, adding):
         """A job that was discarded at once, because its block has raised, is not a member."""
