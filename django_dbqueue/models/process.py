@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
-from django.db import models
+from django.db import connections, models
 from django.db.models import Q
+from django.db.models.sql import UpdateQuery
 from django.utils.translation import gettext_lazy as _
 
 from ..core.queue_selector import QueueSelector
 from .document import DocumentField
-from .expressions import Now, now_plus
+from .expressions import Now, composed, now_plus
 from .identifier import IdentifierField
 from .primary import PrimaryQuerySet
 
@@ -20,6 +23,19 @@ AHEAD = 60.0
 def _random_id() -> int:
     # Up to 53 bits: JavaScript and JSON store such a number exactly.
     return 1 + secrets.randbelow(2**53 - 1)
+
+
+def _heartbeat(dead_after: float, memory: int | None) -> dict[str, object]:
+    return {"heartbeat_at": Now(), "expires_at": now_plus(dead_after), "memory": memory}
+
+
+def _request(process: Process, asked: Mapping[int, str], before: str) -> str:
+    """Return what is asked of a process: by its own row, or by that of its supervisor."""
+    if own := asked.get(process.pk):
+        return own
+    if len(asked) < len({process.pk, process.supervisor_id or process.pk}):
+        return before
+    return Process.Request.QUIET if any(asked.values()) else ""
 
 
 class ProcessQuerySet(PrimaryQuerySet["Process"]):
@@ -45,8 +61,7 @@ class ProcessQuerySet(PrimaryQuerySet["Process"]):
 
         Return False if the processes have been declared dead: they own nothing then.
         """
-        expires_at = now_plus(dead_after)
-        return bool(self.update(heartbeat_at=Now(), expires_at=expires_at, memory=memory))
+        return bool(self.update(**_heartbeat(dead_after, memory)))
 
     def controllable(self) -> ProcessQuerySet:
         """Filter processes that obey quiet() and stop(): live workers and supervisors."""
@@ -86,13 +101,36 @@ class ProcessQuerySet(PrimaryQuerySet["Process"]):
         ``before`` is what was asked last. It holds while either row is missing: a process that was
         declared dead by mistake registers again, and a request ends only with resume().
         """
+        return _request(process, dict(self._requests(process)), before)
+
+    def beat_and_ask(
+        self, process: Process, dead_after: float, memory: int | None, before: str = ""
+    ) -> str | None:
+        """Do ``beat()`` and ``request_of()`` for one process. Return None if it was declared dead.
+
+        On PostgreSQL they are one statement: an idle worker sends little else.
+        """
+        own = self.filter(pk=process.pk)
+        if connections[self.db].vendor != "postgresql":
+            is_alive = own.beat(dead_after, memory)
+            return self.request_of(process, before) if is_alive else None
+        query: Any = own.query.chain(UpdateQuery)
+        query.add_update_values(_heartbeat(dead_after, memory))
+        update, changes = query.get_compiler(self.db).as_sql()
+        select, ids = composed(self._requests(process))
+        with connections[self.db].cursor() as cursor:
+            cursor.execute(
+                f"WITH beat AS ({update} RETURNING id), asked AS ({select}) "
+                "SELECT asked.*, EXISTS (SELECT FROM beat) FROM asked",
+                (*changes, *ids),
+            )
+            rows = cursor.fetchall()
+        is_alive = bool(rows) and rows[0][-1]
+        return _request(process, {pk: asked for pk, asked, _ in rows}, before) if is_alive else None
+
+    def _requests(self, process: Process) -> models.QuerySet[Process, tuple[int, str]]:
         ids = {process.pk, process.supervisor_id or process.pk}
-        found = dict(self.filter(pk__in=ids).values_list("pk", "request"))
-        if own := found.get(process.pk):
-            return own
-        if len(found) < len(ids):
-            return before
-        return Process.Request.QUIET if any(found.values()) else ""
+        return self.filter(pk__in=ids).values_list("pk", "request")
 
     def workers(self) -> ProcessQuerySet:
         """Filter live workers, with their supervisors."""

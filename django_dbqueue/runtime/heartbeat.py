@@ -195,13 +195,16 @@ class Heartbeat:
     def _beat(self) -> None:
         began = time.monotonic()
         try:
-            own, memory = self._processes.filter(pk=self.process.pk), resident_mb(os.getpid())
-            if (
-                own.beat(self._options.dead_after, round(memory * MB) if memory else None)
-                or self._register_again()
-            ):
+            memory = resident_mb(os.getpid())
+            request = self._processes.beat_and_ask(
+                self.process,
+                self._options.dead_after,
+                round(memory * MB) if memory else None,
+                before=self._request,
+            )
+            if request is not None or self._register_again():
                 self._last = began
-                self._obey(self._processes.request_of(self.process, before=self._request))
+                self._obey(self._request if request is None else request)
                 if self._is_away:
                     logger.warning("%s beats again.", self.process, extra=self.process.log_fields)
                     self._is_away = False

@@ -147,32 +147,3 @@ def test_job_of_a_stopped_worker_can_still_be_stopped(runqueue, then, outcome):
     ended = Execution.objects.filter(process=first.name)
     until(ended.exists, 20)
     assert ended.get().outcome == outcome
-
-
-def test_request_of_a_supervisor_holds_for_each_of_its_workers(db):
-    supervisor = a_process("supervisor", kind=Kind.SUPERVISOR)
-    worker = a_process("worker", supervisor=supervisor)
-    request = Process.objects.request_of
-
-    assert (request(worker), request(supervisor)) == ("", "")
-    Process.objects.filter(pk=supervisor.pk).quiet()
-    assert (request(worker), request(supervisor)) == ("quiet", "quiet")
-    assert not Process.objects.workers().get().serves("mail")
-    Process.objects.filter(pk=worker.pk).stop()
-    assert request(worker) == "stop"
-    Process.objects.filter(pk=supervisor.pk).resume()
-    assert (request(worker), request(supervisor)) == ("stop", "")
-    Process.objects.filter(kind=Kind.SUPERVISOR).delete()
-    assert request(worker) == "stop"
-
-
-def test_request_holds_while_a_row_is_missing(db):
-    supervisor = a_process("supervisor", kind=Kind.SUPERVISOR)
-    worker = a_process("worker", supervisor=supervisor)
-    request = Process.objects.request_of
-
-    assert request(worker, before="quiet") == ""
-    Process.objects.filter(pk=supervisor.pk).delete()
-    assert request(supervisor, before="quiet") == "quiet"
-    assert request(worker, before="quiet") == "quiet"
-    assert request(worker) == ""

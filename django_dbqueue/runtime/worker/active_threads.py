@@ -104,7 +104,6 @@ class ActiveThreads:
 
     def begin(self, task: str) -> None:
         """Note that this thread starts a job. If it is long, let another thread take jobs."""
-        self._cpu.begin()
         usual = (self._cpu_times if self._is_busy else self._run_times).estimate(task)
         if usual is not None and usual > self.LONG:
             self._active.discard(threading.get_ident())
@@ -113,7 +112,7 @@ class ActiveThreads:
 
     def end(self, task: str) -> None:
         """Note that this thread has ended its job."""
-        self._cpu_times.observe(task, self._cpu.of_this_thread())
+        self._cpu_times.observe(task, self._cpu.end())
         self._ended += 1
 
     def close(self) -> None:

@@ -8,9 +8,10 @@ from contextlib import suppress
 
 
 class JobCpuTime:
-    """Processor time that the thread of each running job has used since the job's start.
+    """Processor time that the thread of each running job has used since its last job ended.
 
-    Where the system has no clock of another thread, a running job counts as one that computes.
+    Between two jobs a thread sleeps, or uses some microseconds. Where the system has no clock of
+    another thread, a running job counts as one that computes.
     """
 
     def __init__(self) -> None:
@@ -20,17 +21,16 @@ class JobCpuTime:
 
     def enter(self) -> None:
         """Make the clock of this thread known."""
+        thread = threading.get_ident()
+        self._began[thread] = time.thread_time()
         if hasattr(time, "pthread_getcpuclockid"):
-            thread = threading.get_ident()
             self._clocks[thread] = time.pthread_getcpuclockid(thread)
 
-    def begin(self) -> None:
-        """Note that this thread starts a job."""
-        self._began[threading.get_ident()] = time.thread_time()
-
-    def of_this_thread(self) -> float:
-        """Return the time of this thread's job in seconds."""
-        return time.thread_time() - self._began[threading.get_ident()]
+    def end(self) -> float:
+        """Return the time of this thread's job in seconds, as the job ends."""
+        thread, now = threading.get_ident(), time.thread_time()
+        used, self._began[thread] = now - self._began[thread], now
+        return used
 
     def of(self, thread: int) -> float:
         """Return the time of another thread's job in seconds; infinite if it is not known."""
