@@ -102,6 +102,7 @@ CALLS: dict[str, Callable[..., tuple[Any, ...]]] = {
     "pay": lambda number: (number % ACCOUNTS + 1,),
     "wait": lambda _, seconds: (seconds,),
     "carry": lambda _, size: (text(size),),
+    "of_customer": lambda number, customers: (f"customer {number % customers}",),
 }
 
 

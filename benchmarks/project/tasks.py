@@ -20,6 +20,10 @@ def one_at_a_time(function):
     return made(system(settings.BENCH_SYSTEM).limited, function)
 
 
+def two_of_each_key(function):
+    return made(system(settings.BENCH_SYSTEM).limited_by_key, function)
+
+
 def made(make, function):
     try:
         return make(function)
@@ -34,6 +38,11 @@ def noop():
 
 @one_at_a_time
 def limited():
+    pass
+
+
+@two_of_each_key
+def of_customer(customer):
     pass
 
 

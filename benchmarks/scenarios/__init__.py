@@ -31,6 +31,8 @@ SHAPES = [(1, 1), (1, 8), (2, 4)]
 THREADS = [t for p, t in GRID if p == 1]
 # Sizes of arguments in bytes, and numbers of jobs.
 SIZES = {"100 B": (100, 20_000), "10 kB": (10_000, 5000), "1 MB": (1_000_000, 100)}
+# Numbers of keys with a limit of two jobs each.
+KEYS = [50, 1000]
 # Jobs per call, and total number of jobs.
 BATCHES = {1: 2000, 10: 10_000, 100: 50_000, 1000: 50_000, 10_000: 50_000}
 
@@ -49,6 +51,12 @@ SCENARIOS: dict[str, Scenario] = {
     "snapshot, none": partial(snapshot, held=False),
     "snapshot, held": partial(snapshot, held=True),
     "hot key": partial(drain, processes=1, threads=8, jobs=4000, task="limited"),
+    **{
+        f"{customers:,} keys": partial(
+            drain, processes=1, threads=8, jobs=20_000, task="of_customer", customers=customers
+        )
+        for customers in KEYS
+    },
     "waiting 0.1 s": partial(waiting, seconds=0.1),
     "waiting 1 s": partial(waiting, seconds=1.0),
     **{

@@ -74,6 +74,13 @@ class System:
         """Return the function as a task with a limit of one job. Raises Unsupported."""
         raise Unsupported(f"{self.__module__} is not set up with limits.")
 
+    def limited_by_key(self, function: Callable[..., Any]) -> Any:
+        """Return the function as a task with a limit of two jobs for each value of its argument.
+
+        Raises Unsupported.
+        """
+        raise Unsupported(f"{self.__module__} is not set up with limits by key.")
+
     def prepare(self) -> None:
         """Create its tables in an empty database."""
         from django.core.management import call_command

@@ -62,6 +62,11 @@ class Adapter(System):
 
         return task(concurrency=limit(1))(function)
 
+    def limited_by_key(self, function: Callable[..., Any]) -> Any:
+        from django_dbqueue import limit, task
+
+        return task(concurrency=limit(2, key=lambda customer: customer))(function)
+
     def enqueue_many(self, task: Any, calls: Iterable[tuple[Any, ...]]) -> None:
         task.enqueue_many(calls)
 

@@ -8,9 +8,10 @@ snapshot: six claimers then ran 4 to 12 jobs with a limit of 2.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from math import inf
+from time import monotonic
 from typing import Any
 from uuid import UUID
 
@@ -22,10 +23,10 @@ from ..core.notify import notify_queues
 from ..core.serialization import Json
 from ..core.transactions import writing
 from ..core.uuid7 import uuid7
-from ..limits import strictest
+from ..limits import are_readable, strictest
 from ..models import ClaimedJob, Job, Semaphore, Slot
 from ..models.enums import State
-from ..models.expressions import Now, now_plus
+from ..models.expressions import Among, Now, now_plus
 from ..models.job import JobQuerySet
 from ..models.locking import delete, lock, lock_waiting
 from ..models.semaphore import RESERVED_AHEAD_SECONDS, SemaphoreQuerySet
@@ -40,6 +41,10 @@ SCAN_SIZE = 1000
 ROUNDS = 20
 # Number of semaphores that a sweep locks together.
 AT_ONCE = 50
+# Seconds after which a sweep begins no further part, and the most ready jobs that it reads.
+LONGEST_SWEEP, MOST_READY = 0.5, 5000
+# The lane, the task and the keys of the limits of a job: workers do not prefer one to another.
+Kind = tuple[str, int, str, tuple[str, ...]]
 
 
 class Pruned(Exception):
@@ -146,16 +151,22 @@ def block_surplus(database: str, jobs: Sequence[Job]) -> None:
 
 
 def _signal(
-    database: str, keys: Iterable[str], of_each_kind: bool = False, left_by: Sequence[Job] = ()
+    database: str,
+    keys: Iterable[str],
+    ready: Counter[Kind] | None = None,
+    left_by: Sequence[ClaimedJob] = (),
 ) -> list[str]:
     """Unblock as many waiting jobs as there are free slots. Return the queue of each.
 
-    of_each_kind: as many for each queue, task and set of limits, in waiting order. The workers
-        of one queue may be full while those of another are not.
+    ready: the numbers of ready jobs of each kind. With it, as many jobs of each kind become ready,
+        in waiting order, less those that are. The workers of one queue may be full while those of
+        another are not.
     left_by: jobs whose slots are released first.
     """
     with writing(database, savepoint=False):
-        held = {row.pk: row for row in _locked(database, keys) if row.max_running}
+        # A sweep passes over semaphores that others have locked: these unblock jobs themselves.
+        locked = _locked(database, keys) if ready is None else lock(_in_order(database, keys))
+        held = {row.pk: row for row in locked if row.max_running}
         if left_by:
             _delete_slots(database, [job.pk for job in left_by])
         keys = list(
@@ -165,7 +176,11 @@ def _signal(
         if lines:
             _count_slots(database, lines)
         free = {key: row.free for key, row in lines.items()}
-        return _unblock(database, free, lines, of_each_kind)
+        if left_by:
+            # Jobs that are ready already will take the slots that were free before.
+            left = _slots_of(left_by)
+            free = {key: min(number, left[key]) for key, number in free.items()}
+        return _unblock(database, free, lines, ready)
 
 
 def sweep(database: str, limit: int) -> list[str]:
@@ -178,9 +193,10 @@ def sweep(database: str, limit: int) -> list[str]:
         .filter(max_running__gt=F("slots_taken"))
         .order_by("?")
     )
-    keys = list(found.values_list("pk", flat=True)[:limit])
-    parts = [keys[start : start + AT_ONCE] for start in range(0, len(keys), AT_ONCE)]
-    return [queue for part in parts for queue in _signal(database, part, of_each_kind=True)]
+    queues, ready = list[str](), _ready_kinds(database)
+    for part in _parts(found.values_list("pk", flat=True)[:limit]):
+        queues += _signal(database, part, ready)
+    return queues
 
 
 def unblock_orphans(database: str, limit: int) -> list[str]:
@@ -194,14 +210,31 @@ def unblock_orphans(database: str, limit: int) -> list[str]:
         .exclude(Exists(_rows(database).filter(pk=OuterRef("blocked_by"))))
         .order_by("blocked_by")
     )
-    keys = [key for key in lost.values_list("blocked_by", flat=True).distinct()[:limit] if key]
-    free = {}
-    for key in keys:
-        first = _jobs(database).waiting_for(key).values_list("limits", flat=True)[:1]
-        own = {each["key"]: each for limits in first for each in limits or ()}
-        free[key] = own.get(key, {}).get("max_running", 1)
-    with writing(database):
-        return _unblock(database, free, {}, of_each_kind=True)
+    queues, ready = list[str](), _ready_kinds(database)
+    keys = lost.values_list("blocked_by", flat=True).distinct()[:limit]
+    for part in _parts(key for key in keys if key):
+        free = {}
+        for key in part:
+            first = _jobs(database).waiting_for(key).values_list("limits", flat=True)[:1]
+            own = {each["key"]: each for limits in first for each in limits or ()}
+            free[key] = own.get(key, {}).get("max_running", 1)
+        with writing(database):
+            queues += _unblock(database, free, {}, ready)
+    return queues
+
+
+def _parts(keys: Iterable[str]) -> Iterator[list[str]]:
+    """Yield semaphores to sweep in parts, until this has taken too long for the dispatcher."""
+    left, end = list(keys), monotonic() + LONGEST_SWEEP
+    while left and monotonic() < end:
+        part, left = left[:AT_ONCE], left[AT_ONCE:]
+        yield part
+
+
+def _ready_kinds(database: str) -> Counter[Kind]:
+    """Count the ready jobs with limits of each kind, as far as there are not too many to read."""
+    ready = _jobs(database).ready().only("queue", "task", "limits", "priority")[:MOST_READY]
+    return Counter(_kind(job) for job in ready if are_readable(job.limits))
 
 
 def reserve_times(database: str, keys: Iterable[str] | None = None) -> None:
@@ -295,6 +328,12 @@ def give_back_starts(database: str, jobs: Iterable[ClaimedJob]) -> None:
     _store(database, [row for row in rows.values() if row.is_changed])
 
 
+def _slots_of(jobs: Iterable[ClaimedJob]) -> Counter[str]:
+    """Count the slots of each semaphore that the jobs hold: jobs of a slot group share one."""
+    leaders = {job.slot_group or job.pk: job for job in jobs}
+    return Counter(limit["key"] for job in leaders.values() for limit in job.limits or ())
+
+
 def _delete_slots(database: str, jobs: Iterable[UUID]) -> None:
     delete(Slot.objects.using(database).filter(job__in=list(jobs)))
 
@@ -327,34 +366,70 @@ def _insert_and_lock(database: str, limits: dict[str, dict[str, Json]]) -> dict[
 
 
 def _locked(database: str, keys: Iterable[str]) -> list[Semaphore]:
-    rows = _rows(database).filter(pk__in=list(keys)).order_by("pk").annotate(db_now=Now())
-    return list(lock_waiting(rows))
+    return list(lock_waiting(_in_order(database, keys)))
+
+
+def _in_order(database: str, keys: Iterable[str]) -> SemaphoreQuerySet:
+    return _rows(database).filter(pk__in=list(keys)).order_by("pk").annotate(db_now=Now())
 
 
 def _unblock(
     database: str,
     free: Mapping[str, int],
     known: dict[str, Semaphore],
-    of_each_kind: bool = False,
+    ready: Counter[Kind] | None = None,
 ) -> list[str]:
     """Unblock the first waiting jobs of each semaphore. Return the queue of each job.
 
     free: by semaphore, the largest number of jobs to unblock.
+    ready: as for _signal().
     """
-    served = Served(database)
-    found = [
-        job
-        for key, number in free.items()
-        for job in _lock_first_waiting(served, key, number, known, of_each_kind)
-    ]
+    served, found = Served(database), list[Job]()
+    free = {key: number for key, number in free.items() if number > 0}
+    if ready is None:
+        found, free = _lock_first_plain(served, free)
+    for key, number in free.items():
+        found += _lock_first_waiting(served, key, number, known, ready)
     _jobs(database).filter(pk__in=[job.pk for job in found]).update(
         state=State.READY, blocked_by=None
     )
     return [job.queue for job in found]
 
 
+def _lock_first_plain(served: Served, free: Mapping[str, int]) -> tuple[list[Job], dict[str, int]]:
+    """Lock and return the first waiting jobs of the semaphores whose first ones can all run.
+
+    Returns also the other semaphores: their jobs have several limits, or are not served, or another
+    transaction has locked or changed them. All semaphores together take two statements.
+    """
+    jobs = _jobs(served.database)
+    if not (lines := jobs.first_in_line(free)):
+        return [], {}
+    ids = [pk for line in lines.values() for pk in line]
+    rows = jobs.filter(Among(ids)).order_by("pk")
+    locked: Any = lock(rows.only("queue", "task", "limits", "blocked_by", "version"))
+    held = {job.pk: job for job in locked}
+
+    def can_run(pk: UUID, key: str) -> bool:
+        job = held.get(pk)
+        return (
+            job is not None
+            and job.blocked_by == key
+            and [each["key"] for each in job.limits or () if "max_running" in each] == [key]
+            and served.takes(job)
+        )
+
+    plain = {key for key, line in lines.items() if all(can_run(pk, key) for pk in line)}
+    found = [held[pk] for key, line in lines.items() if key in plain for pk in line]
+    return found, {key: free[key] for key in lines if key not in plain}
+
+
 def _lock_first_waiting(
-    served: Served, key: str, number: int, known: dict[str, Semaphore], of_each_kind: bool = False
+    served: Served,
+    key: str,
+    number: int,
+    known: dict[str, Semaphore],
+    ready: Counter[Kind] | None = None,
 ) -> list[Job]:
     """Lock and return the first waiting jobs of a semaphore that can run.
 
@@ -365,6 +440,7 @@ def _lock_first_waiting(
     """
     database, known = served.database, dict(known)
     found, passed = list[Job](), set[UUID]()
+    of_each_kind = ready is not None
     size = SCAN_SIZE if of_each_kind else number
     for _ in range(ROUNDS if number > 0 else 0):
         rows = (
@@ -375,7 +451,7 @@ def _lock_first_waiting(
         )
         line = list(rows[:size])
         _count_others(database, known, line)
-        kinds = Counter(map(_kind, found))
+        kinds = Counter(map(_kind, found)) + (ready or Counter())
         fate: dict[UUID, str | None] = {}
         for job in line:
             kind, own = _kind(job), {each["key"]: each for each in job.limits or ()}
@@ -504,8 +580,9 @@ def _breadth(limit: dict[str, Json]) -> float:
     return float(limit.get("max_running", inf))
 
 
-def _kind(job: Job) -> tuple[str, str, tuple[str, ...]]:
-    return job.queue, job.task, tuple(sorted(each["key"] for each in job.limits or ()))
+def _kind(job: Job) -> Kind:
+    keys = tuple(sorted(each["key"] for each in job.limits or ()))
+    return job.queue, job.priority, job.task, keys
 
 
 def _not_used(job: ClaimedJob) -> list[str]:

@@ -36,10 +36,12 @@ def beyond_share(
     for job in ready:
         if group_size(job, COUNTED) > 1:
             alike[job.task, job.queue, tuple(each["key"] for each in job.limits)].append(job)
+    several = {kind: found for kind, found in alike.items() if len(found) > 1}
+    with_line = jobs.first_in_line({key: 1 for _task, _queue, keys in several for key in keys})
     return [
         job
-        for (_task, _queue, keys), found in alike.items()
-        if len(found) > 1 and any(jobs.waiting_for(key).exists() for key in keys)
+        for (_task, _queue, keys), found in several.items()
+        if not with_line.keys().isdisjoint(keys)
         for job in found[(len(found) + 1) // 2 :]
     ]
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 from uuid import UUID
 
@@ -49,6 +49,10 @@ READABLE = Q(
     **{f"{name}__range": SPAN for name in TIMES_OF_A_JOB},
     timeout__range=(timedelta(0), timedelta(seconds=10**9)),
 )
+
+
+# Stands for the key of any semaphore in a statement that is composed once.
+_ANY = "any semaphore"
 
 
 class JobQuerySet(PrimaryQuerySet["Job"]):
@@ -266,6 +270,25 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
     def waiting_for(self, semaphore: str | OuterRef) -> JobQuerySet:
         """Return the blocked jobs of a semaphore, in the order in which they get its slots."""
         return self.filter(state=State.BLOCKED, blocked_by=semaphore).order_by("-priority", "id")
+
+    def first_in_line(self, numbers: Mapping[str, int]) -> dict[str, list[UUID]]:
+        """Return the ids of the first waiting jobs of each semaphore, up to its number.
+
+        In one statement for hundreds of semaphores; only those with waiting jobs are returned.
+        """
+        of_number = {
+            number: composed(self.waiting_for(_ANY)[:number].values("blocked_by", "pk"))
+            for number in set(numbers.values())
+        }
+        selects = []
+        for key, number in numbers.items():
+            sql, values = of_number[number]
+            each = tuple(key if value == _ANY else value for value in values)
+            selects.append((f"SELECT * FROM ({sql}) line", each))
+        found: dict[str, list[UUID]] = {}
+        for key, pk in union_all(self.db, selects):
+            found.setdefault(key, []).append(self.model._meta.pk.to_python(pk))
+        return found
 
     def count_running(self) -> dict[int, int]:
         """Count the jobs that each process runs, or holds to run next."""
