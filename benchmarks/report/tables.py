@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from ..scenarios import BATCHES, BESIDE, GRID, PORTABLE, SIZES, THREADS
+from ..scenarios import BATCHES, BESIDE, GRID, KEYS, PORTABLE, SIZES, THREADS
 from ..systems import system
 from .figures import NAMES, OUR, Figures, Run
 from .goals import KINDS, goals, more_threads
@@ -196,7 +196,13 @@ TABLES: dict[str, Callable[[Figures], str]] = {
     "snapshot": partial(
         by_scenario, "Open snapshot", {name: f"snapshot, {name}" for name in ("none", "held")}
     ),
-    "limited": partial(by_system, [("one key, limit of 1", "hot key", "rate")], compared=True),
+    "limited": partial(
+        by_system,
+        [
+            ("one key, limit of 1", "hot key", "rate"),
+            *((f"{number:,} keys, limit of 2", f"{number:,} keys", "rate") for number in KEYS),
+        ],
+    ),
     "waiting": partial(
         by_system,
         [
