@@ -23,7 +23,7 @@ from ..core.notify import notify_queues
 from ..core.serialization import Json
 from ..core.transactions import writing
 from ..core.uuid7 import uuid7
-from ..limits import are_readable, strictest
+from ..limits import strictest
 from ..models import ClaimedJob, Job, Semaphore, Slot
 from ..models.enums import State
 from ..models.expressions import Among, Now, now_plus
@@ -31,6 +31,7 @@ from ..models.job import JobQuerySet
 from ..models.locking import delete, lock, lock_waiting
 from ..models.semaphore import RESERVED_AHEAD_SECONDS, SemaphoreQuerySet
 from .galera import certify
+from .ready_jobs import Kind, ReadyJobs, kind_of
 from .served import Served
 from .slot_group import GroupSize, beyond_share, next_in_line, ungrouped
 
@@ -41,10 +42,8 @@ SCAN_SIZE = 1000
 ROUNDS = 20
 # Number of semaphores that a sweep locks together.
 AT_ONCE = 50
-# Seconds after which a sweep begins no further part, and the most ready jobs that it reads.
-LONGEST_SWEEP, MOST_READY = 0.5, 5000
-# The lane, the task and the keys of the limits of a job: workers do not prefer one to another.
-Kind = tuple[str, int, str, tuple[str, ...]]
+# Seconds after which a sweep begins no further part.
+LONGEST_SWEEP = 0.5
 
 
 class Pruned(Exception):
@@ -183,8 +182,11 @@ def _signal(
         return _unblock(database, free, lines, ready)
 
 
-def sweep(database: str, limit: int) -> list[str]:
-    """Unblock jobs of semaphores with free slots and waiting jobs, of each kind of job."""
+def sweep(database: str, limit: int, ready: ReadyJobs | None = None) -> list[str]:
+    """Unblock jobs of semaphores with free slots and waiting jobs, of each kind of job.
+
+    ready: the ready jobs as the caller's sweeps have seen them.
+    """
     # In random order: if there are more than ``limit``, each semaphore has its turn.
     found = (
         _rows(database)
@@ -193,14 +195,16 @@ def sweep(database: str, limit: int) -> list[str]:
         .filter(max_running__gt=F("slots_taken"))
         .order_by("?")
     )
-    queues, ready = list[str](), _ready_kinds(database)
-    for part in _parts(found.values_list("pk", flat=True)[:limit]):
-        queues += _signal(database, part, ready)
+    if not (keys := list(found.values_list("pk", flat=True)[:limit])):
+        return []
+    queues, kinds = list[str](), (ready or ReadyJobs(database)).count()
+    for part in _parts(keys):
+        queues += _signal(database, part, kinds)
     return queues
 
 
-def unblock_orphans(database: str, limit: int) -> list[str]:
-    """Unblock jobs whose semaphore row is missing. Return the queue of each.
+def unblock_orphans(database: str, limit: int, ready: ReadyJobs | None = None) -> list[str]:
+    """Unblock jobs whose semaphore row is missing, as sweep() does. Return the queue of each.
 
     The job whose claim would have inserted the row was discarded before that claim. This reads
     all waiting jobs; with very many, it is not for every sweep.
@@ -210,31 +214,28 @@ def unblock_orphans(database: str, limit: int) -> list[str]:
         .exclude(Exists(_rows(database).filter(pk=OuterRef("blocked_by"))))
         .order_by("blocked_by")
     )
-    queues, ready = list[str](), _ready_kinds(database)
-    keys = lost.values_list("blocked_by", flat=True).distinct()[:limit]
-    for part in _parts(key for key in keys if key):
+    keys = [key for key in lost.values_list("blocked_by", flat=True).distinct()[:limit] if key]
+    if not keys:
+        return []
+    queues, kinds = list[str](), (ready or ReadyJobs(database)).count()
+    for part in _parts(keys):
         free = {}
         for key in part:
             first = _jobs(database).waiting_for(key).values_list("limits", flat=True)[:1]
             own = {each["key"]: each for limits in first for each in limits or ()}
             free[key] = own.get(key, {}).get("max_running", 1)
         with writing(database):
-            queues += _unblock(database, free, {}, ready)
+            queues += _unblock(database, free, {}, kinds)
     return queues
 
 
-def _parts(keys: Iterable[str]) -> Iterator[list[str]]:
+def _parts(keys: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield semaphores to sweep in parts, until this has taken too long for the dispatcher."""
-    left, end = list(keys), monotonic() + LONGEST_SWEEP
-    while left and monotonic() < end:
-        part, left = left[:AT_ONCE], left[AT_ONCE:]
-        yield part
-
-
-def _ready_kinds(database: str) -> Counter[Kind]:
-    """Count the ready jobs with limits of each kind, as far as there are not too many to read."""
-    ready = _jobs(database).ready().only("queue", "task", "limits", "priority")[:MOST_READY]
-    return Counter(_kind(job) for job in ready if are_readable(job.limits))
+    end = monotonic() + LONGEST_SWEEP
+    for start in range(0, len(keys), AT_ONCE):
+        yield keys[start : start + AT_ONCE]
+        if monotonic() > end:
+            return
 
 
 def reserve_times(database: str, keys: Iterable[str] | None = None) -> None:
@@ -451,10 +452,10 @@ def _lock_first_waiting(
         )
         line = list(rows[:size])
         _count_others(database, known, line)
-        kinds = Counter(map(_kind, found)) + (ready or Counter())
+        kinds = Counter(map(kind_of, found)) + (ready or Counter())
         fate: dict[UUID, str | None] = {}
         for job in line:
-            kind, own = _kind(job), {each["key"]: each for each in job.limits or ()}
+            kind, own = kind_of(job), {each["key"]: each for each in job.limits or ()}
             others = [each for each in own.values() if "max_running" in each and each["key"] != key]
             full = [each for each in others if not known[each["key"]].is_free(each)]
             narrower = [each for each in full if _breadth(each) < _breadth(own.get(key, {}))]
@@ -578,11 +579,6 @@ def _breadth(limit: dict[str, Json]) -> float:
     Jobs of a busy account wait for the account's limit, not for that of the bank of all accounts.
     """
     return float(limit.get("max_running", inf))
-
-
-def _kind(job: Job) -> Kind:
-    keys = tuple(sorted(each["key"] for each in job.limits or ()))
-    return job.queue, job.priority, job.task, keys
 
 
 def _not_used(job: ClaimedJob) -> list[str]:

@@ -21,6 +21,7 @@ from ..engine.alerts import prune_alerts
 from ..engine.batches import OPEN_SECONDS, seal_abandoned
 from ..engine.dispatch import PendingMaintenance, dispatch, fetch_pending, next_due_in
 from ..engine.limits import replan_rates, reserve_times, sweep, unblock_orphans
+from ..engine.ready_jobs import ReadyJobs
 from ..engine.retention import (
     prune_batches,
     prune_failures,
@@ -80,6 +81,7 @@ class Dispatcher:
         self._heartbeat = Heartbeat(Process.Kind.DISPATCHER, backend.database, options, status, {})
         self._failure_detector = FailureDetector(options.patience, options.statement_limit)
         self._scheduler = Scheduler(backend)
+        self._ready = ReadyJobs(backend.database)
         self._prune_at = self._sweep_at = self._unblock_orphans_at = time.monotonic()
         self._fold_at = time.monotonic()
         self._locked_pause = self.LOCKED
@@ -184,7 +186,7 @@ class Dispatcher:
         self._sweep_at = time.monotonic() + self.SWEEP * random.uniform(0.8, 1.2)
         if pending.blocked:
             reserve_times(self._database)
-            notify_queues(self._database, sweep(self._database, self.BATCH))
+            notify_queues(self._database, sweep(self._database, self.BATCH, self._ready))
             self._unblock_orphans()
         if pending.batches:
             for batch in seal_abandoned(self._database):
@@ -217,7 +219,8 @@ class Dispatcher:
     def _unblock_orphans(self) -> None:
         began = time.monotonic()
         if began >= self._unblock_orphans_at:
-            notify_queues(self._database, unblock_orphans(self._database, self.BATCH))
+            queues = unblock_orphans(self._database, self.BATCH, self._ready)
+            notify_queues(self._database, queues)
             self._unblock_orphans_at = time.monotonic() + min(
                 self.PRUNE, self.REST * (time.monotonic() - began)
             )

@@ -7,6 +7,8 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.engine.limits import sweep
+from django_dbqueue.engine.ready_jobs import ReadyJobs
 from django_dbqueue.models import Execution, Job, Queue, Semaphore
 from django_dbqueue.models.enums import State
 
@@ -66,6 +68,17 @@ def test_sweep_unblocks_no_more_jobs_than_the_ready_ones_leave_slots(claim):
 
     Job.objects.ready().discard()
     assert len(direct.sweep(10)) == 2
+
+
+def test_sweep_unblocks_jobs_beside_one_that_stays_ready_for_long(claim, monkeypatch):
+    """Such a job may have a row that a transaction of the project has locked."""
+    charge.enqueue_many([("a", number) for number in range(6)])
+    settle(*claim())
+    ready = ReadyJobs("default")
+    assert sweep("default", 10, ready) == []
+
+    monkeypatch.setattr(ReadyJobs, "STUCK", 0.0)
+    assert len(sweep("default", 10, ready)) == 2
 
 
 def test_sweep_unblocks_a_job_of_a_higher_priority_beside_ready_ones(claim):
