@@ -78,8 +78,8 @@ def unblock_orphans(limit: int) -> list[str]:
     return limits.unblock_orphans(DATABASE, limit)
 
 
-def reserve_times() -> None:
-    limits.reserve_times(DATABASE)
+def reserve_times() -> bool:
+    return limits.reserve_times(DATABASE)
 
 
 def run_now(enqueue: Any) -> int:

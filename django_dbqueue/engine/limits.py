@@ -238,17 +238,24 @@ def _parts(keys: Sequence[str]) -> Iterator[Sequence[str]]:
             return
 
 
-def reserve_times(database: str, keys: Iterable[str] | None = None) -> None:
-    """Reserve start times of the next seconds for jobs that wait for a rate."""
+def reserve_times(database: str, keys: Iterable[str] | None = None) -> bool:
+    """Reserve start times of the next seconds for jobs that wait for a rate.
+
+    keys: of these semaphores, in the caller's transaction. Without them, this is a sweep over all.
+        Return whether some are left to the next one.
+    """
     rows = _rows(database)
-    if keys is None:
-        rows = rows.filter(booked__lt=now_plus(RESERVED_AHEAD_SECONDS))
-    else:
-        rows = rows.filter(pk__in=list(keys), booked__isnull=False)
-    if waiting := list(rows.waiting().values_list("pk", flat=True)):
+    if keys is not None:
+        waiting = rows.filter(pk__in=list(keys), booked__isnull=False).waiting()
+        _assign_times(database, _locked(database, waiting.values_list("pk", flat=True)))
+        return False
+    soon = rows.filter(booked__lt=now_plus(RESERVED_AHEAD_SECONDS)).order_by("booked")
+    left = list(soon.waiting().values_list("pk", flat=True))
+    for part in _parts(left):
         with writing(database, savepoint=False):
-            for row in _locked(database, waiting):
-                _assign_times(database, row)
+            _assign_times(database, list(lock(_in_order(database, part))))
+        left = left[len(part) :]
+    return bool(left)
 
 
 def replan_rates(database: str) -> None:
@@ -274,14 +281,23 @@ def replan_rates(database: str) -> None:
             )
 
 
-def _assign_times(database: str, row: Semaphore) -> None:
-    times = row.free_times()
-    jobs = _lock_first_waiting(Served(database), row.pk, len(times), {})
-    for job, time in zip(jobs, times, strict=False):
-        job.state, job.blocked_by, job.run_after = State.SCHEDULED, None, time
-        row.booked = time + (row.interval or timedelta())
+def _assign_times(database: str, rows: Sequence[Semaphore]) -> None:
+    times = {row.pk: row.free_times() for row in rows}
+    served, of_key = Served(database), defaultdict(list)
+    wanted = {key: len(starts) for key, starts in times.items() if starts}
+    plain, others = _lock_first_plain(served, wanted)
+    for job in plain:
+        of_key[job.blocked_by].append(job)
+    for key, number in others.items():
+        of_key[key] = _lock_first_waiting(served, key, number, {})
+    changed = [row for row in rows if of_key[row.pk]]
+    for row in changed:
+        for job, start in zip(of_key[row.pk], times[row.pk], strict=False):
+            job.state, job.blocked_by, job.run_after = State.SCHEDULED, None, start
+            row.booked = start + (row.interval or timedelta())
+    jobs = [job for found in of_key.values() for job in found]
     _jobs(database).bulk_update(jobs, ["state", "blocked_by", "run_after"])
-    _store(database, [row])
+    _store(database, changed)
 
 
 def release_slots(
@@ -416,7 +432,7 @@ def _lock_first_plain(served: Served, free: Mapping[str, int]) -> tuple[list[Job
         return (
             job is not None
             and job.blocked_by == key
-            and [each["key"] for each in job.limits or () if "max_running" in each] == [key]
+            and all(each["key"] == key for each in job.limits or () if "max_running" in each)
             and served.takes(job)
         )
 

@@ -26,14 +26,15 @@ from ..models import (
 from ..models.enums import UNSUCCESSFUL, State
 from ..models.expressions import Now, now_plus
 from ..models.job import JobQuerySet
-from ..models.locking import delete, lock, lock_first
+from ..models.locking import delete, lock, lock_first, lock_waiting
 from ..models.primary import PrimaryQuerySet
 from ..models.semaphore import SemaphoreQuerySet
 from ..models.statistic import MINUTES_KEPT, Period
 from .batches import EndedRun, close_shares
 
-# The largest number of failures that are deleted in one transaction.
-MOST_FAILURES = 10_000
+# The largest number of failures that are deleted in one transaction, and the number of their
+# executions that are changed together.
+MOST_FAILURES, TOGETHER = 10_000, 1000
 
 
 def prune_jobs(jobs: JobQuerySet, states: Sequence[str], older_than: float, limit: int) -> int:
@@ -85,9 +86,23 @@ def prune_failures(database: str, older_than: float) -> None:
     with writing(database):
         old = Failure.objects.using(database).filter(last_seen__lt=now_plus(-older_than))
         if ids := lock_first(old.values_list("pk", flat=True), MOST_FAILURES):
-            Execution.objects.using(database).filter(failure__in=ids).update(failure=None)
+            _forget_failures(database, ids)
             delete(FailureStatistic.objects.using(database).filter(failure__in=ids))
             old.filter(pk__in=ids)._raw_delete(database)
+
+
+def _forget_failures(database: str, failures: Sequence[int]) -> None:
+    """Remove failures from their executions.
+
+    These are locked by primary key, in the order in which others delete them. MySQL would lock them
+    in the order of the index of failures: two dispatchers had a deadlock.
+    """
+    executions = Execution.objects.using(database)
+    of_these = executions.filter(failure__in=failures).order_by("pk").values_list("pk", flat=True)
+    while ids := list(of_these[:TOGETHER]):
+        rows = executions.filter(pk__in=ids)
+        list(lock_waiting(rows.order_by("pk")).values_list("pk", flat=True))
+        rows.update(failure=None)
 
 
 def prune_recurring_executions(database: str, older_than: float, limit: int) -> int:

@@ -114,10 +114,13 @@ def lock_keys(rows: QS, keys: Sequence[K]) -> list[K]:
 
 
 def delete(rows: models.QuerySet[models.Model, object]) -> int:
-    """Delete rows that nothing refers to. Return their number."""
+    """Delete rows that nothing refers to, on MySQL in the order of their keys.
+
+    Return their number.
+    """
     if not _is_mysql(rows):
         return rows._raw_delete(rows.db)
-    if not (keys := list(_stored_keys(rows.order_by()))):
+    if not (keys := list(_stored_keys(rows.order_by("pk")))):
         return 0
     connection = connections[rows.db]
     table = _JoinedToKeys(rows.model, _listed(keys))

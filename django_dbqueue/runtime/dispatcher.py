@@ -185,7 +185,8 @@ class Dispatcher:
             return
         self._sweep_at = time.monotonic() + self.SWEEP * random.uniform(0.8, 1.2)
         if pending.blocked:
-            reserve_times(self._database)
+            if reserve_times(self._database):
+                self._sweep_at = time.monotonic()
             notify_queues(self._database, sweep(self._database, self.BATCH, self._ready))
             self._unblock_orphans()
         if pending.batches:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
+from django_dbqueue import Rate, task
 from django_dbqueue.engine.attempt_result import AttemptResult
 from django_dbqueue.engine.limits import sweep
 from django_dbqueue.engine.ready_jobs import ReadyJobs
@@ -45,6 +48,52 @@ def test_claim_and_settlement_of_many_keys_take_few_statements(claim):
 
     # Blocks of jobs are changed in parts on some databases.
     assert many <= few + 12, [query["sql"][:200] for query in queries]
+
+
+@task(rate=Rate(2, per=1, key=lambda customer: customer))
+def of_customer(customer, number):
+    return number
+
+
+def test_start_times_of_many_rates_are_reserved_with_few_statements(claim):
+    """With statements for each key, a dispatcher made no job ready while a thousand waited."""
+    of_customer.enqueue_many([(account, number) for number in range(5) for account in ACCOUNTS])
+    claim(limit=len(ACCOUNTS))
+    assert not Job.objects.scheduled().exists()
+
+    with CaptureQueriesContext(connection) as queries:
+        assert not direct.reserve_times()
+
+    # 60 semaphores are two parts; on some databases their jobs are changed in several statements.
+    assert len(queries) <= 40
+    planned = Counter(Job.objects.scheduled().values_list("args__0", flat=True))
+    assert set(planned) == set(ACCOUNTS)
+    assert set(planned.values()) == {4}
+
+
+def test_sweep_of_rates_that_takes_long_goes_on_in_the_next_round(claim, monkeypatch):
+    of_customer.enqueue_many([(account, number) for number in range(4) for account in ACCOUNTS])
+    claim(limit=len(ACCOUNTS))
+    monkeypatch.setattr("django_dbqueue.engine.limits.LONGEST_SWEEP", 0.0)
+
+    assert direct.reserve_times()
+    assert not direct.reserve_times()
+
+    assert Job.objects.scheduled().count() == 3 * len(ACCOUNTS)
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="It locks no rows.")
+def test_reservation_waits_for_no_rate_that_others_have_locked(claim):
+    of_customer.enqueue_many([(account, number) for number in range(3) for account in "ab"])
+    claim(limit=2)
+    first = Semaphore.objects.filter(booked__isnull=False).order_by("pk")[:1]
+
+    with held_open(lambda: list(first.select_for_update())):
+        direct.reserve_times()
+        assert Job.objects.scheduled().count() == 2
+
+    direct.reserve_times()
+    assert Job.objects.scheduled().count() == 4
 
 
 def test_settlement_unblocks_as_many_jobs_as_it_frees_slots(claim):
