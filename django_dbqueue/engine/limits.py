@@ -44,6 +44,8 @@ ROUNDS = 20
 AT_ONCE = 50
 # Seconds after which a sweep begins no further part.
 LONGEST_SWEEP = 0.5
+# The most start times that are reserved in one transaction.
+MOST_STARTS = 5000
 
 
 class Pruned(Exception):
@@ -282,7 +284,8 @@ def replan_rates(database: str) -> None:
 
 
 def _assign_times(database: str, rows: Sequence[Semaphore]) -> None:
-    times = {row.pk: row.free_times() for row in rows}
+    most = max(1, MOST_STARTS // max(1, len(rows)))
+    times = {row.pk: row.free_times()[:most] for row in rows}
     served, of_key = Served(database), defaultdict(list)
     wanted = {key: len(starts) for key, starts in times.items() if starts}
     plain, others = _lock_first_plain(served, wanted)

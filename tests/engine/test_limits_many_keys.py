@@ -82,6 +82,18 @@ def test_sweep_of_rates_that_takes_long_goes_on_in_the_next_round(claim, monkeyp
     assert Job.objects.scheduled().count() == 3 * len(ACCOUNTS)
 
 
+def test_fast_rates_of_many_keys_share_what_is_reserved_together(claim, monkeypatch):
+    of_customer.enqueue_many([(account, number) for number in range(8) for account in "abcd"])
+    claim(limit=4)
+    monkeypatch.setattr("django_dbqueue.engine.limits.MOST_STARTS", 8)
+
+    direct.reserve_times()
+    assert Counter(Job.objects.scheduled().values_list("args__0", flat=True)) == Counter("abcd" * 2)
+
+    direct.reserve_times()
+    assert Counter(Job.objects.scheduled().values_list("args__0", flat=True)) == Counter("abcd" * 4)
+
+
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="It locks no rows.")
 def test_reservation_waits_for_no_rate_that_others_have_locked(claim):
     of_customer.enqueue_many([(account, number) for number in range(3) for account in "ab"])
