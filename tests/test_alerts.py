@@ -201,6 +201,17 @@ class TestProblem:
             examine(LATE)
         assert due() == ["active lag mail"]
 
+    def test_that_comes_back_as_the_last_one_is_sent_is_not_taken_as_sent(self):
+        examine(LATE)
+        due()
+        pass_time(70)
+        examine()
+        assert due() == ["over lag mail"]
+        # SQLite stores milliseconds, in which several statements run.
+        Alert.objects.update(sent_at=now_plus(0.005))
+        examine(LATE)
+        assert not Alert.objects.get().is_sent
+
     def test_of_a_check_that_cannot_run_lasts(self):
         examine(LATE)
         due()

@@ -89,12 +89,14 @@ def _note_found(alert: AlertQuerySet, row: Any, target: AlertTarget, problem: Pr
         # It was sent, and is not sent again.
         alert.update(found_at=Now())
     else:
-        due_at = row.seen_at + timedelta(seconds=target.after)
+        opened_at, due_at = row.seen_at, row.seen_at + timedelta(seconds=target.after)
         if row.sent_at:
+            # Else it would count as sent, if the last problem was sent in the same millisecond.
+            opened_at = max(opened_at, row.sent_at + timedelta(milliseconds=1))
             due_at = max(due_at, row.sent_at + timedelta(seconds=target.cooldown))
         alert.filter(ended_at__isnull=not row.is_over).update(
             ended_at=None,
-            opened_at=Now(),
+            opened_at=opened_at,
             found_at=Now(),
             due_at=due_at,
             tries=0,
