@@ -16,6 +16,7 @@ from django_dbqueue.models import Execution, Job, Queue, Semaphore
 from django_dbqueue.models.enums import State
 
 from .. import direct
+from ..conftest import LONG
 from ..reliability.conftest import held_open
 from ..tasks import charge
 
@@ -55,11 +56,12 @@ def of_customer(customer, number):
     return number
 
 
-def test_start_times_of_many_rates_are_reserved_with_few_statements(claim):
+def test_start_times_of_many_rates_are_reserved_with_few_statements(claim, monkeypatch):
     """With statements for each key, a dispatcher made no job ready while a thousand waited."""
     of_customer.enqueue_many([(account, number) for number in range(5) for account in ACCOUNTS])
     claim(limit=len(ACCOUNTS))
     assert not Job.objects.scheduled().exists()
+    monkeypatch.setattr("django_dbqueue.engine.limits.LONGEST_SWEEP", LONG)
 
     with CaptureQueriesContext(connection) as queries:
         assert not direct.reserve_times()
