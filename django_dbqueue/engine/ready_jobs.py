@@ -26,7 +26,7 @@ class ReadyJobs:
     transaction that takes long, and its slot must not stay free as long as that.
     """
 
-    STUCK = 10.0
+    STUCK = 3.0
     # The most ready jobs that are read, with and without limits.
     MOST = 5000
 
