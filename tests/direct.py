@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_dbqueue.engine import batches, limits, recurring, retention
+from django_dbqueue.engine import batches, limit_sweeps, recurring, retention
 from django_dbqueue.engine import claim as claiming
 from django_dbqueue.engine import dispatch as dispatching
 from django_dbqueue.engine import settle as settling
 from django_dbqueue.engine.attempt_result import AttemptResult, Settled
+from django_dbqueue.engine.ready_jobs import ReadyJobs
 from django_dbqueue.models import ClaimedJob, Job, RecurringTask
 
 DATABASE = "default"
@@ -71,15 +72,15 @@ def seal_abandoned() -> list[Any]:
 
 
 def sweep(limit: int) -> list[str]:
-    return limits.sweep(DATABASE, limit)
+    return limit_sweeps.sweep(DATABASE, limit, ReadyJobs(DATABASE))
 
 
 def unblock_orphans(limit: int) -> list[str]:
-    return limits.unblock_orphans(DATABASE, limit)
+    return limit_sweeps.unblock_orphans(DATABASE, limit, ReadyJobs(DATABASE))
 
 
 def reserve_times() -> bool:
-    return limits.reserve_times(DATABASE)
+    return limit_sweeps.reserve_times(DATABASE)
 
 
 def run_now(enqueue: Any) -> int:

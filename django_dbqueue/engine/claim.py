@@ -25,7 +25,8 @@ from ..models.job import JobQuerySet
 from ..models.locking import lock, lock_waiting, locked_parts
 from .claim_size import Budget
 from .galera import certify
-from .limits import Pruned, acquire, extend, leave_limits
+from .limits import acquire, extend, leave_limits
+from .semaphores import Pruned
 from .slot_group import GroupSize, ungrouped
 
 # The number of times that a claim continues behind jobs that find no slot.

@@ -20,7 +20,7 @@ from ..core.transactions import is_conflict
 from ..engine.alerts import prune_alerts
 from ..engine.batches import OPEN_SECONDS, seal_abandoned
 from ..engine.dispatch import PendingMaintenance, dispatch, fetch_pending, next_due_in
-from ..engine.limits import replan_rates, reserve_times, sweep, unblock_orphans
+from ..engine.limit_sweeps import replan_rates, reserve_times, sweep, unblock_orphans
 from ..engine.ready_jobs import ReadyJobs
 from ..engine.retention import (
     prune_batches,

@@ -21,7 +21,7 @@ from ..core.transactions import CommitHook
 from ..engine.attempt_result import AttemptResult
 from ..engine.claim import claim, release
 from ..engine.dispatch import dispatch
-from ..engine.limits import reserve_times
+from ..engine.limit_sweeps import reserve_times
 from ..engine.recurring import enqueue_once
 from ..engine.settle import settle
 from ..models import (

@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_dbqueue import Rate, task
 from django_dbqueue.engine.attempt_result import AttemptResult
-from django_dbqueue.engine.limits import sweep
+from django_dbqueue.engine.limit_sweeps import sweep
 from django_dbqueue.engine.ready_jobs import ReadyJobs
 from django_dbqueue.models import Execution, Job, Queue, Semaphore
 from django_dbqueue.models.enums import State
@@ -61,7 +61,7 @@ def test_start_times_of_many_rates_are_reserved_with_few_statements(claim, monke
     of_customer.enqueue_many([(account, number) for number in range(5) for account in ACCOUNTS])
     claim(limit=len(ACCOUNTS))
     assert not Job.objects.scheduled().exists()
-    monkeypatch.setattr("django_dbqueue.engine.limits.LONGEST_SWEEP", LONG)
+    monkeypatch.setattr("django_dbqueue.engine.limit_sweeps.LONGEST_SWEEP", LONG)
 
     with CaptureQueriesContext(connection) as queries:
         assert not direct.reserve_times()
@@ -76,7 +76,7 @@ def test_start_times_of_many_rates_are_reserved_with_few_statements(claim, monke
 def test_sweep_of_rates_that_takes_long_goes_on_in_the_next_round(claim, monkeypatch):
     of_customer.enqueue_many([(account, number) for number in range(4) for account in ACCOUNTS])
     claim(limit=len(ACCOUNTS))
-    monkeypatch.setattr("django_dbqueue.engine.limits.LONGEST_SWEEP", 0.0)
+    monkeypatch.setattr("django_dbqueue.engine.limit_sweeps.LONGEST_SWEEP", 0.0)
 
     assert direct.reserve_times()
     assert not direct.reserve_times()
@@ -87,7 +87,7 @@ def test_sweep_of_rates_that_takes_long_goes_on_in_the_next_round(claim, monkeyp
 def test_fast_rates_of_many_keys_share_what_is_reserved_together(claim, monkeypatch):
     of_customer.enqueue_many([(account, number) for number in range(8) for account in "abcd"])
     claim(limit=4)
-    monkeypatch.setattr("django_dbqueue.engine.limits.MOST_STARTS", 8)
+    monkeypatch.setattr("django_dbqueue.engine.unblock.MOST_STARTS", 8)
 
     direct.reserve_times()
     assert Counter(Job.objects.scheduled().values_list("args__0", flat=True)) == Counter("abcd" * 2)

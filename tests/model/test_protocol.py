@@ -170,7 +170,7 @@ def slots_leak(monkeypatch):
 
 
 def slots_are_not_counted(monkeypatch):
-    monkeypatch.setattr(limits, "_count_slots", lambda database, semaphores: None)
+    monkeypatch.setattr(limits, "count_slots", lambda database, semaphores: None)
 
 
 def rerun_is_dropped(monkeypatch):
