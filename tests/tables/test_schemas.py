@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import threading
+from contextlib import ExitStack
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -109,27 +111,31 @@ def test_sql_function_writes_to_its_own_schema_whatever_the_caller_sees(schemas)
 
 def test_notify_wakes_only_the_workers_of_its_schema(schemas):
     one, two = schemas
-    heard, ready = {}, {}
-    listeners = []
-    for name in ("default", *schemas):
-        heard[name], ready[name] = [], threading.Event()
-        listener = NotifyListener(name, heard[name].append, ready[name].set)
-        listener.start()
-        listeners.append(listener)
+    names = ("default", *schemas)
+    heard: dict[str, list[str]] = {name: [] for name in names}
+    ready = {name: threading.Event() for name in names}
+
+    def hear(name, payload):
+        heard[name].append(payload)
+        return True
+
+    listeners = [NotifyListener(name, partial(hear, name), ready[name].set) for name in names]
 
     def wait():
         for listener in listeners:
             listener.wait(0.05)
 
-    until(lambda: wait() or all(event.is_set() for event in ready.values()))
-    tasks.nothing.using(backend=one, queue_name="from_python").enqueue()
-    sql(two, "SELECT dbqueue_enqueue('tests.tasks.nothing', queue => 'from_sql')")
-    tasks.nothing.using(queue_name="last").enqueue()
+    with ExitStack() as stack:
+        for listener in listeners:
+            stack.callback(listener.close)
+            listener.start()
+        until(lambda: wait() or all(event.is_set() for event in ready.values()))
+        tasks.nothing.using(backend=one, queue_name="from_python").enqueue()
+        sql(two, "SELECT dbqueue_enqueue('tests.tasks.nothing', queue => 'from_sql')")
+        tasks.nothing.using(queue_name="last").enqueue()
 
-    until(lambda: wait() or all(heard.values()))
+        until(lambda: wait() or all(heard.values()))
     assert heard == {one: ["from_python,0"], two: ["from_sql,0"], "default": ["last,0"]}
-    for listener in listeners:
-        listener.close()
 
 
 def test_zero_removes_one_schema_alone(schemas):
