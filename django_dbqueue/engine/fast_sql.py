@@ -134,34 +134,29 @@ def upsert(
         return
     connection, meta = connections[rows.db], rows.model._meta
     fields: list[Any] = [meta.get_field(name) for name in names]
-    changed = [field.column for field in fields if field.name not in key]
-    conflict = connection.ops.on_conflict_suffix_sql(
-        fields, OnConflict.UPDATE, changed, [meta.get_field(name).column for name in key]
-    )
+    of_key = [field.column for field in fields if field.name in key]
+    others = [field.column for field in fields if field.name not in key]
     with connection.cursor() as cursor:
         target, places = _target(cursor, meta.db_table, fields)
+        conflict = connection.ops.on_conflict_suffix_sql(fields, OnConflict.UPDATE, others, of_key)
         if connection.vendor == "postgresql":
             columns = [field.column for field in fields]
-            rows_ = [dict(zip(columns, row, strict=True)) for row in values]
-            document = json.dumps(rows_, default=str)
-            each = ", ".join(map(connection.ops.quote_name, columns))
-            table = connection.ops.quote_name(meta.db_table)
+            named = [dict(zip(columns, row, strict=True)) for row in values]
             cursor.execute(
-                f"INSERT INTO {target} SELECT {each} FROM "
-                f"json_populate_recordset(NULL::{table}, %s) {conflict}",
-                [document],
+                f"INSERT INTO {target} "
+                f"SELECT {', '.join(map(connection.ops.quote_name, columns))} "
+                f'FROM json_populate_recordset(NULL::"{meta.db_table}", %s) {conflict}',
+                [json.dumps(named, default=str)],
             )
         else:
-            cursor.executemany(
-                f"INSERT INTO {target} VALUES {places} {conflict}",
+            converted = [
                 [
-                    [
-                        field.get_db_prep_save(value, connection)
-                        for field, value in zip(fields, row, strict=True)
-                    ]
-                    for row in values
-                ],
-            )
+                    field.get_db_prep_save(value, connection)
+                    for field, value in zip(fields, row, strict=True)
+                ]
+                for row in values
+            ]
+            cursor.executemany(f"INSERT INTO {target} VALUES {places} {conflict}", converted)
 
 
 def _copy(

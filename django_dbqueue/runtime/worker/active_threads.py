@@ -110,9 +110,9 @@ class ActiveThreads:
             if self._waiting:
                 self.wake()
 
-    def end(self, task: str) -> None:
-        """Note that this thread has ended its job."""
-        self._cpu_times.observe(task, self._cpu.end())
+    def end(self, task: str, run_time: float) -> None:
+        """Note that this thread has ended its job, which took ``run_time`` seconds."""
+        self._cpu_times.observe(task, self._cpu.end(run_time))
         self._ended += 1
 
     def close(self) -> None:

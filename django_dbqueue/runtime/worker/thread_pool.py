@@ -298,7 +298,7 @@ class ThreadPool:
         if job.slot_group:
             self._let_follow(job.slot_group)
         del self._running[threading.get_ident()]
-        self._active.end(job.task)
+        self._active.end(job.task, seconds)
         self._mean += (seconds - self._mean) * 0.1
         if not self._wake_sent and len(self._waiting) <= self._ahead() // 2:
             self._wake_sent = True

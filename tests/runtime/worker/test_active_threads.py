@@ -13,6 +13,7 @@ from uuid import uuid4
 import pytest
 
 from django_dbqueue.core.options import Options
+from django_dbqueue.runtime.worker import job_cpu_time
 from django_dbqueue.runtime.worker.active_threads import ActiveThreads, ThreadLimit
 from django_dbqueue.runtime.worker.job_cpu_time import JobCpuTime
 from django_dbqueue.runtime.worker.run_times import RunTimes
@@ -226,7 +227,7 @@ def test_processor_time_of_another_thread_is_that_since_its_last_job() -> None:
     def work() -> None:
         cpu.enter()
         compute_for(0.05)
-        assert 0.05 <= cpu.end() < 0.07
+        assert 0.05 <= cpu.end(LONG) < 0.07
         compute_for(0.02)
         ready.set()
         end.wait(LONG)
@@ -241,6 +242,33 @@ def test_processor_time_of_another_thread_is_that_since_its_last_job() -> None:
     # The system's thread ends a moment later.
     until(lambda: cpu.of(thread.ident or 0) == float("inf"))
     assert cpu.of(12345) == float("inf")
+
+
+def test_processor_time_is_not_read_for_each_short_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, used, readings = [100.0], [5.0], [0]
+
+    def read() -> float:
+        readings[0] += 1
+        return used[0]
+
+    monkeypatch.setattr(job_cpu_time.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(job_cpu_time.time, "thread_time", read)
+    cpu = JobCpuTime()
+    cpu.enter()
+
+    def job(run_time: float, computes: float) -> float:
+        clock[0] += run_time
+        used[0] += computes
+        return cpu.end(run_time)
+
+    assert [job(0.0001, 0.0001) for _ in range(9)] == [0.0001] * 9
+    assert readings == [1]
+    # It waits for the most of its time. The processor time of the jobs before it counts, too.
+    assert job(0.1, 0.002) == pytest.approx(0.0029)
+    assert readings == [2]
+    assert job(0.1, 0.002) == pytest.approx(0.002)
+    # More than its run time it cannot have used.
+    assert [job(0.0009, 0.0009), job(0.002, 0.002)] == pytest.approx([0.0009, 0.002])
 
 
 def compute_for(seconds: float) -> None:
