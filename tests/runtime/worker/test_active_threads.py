@@ -268,7 +268,7 @@ def test_processor_time_is_not_read_for_each_short_job(monkeypatch: pytest.Monke
     assert readings == [2]
     assert job(0.1, 0.002) == pytest.approx(0.002)
     # More than its run time it cannot have used.
-    assert [job(0.0009, 0.0009), job(0.002, 0.002)] == pytest.approx([0.0009, 0.002])
+    assert [job(0.0019, 0.0019), job(0.003, 0.003)] == pytest.approx([0.0019, 0.003])
 
 
 def compute_for(seconds: float) -> None:
