@@ -87,8 +87,13 @@ def is_heard(signal: Signal, level: int | None = None) -> bool:
 
     With a level, also if the log line of the framework's own receiver would be emitted.
     """
-    is_logged = level is not None and signals.logger.isEnabledFor(level)
-    return is_logged or any(key[0] not in _OWN for key, *_rest in signal.receivers)
+    if level is not None and signals.logger.isEnabledFor(level):
+        return True
+    # Not any(): each job asks four times, and a generator takes 1 µs.
+    for receiver in signal.receivers:  # noqa: SIM110
+        if receiver[0][0] not in _OWN:
+            return True
+    return False
 
 
 __all__ = [

@@ -62,13 +62,14 @@ class AttemptResult:
         **rest: Any,
     ) -> AttemptResult:
         """Return the result of a claimed job's current attempt. It ends now by default."""
+        process = job.process  # Once: Django's descriptor takes 0.5 µs.
         return cls(
             job=job,
             fence=job.fence,
             outcome=outcome,
             state=state,
-            process=job.process.name if job.process else "",
-            release=job.process.release if job.process else "",
+            process=process.name if process else "",
+            release=process.release if process else "",
             started_at=started_at or job.claimed_at,
             finished_at=finished_at or job.now(),
             **rest,

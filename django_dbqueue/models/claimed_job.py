@@ -44,10 +44,15 @@ class ClaimedJob(Job):
 
     def belong_to(self, process: Process, now: datetime, clock: float) -> None:
         """Mark the job as claimed for the process, at a time of the database and of the clock."""
-        self.state = State.RUNNING
-        self.process_id, self._state.fields_cache["process"] = process.pk, process
-        self.started_at = self.claimed_at = now
-        self.clock = clock
+        # Past the field descriptors, as in from_db().
+        self.__dict__.update(
+            state=State.RUNNING,
+            process_id=process.id,
+            started_at=now,
+            claimed_at=now,
+            clock=clock,
+        )
+        self._state.fields_cache["process"] = process
 
     @property
     def fence(self) -> Fence:
