@@ -119,6 +119,7 @@ def record() -> Walk:
         threading.setprofile_all_threads(None)
         threading.setprofile_all_threads(walk_without_caller(walk))
         assert is_settled(job.id)
+        time.sleep(0.5)  # The settler wakes others after its commit.
     finally:
         threading.setprofile_all_threads(None)
         stop.request()

@@ -74,12 +74,13 @@ def settle(
         if retried := [pk for pk, is_retried in stopped.items() if is_retried]:
             jobs.filter(Among(retried)).update(stop_requested_at=None, retry_requested=False)
         owned = [result for result in results if seen.get(result.fence[0]) == result.fence]
-        settled = Settled(_stop(owned, stopped), [], [], [], [])
+        settled = Settled(_stop(owned, stopped) if stopped else owned, [], [], [], [])
         # With nothing to look for, no result is looked up: the hash of a UUID takes 0.3 µs.
         erased = {r.fence[0] for r in settled.written if r.erase and r.fence[0] not in again}
         kept = [r for r in settled.written if not erased or r.fence[0] not in erased]
         last = [r for r in kept if not again or r.fence[0] not in again]
-        _restart_runs(jobs, [r for r in kept if again and r.fence[0] in again])
+        if again:
+            _restart_runs(jobs, [r for r in kept if r.fence[0] in again])
         _start_next_runs(jobs, last)
         failures = _record(database, [result for result in kept if result.recorded])
         recorded = [result for result in settled.written if result.recorded]
@@ -106,8 +107,6 @@ def settle(
 
 def _stop(results: list[AttemptResult], stopped: Mapping[UUID, bool]) -> list[AttemptResult]:
     """Return the results, with those of jobs that an operator has stopped: is each retried?"""
-    if not stopped:
-        return results
     return [
         _stopped(r, is_retried=stopped[r.fence[0]]) if r.fence[0] in stopped else r for r in results
     ]
