@@ -241,7 +241,9 @@ def _keep(parent: int, signal_name: str, *arguments: str) -> None:
             if os.getppid() != parent or {*received} - {signal.SIGHUP}:
                 return
             time.sleep(_CHECK)
-        received.clear()
+        # A signal to end may have come since the last look: the next child gets it.
+        while signal.SIGHUP in received:
+            received.remove(signal.SIGHUP)
         pause = min(_LONGEST, pause * 2)
 
 

@@ -520,6 +520,41 @@ def test_other_commands_start_no_queue(serve, arguments):
 # The functions
 
 
+class EndedChild:
+    """A ``runqueue`` that has ended by itself, as with an error in the settings."""
+
+    returncode = 1
+
+    def poll(self):
+        return self.returncode
+
+
+@pytest.mark.parametrize("moment", [0.1, 0.9, 1.1, 3.1], ids="after {} s".format)
+def test_keeper_ends_by_a_signal_at_any_time_of_a_pause(monkeypatch, moment):
+    clock, handlers, children = [100.0], {}, []
+
+    def spawn(*_arguments):
+        children.append(EndedChild())
+        assert len(children) < 5, "The signal was forgotten."
+        return children[-1]
+
+    def sleep(seconds):
+        begin = clock[0]
+        clock[0] += seconds
+        if begin < 100 + moment <= clock[0]:
+            handlers[signal.SIGQUIT](signal.SIGQUIT, None)
+
+    monkeypatch.setattr(beside, "_spawn", spawn)
+    monkeypatch.setattr(beside.time, "sleep", sleep)
+    monkeypatch.setattr(beside.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(beside.signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(beside.signal, "pthread_sigmask", lambda *_arguments: None)
+
+    beside._keep(os.getppid(), "SIGQUIT")
+
+    assert clock[0] < 104
+
+
 def test_stop_in_a_forked_process_ends_nothing(monkeypatch):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     made = object.__new__(beside._Beside)
