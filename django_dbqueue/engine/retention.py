@@ -26,7 +26,7 @@ from ..models import (
 from ..models.enums import UNSUCCESSFUL, State
 from ..models.expressions import Now, now_plus
 from ..models.job import JobQuerySet
-from ..models.locking import delete, lock, lock_first, lock_waiting
+from ..models.locking import delete, lock, lock_first, lock_keys
 from ..models.primary import PrimaryQuerySet
 from ..models.semaphore import SemaphoreQuerySet
 from ..models.statistic import MINUTES_KEPT, Period
@@ -82,27 +82,31 @@ def prune_batches(database: str, older_than: float) -> None:
 
 
 def prune_failures(database: str, older_than: float) -> None:
-    """Delete failures that were not seen for ``older_than`` seconds."""
+    """Delete failures that were not seen for ``older_than`` seconds.
+
+    A failure is kept until the next time if another transaction is deleting executions of it.
+    """
     with writing(database):
         old = Failure.objects.using(database).filter(last_seen__lt=now_plus(-older_than))
-        if ids := lock_first(old.values_list("pk", flat=True), MOST_FAILURES):
-            _forget_failures(database, ids)
+        found = lock_first(old.values_list("pk", flat=True), MOST_FAILURES)
+        if ids := _forget_failures(database, found):
             delete(FailureStatistic.objects.using(database).filter(failure__in=ids))
             old.filter(pk__in=ids)._raw_delete(database)
 
 
-def _forget_failures(database: str, failures: Sequence[int]) -> None:
-    """Remove failures from their executions.
+def _forget_failures(database: str, failures: Sequence[int]) -> list[int]:
+    """Remove failures from their executions. Return the failures that have none any more.
 
-    These are locked by primary key, in the order in which others delete them. MySQL would lock them
-    in the order of the index of failures: two dispatchers had a deadlock.
+    Jobs are deleted with their executions in no order. Waiting for these rows could be a deadlock.
     """
     executions = Execution.objects.using(database)
-    of_these = executions.filter(failure__in=failures).order_by("pk").values_list("pk", flat=True)
-    while ids := list(of_these[:TOGETHER]):
-        rows = executions.filter(pk__in=ids)
-        list(lock_waiting(rows.order_by("pk")).values_list("pk", flat=True))
-        rows.update(failure=None)
+    theirs = executions.filter(failure__in=failures)
+    keys, last = theirs.order_by("pk").values_list("pk", flat=True), 0
+    while part := list(keys.filter(pk__gt=last)[:TOGETHER]):
+        executions.filter(pk__in=lock_keys(executions.all(), part)).update(failure=None)
+        last = part[-1]
+    kept = set(theirs.values_list("failure", flat=True).distinct())
+    return [each for each in failures if each not in kept]
 
 
 def prune_recurring_executions(database: str, older_than: float, limit: int) -> int:

@@ -182,6 +182,7 @@ class Heartbeat:
     def _obey(self, request: str) -> None:
         if request == self._request:
             return
+        self._request = request
         wanted = {"": "claim jobs again", Process.Request.QUIET: "claim no more jobs"}
         logger.info(
             "%s was asked by an operator to %s.",
@@ -189,7 +190,6 @@ class Heartbeat:
             wanted.get(request, request),
             extra=self.process.log_fields,
         )
-        self._request = request
         self._back()
 
     def _beat(self) -> None:

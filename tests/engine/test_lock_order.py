@@ -7,13 +7,14 @@ import random
 import threading
 import time
 from contextlib import suppress
+from datetime import timedelta
 from itertools import chain
 
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.utils import timezone
 
-from django_dbqueue import Rate, limit, task
+from django_dbqueue import Rate, limit, task, testing
 from django_dbqueue.batches import batch
 from django_dbqueue.compat import task_backends
 from django_dbqueue.contrib import operations
@@ -24,7 +25,7 @@ from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.doctor.finding import Finding
 from django_dbqueue.engine import alerts
 from django_dbqueue.engine.attempt_result import AttemptResult
-from django_dbqueue.engine.retention import prune_failures
+from django_dbqueue.engine.retention import erase, prune_failures
 from django_dbqueue.engine.statistics import count_enqueued, fold
 from django_dbqueue.models import Alert, Execution, Failure, Job, Operation, Queue
 from django_dbqueue.models.enums import State
@@ -35,7 +36,8 @@ from django_dbqueue.runtime.worker.claimer import Claimer
 
 from .. import direct
 from ..conftest import a_process
-from ..tasks import add, row
+from ..reliability.conftest import held_open
+from ..tasks import add, fail, row
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -295,6 +297,25 @@ def test_pruning_has_no_deadlock(process):
     assert not load.errors, load.errors
     assert not load.deadlocks, f"{len(load.deadlocks)}\n" + "\n\n".join(load.deadlocks[:2])
     assert _deadlock_count() == before
+
+
+@pytest.mark.timeout(60)
+def test_failures_do_not_wait_for_jobs_that_are_deleted():
+    """Each has locked an execution that the other needs next."""
+    for name in ("deleted", "kept"):
+        fail.using(queue_name=name).enqueue()
+    testing.drain()
+    Failure.objects.update(last_seen=timezone.now() - timedelta(days=2))
+    deleted, kept = (Job.objects.get(queue=name) for name in ("deleted", "kept"))
+
+    with held_open(lambda: erase("default", [deleted.pk])):
+        prune_failures("default", 86_400)
+        assert Execution.objects.get(job=kept).failure is None
+        assert Failure.objects.exists()
+
+    prune_failures("default", 86_400)
+    assert not Failure.objects.exists()
+    assert Execution.objects.get() == Execution.objects.get(job=kept)
 
 
 def test_new_alerts_are_inserted_in_one_order():

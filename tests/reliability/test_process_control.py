@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
@@ -27,25 +28,32 @@ def states():
 
 
 def within(seconds, condition):
-    """Return whether a condition that must not come true has done so within this time."""
+    """Return whether a condition holds after this time."""
     time.sleep(seconds)
     return condition()
 
 
-def quiet(processes):
-    """Quiet processes, and wait until none of their workers claims."""
-    assert processes.quiet() == 1
-    until(lambda: not states().count(State.RUNNING))
+def quiet(child, kind):
+    """Quiet the process of this kind, and wait until its workers have obeyed."""
+    assert live(kind).quiet() == 1
+    for each in {kind, Kind.WORKER}:
+        until(lambda each=each: re.search(rf" {each}@\S+ was asked .* claim no more", log_of(child)))
+    # The claim that was under way then may still find jobs.
+    until(lambda: nothing_runs() and within(0.2, nothing_runs))
+
+
+def nothing_runs():
+    return State.RUNNING not in states()
 
 
 @pytest.mark.parametrize("kind", [Kind.WORKER, Kind.SUPERVISOR])
 def test_quiet_process_finishes_its_jobs_and_claims_no_others(runqueue, kind):
-    runqueue("--threads", "2", **OFTEN)
+    child = runqueue("--threads", "2", **OFTEN)
     until(live(Kind.WORKER).exists)
     tasks.sleep.enqueue_many([(0.1,)] * 80)
     until(lambda: states().count(State.RUNNING) > 2)
 
-    quiet(live(kind))
+    quiet(child, kind)
 
     # What had not started was released, and no attempt of it was spent.
     assert 0 < states().count(State.SUCCESSFUL) < 80
@@ -60,9 +68,9 @@ def test_quiet_process_finishes_its_jobs_and_claims_no_others(runqueue, kind):
 
 
 def test_worker_that_replaces_one_of_a_quiet_supervisor_is_quiet(runqueue):
-    runqueue(**OFTEN)
+    child = runqueue(**OFTEN)
     until(live(Kind.WORKER).exists)
-    quiet(live(Kind.SUPERVISOR))
+    quiet(child, Kind.SUPERVISOR)
     first = live(Kind.WORKER).get()
     assert first.is_quiet
 
@@ -122,10 +130,9 @@ def test_dispatchers_dead_and_stopping_processes_are_not_controlled(db):
 
 
 def test_quiet_supervisor_that_was_declared_dead_stays_quiet(runqueue):
-    runqueue(**OFTEN)
+    child = runqueue(**OFTEN)
     until(live(Kind.WORKER).exists)
-    quiet(live(Kind.SUPERVISOR))
-    time.sleep(0.5)  # Longer than a heartbeat: it has read the request.
+    quiet(child, Kind.SUPERVISOR)
 
     # As a dispatcher of another host does: then the supervisor registers again.
     Process.objects.filter(kind=Kind.SUPERVISOR).delete()
