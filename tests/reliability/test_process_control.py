@@ -37,7 +37,9 @@ def quiet(child, kind):
     """Quiet the process of this kind, and wait until its workers have obeyed."""
     assert live(kind).quiet() == 1
     for each in {kind, Kind.WORKER}:
-        until(lambda each=each: re.search(rf" {each}@\S+ was asked .* claim no more", log_of(child)))
+        until(
+            lambda each=each: re.search(rf" {each}@\S+ was asked .* claim no more", log_of(child))
+        )
     # The claim that was under way then may still find jobs.
     until(lambda: nothing_runs() and within(0.2, nothing_runs))
 
