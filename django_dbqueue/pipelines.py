@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from .results import JobResult
 
 
+# Settings of ``using()`` that a job has once, whatever its stages.
+_OF_THE_JOB = ("metadata", "key", "version", "on_conflict", "max_wait", "enqueue")
+
+
 @dataclass(frozen=True)
 class GoTo:
     """Returned by a stage: the job continues at another stage of its pipeline, with ``value``.
@@ -74,16 +78,7 @@ class Pipeline:
         TypeError for another setting, which belongs to a stage, and InvalidTask for an invalid
         value.
         """
-        if unknown := settings.keys() - {
-            "run_after",
-            "metadata",
-            "key",
-            "version",
-            "on_conflict",
-            "max_wait",
-            "expires",
-            "enqueue",
-        }:
+        if unknown := settings.keys() - {*_OF_THE_JOB, "run_after", "expires"}:
             raise TypeError(
                 f"{unknown.pop()!r} is a setting of a stage. Give it to the stage, such as "
                 "parse.using(queue_name='cpu')."
@@ -149,8 +144,8 @@ def pipeline(*stages: AnyTask) -> Pipeline:
     of fetch, then index with the return value of parse.
 
     Raises InvalidTask for stages that cannot form a pipeline: none at all, a value that is no task,
-    tasks of several backends, or a later stage that does not take one argument or has a
-    ``run_after`` or ``expires``.
+    tasks of several backends, or a later stage that does not take one argument or has a setting
+    of the whole job, such as ``run_after``, ``expires`` or a key of ``using()``.
     """
     if not stages:
         raise InvalidTask("A pipeline needs stages: pipeline(fetch, parse, index).")
@@ -183,6 +178,12 @@ def _must_follow(stage: AnyTask) -> None:
         raise InvalidTask(
             f"{min(own)} of the later stage {stage.module_path} cannot be set for one call. "
             "Give it to @task."
+        )
+    of_using = {name.removesuffix("_when") for name in stage.own_options}
+    if own := of_using.intersection(_OF_THE_JOB):
+        raise InvalidTask(
+            f"{min(own)} of the later stage {stage.module_path} is a setting of the whole job. "
+            f"Give it to the pipeline: pipeline(...).using({min(own)}=...)."
         )
     if stage.run_after is not None:
         raise InvalidTask(

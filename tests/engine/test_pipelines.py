@@ -354,6 +354,18 @@ def test_workers_run_all_stages(worker):
             (grind, brew.using(expires=timedelta(hours=1))),
             "Leave expires of the later stage tests.tasks.brew out, and give it to the pipeline",
         ),
+        *(
+            (
+                (grind, brew.using(**{name: value})),
+                f"{name} of the later stage tests.tasks.brew is a setting of the whole job. "
+                f"Give it to the pipeline: pipeline(...).using({name}=...).",
+            )
+            for name, value in {
+                "key": "cup 1",
+                "metadata": {"cup": 1},
+                "enqueue": "in_transaction",
+            }.items()
+        ),
     ],
 )
 def test_invalid_stages_are_refused(stages, said):
