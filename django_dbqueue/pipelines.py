@@ -180,10 +180,11 @@ def _must_follow(stage: AnyTask) -> None:
             "Give it to @task."
         )
     of_using = {name.removesuffix("_when") for name in stage.own_options}
-    if own := of_using.intersection(_OF_THE_JOB):
+    if of_the_job := of_using.intersection(_OF_THE_JOB):
+        name = min(of_the_job)
         raise InvalidTask(
-            f"{min(own)} of the later stage {stage.module_path} is a setting of the whole job. "
-            f"Give it to the pipeline: pipeline(...).using({min(own)}=...)."
+            f"{name} of the later stage {stage.module_path} is a setting of the whole job. "
+            f"Give it to the pipeline: pipeline(...).using({name}=...)."
         )
     if stage.run_after is not None:
         raise InvalidTask(
