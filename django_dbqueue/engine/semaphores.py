@@ -17,7 +17,6 @@ from ..models import ClaimedJob, Semaphore, Slot
 from ..models.expressions import Now
 from ..models.locking import delete, lock_waiting
 from ..models.semaphore import SemaphoreQuerySet
-from .fast_sql import upsert
 
 _SLOT = ("semaphore", "job", "attempt", "slot_group", "max_running")
 
@@ -70,7 +69,7 @@ def in_order(database: str, keys: Iterable[str]) -> SemaphoreQuerySet:
 
 
 def store(database: str, rows: list[Semaphore]) -> None:
-    rows_of(database).bulk_update(rows, ["max_running", "interval", "burst", "earliest", "booked"])
+    rows_of(database).save_locked(rows, ["max_running", "interval", "burst", "earliest", "booked"])
 
 
 def count_slots(database: str, semaphores: Mapping[str, Semaphore]) -> None:
@@ -97,7 +96,7 @@ def take_slots(database: str, jobs: Iterable[ClaimedJob]) -> None:
         for limit in job.limits
         if "max_running" in limit
     ]
-    upsert(Slot.objects.using(database), _SLOT, rows, key=_SLOT[:2])
+    Slot.objects.using(database).upsert(_SLOT, rows, key=_SLOT[:2], fields=_SLOT[2:])
 
 
 def delete_slots(database: str, jobs: Iterable[UUID]) -> None:

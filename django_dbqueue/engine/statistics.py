@@ -138,7 +138,7 @@ def _add_counts(database: str, minutes: Mapping[Kind, Counts]) -> None:
         counts = new[_kind_of(row)]
         counts.merge(row.counts)
         row.counts = counts
-    rows.upsert(held, key=["id"], fields=COLUMNS)
+    rows.save_locked(held, COLUMNS)
 
 
 def _add_failed(database: str, minutes: Mapping[tuple[Any, ...], int]) -> None:
@@ -151,7 +151,7 @@ def _add_failed(database: str, minutes: Mapping[tuple[Any, ...], int]) -> None:
     held = _insert_or_lock(rows, ("failure_id", *COUNTED), new, found_by)
     for row in held:
         row.number += new[(row.failure_id, *_kind_of(row))]
-    rows.upsert(held, key=["id"], fields=["number"])
+    rows.save_locked(held, ["number"])
 
 
 def _insert_or_lock(

@@ -169,7 +169,7 @@ def _write(rows: JobQuerySet, changed: list[Job]) -> None:
     They are locked, so nothing else has changed them.
     """
     for chunk in _chunks(changed):
-        rows.upsert(chunk, key=["id"], fields=_WRITTEN)
+        rows.save_locked(chunk, _WRITTEN)
 
 
 def _chunks(items: list[T]) -> Iterator[list[T]]:

@@ -47,20 +47,12 @@ class ProgressQuerySet(PrimaryQuerySet["Progress"]):
 
         The caller owns the jobs and has locked their rows.
         """
-        rows = [
-            Progress(
-                job=job,
-                attempt=job.attempt,
-                done=noted.done,
-                total=noted.total,
-                note=noted.note,
-                updated_at=Now(),
-            )
-            for job, noted in notes
-        ]
-        if rows:
-            fields = ["attempt", "done", "total", "note", "updated_at"]
-            self.upsert(rows, key=["job"], fields=fields)
+        self.upsert(
+            ("job", "attempt", *ProgressValue._fields),
+            [(job.pk, job.attempt, *noted) for job, noted in notes],
+            key=("job",),
+            fields=("attempt", *ProgressValue._fields, "updated_at"),
+        )
 
 
 def _running(rows: models.QuerySet[Job]) -> set[Fence]:

@@ -17,10 +17,12 @@ from .process import Process
 class StackTraceQuerySet(PrimaryQuerySet["StackTrace"]):
     def record(self, job: Job, text: str, sessions: Mapping[str, int]) -> None:
         """Upsert the latest stack trace of a job's attempt, and its database sessions."""
-        row = self.model(
-            job=job, attempt=job.attempt, text=text, sessions=dict(sessions), taken_at=Now()
+        self.upsert(
+            ("job", "attempt", "text", "sessions"),
+            [(job.pk, job.attempt, text, dict(sessions))],
+            key=("job",),
+            fields=("attempt", "text", "sessions", "taken_at"),
         )
-        self.upsert([row], key=["job"], fields=["attempt", "text", "sessions", "taken_at"])
 
     def of(self, jobs: Iterable[Job]) -> dict[UUID, str]:
         """Return the stack traces of the jobs' current attempts, by job."""
