@@ -35,6 +35,10 @@ _CHECK = 0.2
 # Seconds before the first restart of runqueue; they double up to the longest. A process that has
 # run for _STABLE seconds is restarted after the first.
 _FIRST, _LONGEST, _STABLE = 1.0, 30.0, 60.0
+# The signals by which the server ends or reloads what it has started.
+_HANDLED = [
+    getattr(signal, name) for name in ("SIGTERM", "SIGQUIT", "SIGHUP") if hasattr(signal, name)
+]
 # Exit code of runqueue if its arguments are wrong, as of argparse.
 _WRONG_ARGUMENTS = 2
 
@@ -193,14 +197,15 @@ def _spawn(function: str, *arguments: str) -> subprocess.Popen[bytes]:
     """Call a function of this module in a new process, with the same ``sys.path``.
 
     In a session of its own: a signal that a terminal sends to all processes of the server ends
-    running jobs only if the server passes it on. SIGHUP is blocked: it waits for the handler.
+    running jobs only if the server passes it on. Signals that it handles are blocked, and wait for
+    their handlers: a server that a script has started with "&" ignores SIGQUIT, and so would this.
     """
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; "
         f"from django_dbqueue import beside; beside.{function}({os.getpid()}, *sys.argv[1:])"
     )
     command = [sys.executable, "-c", code, *arguments]
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     try:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     finally:
@@ -211,9 +216,9 @@ def _keep(parent: int, signal_name: str, *arguments: str) -> None:
     """Keep ``runqueue`` running until a signal, or the end of the parent process."""
     received: list[int] = []
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: received.append(number))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+    for each in _HANDLED:
+        signal.signal(each, lambda number, frame: received.append(number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
     pause = _FIRST
     while True:
         began, is_ending = time.monotonic(), False
@@ -252,7 +257,7 @@ def _run(parent: int, *arguments: str) -> None:
     early: list[int] = []
     signal.signal(signal.SIGHUP, lambda number, frame: early.append(number))
     # First of all: whatever this process starts would inherit the block.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
     watch = (parent, early, signal.getsignal(signal.SIGHUP))
     threading.Thread(target=_watch, args=watch, daemon=True).start()
     import django

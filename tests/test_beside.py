@@ -555,6 +555,22 @@ def test_keeper_ends_by_a_signal_at_any_time_of_a_pause(monkeypatch, moment):
     assert clock[0] < 104
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGQUIT"])
+def test_early_signal_reaches_the_keeper_of_a_server_that_ignores_it(name):
+    """A script that starts a server with "&" has it ignore SIGQUIT."""
+    code = (
+        f"import signal; signal.signal(signal.{name}, signal.SIG_IGN); "
+        "from django_dbqueue import beside; "
+        f"beside._Beside({name!r}, ('--embedded',)).stop(); print('ended')"
+    )
+
+    server = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG, check=False
+    )
+
+    assert server.stdout == "ended\n", server.stderr
+
+
 def test_stop_in_a_forked_process_ends_nothing(monkeypatch):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     made = object.__new__(beside._Beside)
