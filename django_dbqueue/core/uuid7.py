@@ -5,17 +5,26 @@ import time
 import uuid
 from datetime import datetime, timezone
 
+# A second, in the units of an id's time: 1/4096 of a millisecond.
+_SECOND = 1000 << 12
+# The time of this process's last id.
+_last = 0
+
 
 def uuid7() -> uuid.UUID:
     """Return a version 7 UUID (RFC 9562 §5.7).
 
     It has 48 bits of milliseconds, 12 bits of their fraction, and 62 random bits. Ids sort by
-    creation time, so inserts go to the end of the primary key's index.
+    creation time, so inserts go to the end of the primary key's index. Those of one thread do so
+    even if the clock is put back by less than a second.
     """
-    milliseconds, rest = divmod(time.time_ns(), 1_000_000)
-    fraction = rest * 4096 // 1_000_000
+    global _last
+    at = time.time_ns() * 4096 // 1_000_000
+    if 0 <= _last - at < _SECOND:
+        at = _last + 1
+    _last = at
     random = int.from_bytes(os.urandom(8), "big") & (2**62 - 1)
-    return uuid.UUID(int=milliseconds << 80 | 0x7 << 76 | fraction << 64 | 0b10 << 62 | random)
+    return uuid.UUID(int=at >> 12 << 80 | 0x7 << 76 | (at & 4095) << 64 | 0b10 << 62 | random)
 
 
 def uuid7_at(at: datetime) -> uuid.UUID:
