@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from datetime import datetime, timedelta
 
 import pytest
@@ -71,7 +72,8 @@ class TestExpires:
     def test_job_that_expires_in_the_worker_is_discarded_at_start(self, backend, claim):
         timely.greet.enqueue("you")
         (job,) = claim()
-        job.clock -= 601
+        job.expires_at = job.now() + timedelta(seconds=0.1)
+        time.sleep(0.2)
 
         direct.settle([executor.run(ThreadCall(job), backend)])
 
@@ -82,7 +84,8 @@ class TestExpires:
         """The record of the start may wait for another transaction that holds the job's row."""
 
         def wait(job):
-            job.clock -= 601
+            job.expires_at = job.now() + timedelta(seconds=0.1)
+            time.sleep(0.2)
             return True
 
         monkeypatch.setattr("django_dbqueue.runtime.worker.attempt.mark_started", wait)
@@ -93,6 +96,18 @@ class TestExpires:
 
         assert Execution.objects.get().outcome == "discarded"
         assert not Run.objects.exists()
+
+    def test_job_whose_claim_waited_for_the_server_is_not_discarded_early(self, backend, claim):
+        """The worker counts from before the statement, and so from before a stalled connection."""
+        timely.greet.enqueue("you")
+        (job,) = claim()
+        job.clock -= 601
+
+        direct.settle([executor.run(ThreadCall(job), backend)])
+
+        assert Execution.objects.get().outcome == "successful"
+        assert Run.objects.exists()
+        assert abs((job.now() - timezone.now()).total_seconds()) < 10
 
     def test_expired_coroutine_is_discarded(self):
         result = timely.snooze_async.using(expires=HOUR).enqueue()

@@ -254,6 +254,21 @@ def mark_started(job: ClaimedJob) -> bool:
     return bool(Job.objects.using(job._state.db).owned(job).update(has_begun=True))
 
 
+def is_too_late(job: ClaimedJob) -> bool:
+    """Return whether a job has expired before its start, by the database's time.
+
+    The job's own time is ahead by as long as the claim waited for the server. It is corrected.
+    """
+    while job.expires_at and job.has_expired():
+        clock = time.monotonic()
+        row = Job.objects.using(job._state.db).filter(pk=job.pk)
+        now = row.values_list(Now(), flat=True).first()
+        if now is None or now >= job.expires_at:
+            return True
+        job.clock = clock - (now - job.claimed_at).total_seconds()
+    return False
+
+
 def save_policy(job: ClaimedJob) -> None:
     """Store the policy of a job that was enqueued by SQL.
 

@@ -20,7 +20,7 @@ from ...core import call_options, error_reports, internal_errors, serialization
 from ...core.options import Options
 from ...core.transactions import is_conflict, writing
 from ...engine.attempt_result import AttemptResult, Settled
-from ...engine.claim import mark_started, save_policy
+from ...engine.claim import is_too_late, mark_started, save_policy
 from ...engine.settle import settle
 from ...exceptions import Discarded, Expired, JobLost
 from ...middleware import Ending, TaskMiddleware
@@ -114,7 +114,7 @@ class Attempt:
         self._send(signals.task_started, TaskResultStatus.RUNNING)
 
     def _refuse_expired(self) -> None:
-        if self.job.has_expired():
+        if is_too_late(self.job):
             raise Expired(f"It expired at {self.job.expires_at}, before it was started.")
 
     def enter_middleware(self) -> None:
