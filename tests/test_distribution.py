@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import email
+import json
 import os
 import re
 import subprocess
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from django.core.management import call_command
+from django.db import connection
 
 import django_dbqueue
 
@@ -82,6 +85,77 @@ def test_it_needs_nothing_but_django_and_croniter(wheel: zipfile.ZipFile) -> Non
     }
     (backport,) = (each for each in needed if each.startswith("django-tasks"))
     assert "python_version < '3.12'" in backport
+
+
+ALONE = """
+import sys
+
+NEEDED = {"asgiref", "croniter", "dateutil", "django", "django_dbqueue", "django_tasks", "pytz", "six",
+          "sqlparse", "typing_extensions", "tzdata", "mysite", "manage", "usercustomize"}
+
+
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        name = name.partition(".")[0]
+        if name not in NEEDED | sys.stdlib_module_names and not name.startswith("_"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Nothing())
+"""
+SETTINGS = """
+INSTALLED_APPS += ["django_dbqueue", "mysite"]
+TASKS = {"default": {"BACKEND": "django_dbqueue.backend.DatabaseBackend"}}
+DATABASES["default"]["OPTIONS"] = {
+    "timeout": 60, "transaction_mode": "IMMEDIATE", "init_command": "PRAGMA journal_mode=WAL",
+}
+"""
+TASK = """
+from django_dbqueue import task
+
+
+@task
+def add(a, b):
+    return a + b
+"""
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="It has its own SQLite database.")
+def test_wheel_runs_jobs_with_nothing_but_what_it_needs(
+    wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
+    """None of the optional packages can be imported."""
+    wheel.extractall(tmp_path / "installed")
+    (tmp_path / "installed/sitecustomize.py").write_text(ALONE)
+    project = tmp_path / "project"
+    project.mkdir()
+    call_command("startproject", "mysite", str(project))
+    with (project / "mysite/settings.py").open("a") as settings:
+        settings.write(SETTINGS)
+    (project / "mysite/tasks.py").write_text(TASK)
+    own = {"PYTHONPATH": str(tmp_path / "installed"), "DJANGO_SETTINGS_MODULE": "mysite.settings"}
+
+    def manage(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "manage.py", *arguments],
+            cwd=project,
+            env={**os.environ, **own},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert str(tmp_path) in manage(
+        "shell", "-v", "0", "-c", "import django_dbqueue; print(django_dbqueue.__file__)"
+    )
+    manage("migrate", "-v", "0")
+    manage("check", "--fail-level", "WARNING")
+    manage("queue", "enqueue", "mysite.tasks.add", "--args", "[1, 2]")
+    manage("runqueue", "--drain")
+    (job,) = json.loads(manage("queue", "jobs", "--json"))
+
+    assert (job["task"], job["state"]) == ("mysite.tasks.add", "successful")
 
 
 def test_metadata(wheel: zipfile.ZipFile) -> None:
