@@ -20,6 +20,7 @@ from sentry_sdk.transport import Transport
 from django_dbqueue import task
 from django_dbqueue.compat import InvalidTask, task_backends
 from django_dbqueue.contrib.sentry import KEY, SentryMiddleware
+from django_dbqueue.exceptions import Stopped
 from django_dbqueue.models import Job, Process, RecurringTask
 from django_dbqueue.models.expressions import now_plus
 from django_dbqueue.recurrence import target
@@ -88,6 +89,11 @@ def fails(password: str = "") -> None:
 @task(discard_on=(KeyError,))
 def is_discarded() -> None:
     raise KeyError("gone")
+
+
+@task
+def is_stopped() -> None:
+    raise Stopped("by an operator")
 
 
 @task
@@ -199,7 +205,10 @@ def test_arguments_are_not_sent(sent: Kept) -> None:
         ),
     ],
 )
-@pytest.mark.parametrize(("function", "status"), [(tasks.nothing, "ok"), (fails, "error")])
+@pytest.mark.parametrize(
+    ("function", "status"),
+    [(tasks.nothing, "ok"), (fails, "error"), (is_discarded, "ok"), (is_stopped, "error")],
+)
 def test_recurring_tasks_check_in(
     sent: Kept, function: Any, status: str, values: dict[str, Any], config: dict[str, Any]
 ) -> None:

@@ -16,9 +16,10 @@ from sentry_sdk.utils import event_from_exception
 from ..compat import signals
 from ..context import JobContext
 from ..core.serialization import Json
+from ..exceptions import Stopped
 from ..middleware import Ending, EnqueueCall, TaskMiddleware
 from ..models import Job, RecurringTask
-from ..models.enums import Outcome
+from ..models.enums import Outcome, State
 
 # The key in the metadata of a job under which its trace and its monitor are stored.
 KEY = "sentry"
@@ -109,6 +110,9 @@ class SentryMiddleware(TaskMiddleware):
             self._check_in(context.job, "ok")
         elif ending.is_last_failure:
             self._check_in(context.job, "error")
+        elif ending.state == State.DISCARDED:
+            # The task has found that there is nothing to do, or an operator has stopped it.
+            self._check_in(context.job, "error" if isinstance(ending.error, Stopped) else "ok")
 
     def failed_outside_run(self, job: Job, ending: Ending) -> None:
         """Report a job that failed without ``ended()``, and the end of a recurring task.
