@@ -464,10 +464,13 @@ class Supervisor:
         )
 
     def _of(self, child: Child) -> ProcessQuerySet:
-        rows = Process.objects.using(self._backend.database).filter(
-            supervisor=self._process.pk, pid=child.pid or 0
-        )
-        return rows.filter(kind=child.role.removeprefix("draining "))
+        """Return the process that a child has registered.
+
+        Not by its process id: threads share that of their supervisor.
+        """
+        rows = Process.objects.using(self._backend.database)
+        status = child.status.name
+        return rows.filter(supervisor=self._process.pk, details__shared_status=status)
 
     def _gone(self) -> ProcessQuerySet:
         """Return the processes that were killed together with their supervisor, on this host."""

@@ -111,7 +111,11 @@ class Worker:
         transactions keep locked. They end with their process, and its supervisor or a dispatcher
         recovers them.
         """
-        self._start(stop, supervisor)
+        try:
+            self._start(stop, supervisor)
+        except BaseException:
+            self._listener.close()
+            raise
         self._status.mark_ready()
         while not stop.requested and self._is_healthy() and not self._is_to_drain():
             self._status.tick()

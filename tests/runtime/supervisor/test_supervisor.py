@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 
 from django_dbqueue import batch
 from django_dbqueue.core.options import Options
@@ -14,6 +14,7 @@ from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.engine.attempt_result import AttemptResult
 from django_dbqueue.models import Execution, Job, Process
 from django_dbqueue.models.job import JobQuerySet
+from django_dbqueue.models.process import ProcessQuerySet
 from django_dbqueue.runtime.connections import keep_connections
 from django_dbqueue.runtime.heartbeat import Heartbeat
 from django_dbqueue.runtime.shared_status import SharedStatus
@@ -56,6 +57,40 @@ def test_child_that_fails_to_start_is_retried(backend, monkeypatch):
     elsewhere(lambda: supervisor.run(Shutdown()))
 
     assert result.wait(timeout=1).return_value == 1
+
+
+def test_crash_of_a_replacement_loses_no_jobs_of_the_thread_that_it_replaces(
+    backend, monkeypatch, tmp_path
+):
+    """Both have the process id of their supervisor."""
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    tasks.leave_line.enqueue(str(begun), str(go))
+    supervisor, stop = Supervisor(backend, ["worker"], {"embedded": True}), Shutdown()
+    thread = threading.Thread(target=lambda: elsewhere(lambda: supervisor.run(stop)))
+    thread.start()
+    try:
+        until(begun.exists)
+        (first,) = supervisor._children
+        register, crashes = ProcessQuerySet.register, []
+
+        def crash_once(rows, process):
+            if not crashes:
+                crashes.append(process)
+                raise OperationalError("The database is away.")
+            register(rows, process)
+
+        monkeypatch.setattr(ProcessQuerySet, "register", crash_once)
+        supervisor._replace(first, float("inf"))
+        until(lambda: Process.objects.filter(kind="worker").count() == 2, LONG)
+        go.touch()
+        until(Execution.objects.exists)
+    finally:
+        go.touch()
+        stop.request()
+        thread.join(LONG)
+
+    assert crashes
+    assert list(Execution.objects.values_list("outcome", "attempt")) == [("successful", 1)]
 
 
 @pytest.mark.parametrize("embedded", [True, False])
