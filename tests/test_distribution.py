@@ -90,7 +90,7 @@ def test_it_needs_nothing_but_django_and_croniter(wheel: zipfile.ZipFile) -> Non
 ALONE = """
 import sys
 
-NEEDED = {"asgiref", "croniter", "dateutil", "django", "django_dbqueue", "django_tasks", "pytz", "six",
+NEEDED = {"asgiref", "croniter", "dateutil", "django", "django_dbqueue", "django_stubs_ext", "django_tasks", "pytz", "six",
           "sqlparse", "typing_extensions", "tzdata", "mysite", "manage", "usercustomize"}
 
 
