@@ -164,7 +164,7 @@ def _lock(rows: JobQuerySet, keys: list[str], by_id: bool = False) -> dict[str, 
 
 
 def _write(rows: JobQuerySet, changed: list[Job]) -> None:
-    """Write all rows in one statement, found by their ids.
+    """Write all rows together, found by their ids.
 
     They are locked, so nothing else has changed them.
     """

@@ -81,7 +81,7 @@ class PrimaryQuerySet(models.QuerySet[M]):
                 )
 
     def save_locked(self, rows: Iterable[M], fields: Iterable[str]) -> None:
-        """Write these fields of rows that the caller has locked, in one statement."""
+        """Write these fields of rows that the caller has locked, all together."""
         names = [field.attname for field in self.model._meta.concrete_fields]
         values = [[getattr(row, name) for name in names] for row in rows]
         self.upsert(names, values, key=(self.model._meta.pk.name,), fields=fields)

@@ -301,7 +301,7 @@ def test_pruning_has_no_deadlock(process):
 
 @pytest.mark.timeout(60)
 def test_failures_do_not_wait_for_jobs_that_are_deleted():
-    """Each has locked an execution that the other needs next."""
+    """A wait for their executions could be part of a deadlock."""
     for name in ("deleted", "kept"):
         fail.using(queue_name=name).enqueue()
     testing.drain()
