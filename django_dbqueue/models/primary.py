@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
@@ -14,6 +15,7 @@ from django.utils.duration import duration_iso_string
 
 from ..core.transactions import writing
 from .locking import lock_keys
+from .statement_size import in_statements
 
 M = TypeVar("M", bound=models.Model)
 
@@ -59,26 +61,34 @@ class PrimaryQuerySet(models.QuerySet[M]):
             [field.column for field in changed],
             [field.column for field in unique],
         )
-        with connection.cursor() as cursor:
-            if connection.vendor == "postgresql":
-                rows = [dict(zip(columns, row, strict=True)) for row in values]
+        insert = f"INSERT INTO {table} ({quoted})"
+        if connection.vendor == "postgresql":
+            documents = [dict(zip(columns, row, strict=True)) for row in values]
+            with connection.cursor() as cursor:
                 cursor.execute(
-                    f"INSERT INTO {table} ({quoted}) SELECT {quoted} "
-                    f"FROM json_populate_recordset(NULL::{table}, %s) {on_conflict}",
-                    [json.dumps(rows, ensure_ascii=False, default=_as_text)],
+                    f"{insert} SELECT {quoted} FROM json_populate_recordset(NULL::{table}, %s) "
+                    f"{on_conflict}",
+                    [json.dumps(documents, ensure_ascii=False, default=_as_text)],
                 )
+            return
+        rows = [
+            [
+                field.get_db_prep_save(value, connection)
+                for field, value in zip(inserted, row, strict=True)
+            ]
+            for row in values
+        ]
+        places = f"({', '.join(['%s'] * len(columns))})"
+        with connection.cursor() as cursor:
+            if connection.vendor == "mysql":
+                # Not executemany(): with the syntax of MySQL 8, the driver sends each row alone.
+                for part in in_statements(rows):
+                    cursor.execute(
+                        f"{insert} VALUES {', '.join([places] * len(part))} {on_conflict}",
+                        list(chain.from_iterable(part)),
+                    )
             else:
-                places = ", ".join(["%s"] * len(columns))
-                cursor.executemany(
-                    f"INSERT INTO {table} ({quoted}) VALUES ({places}) {on_conflict}",
-                    [
-                        [
-                            field.get_db_prep_save(value, connection)
-                            for field, value in zip(inserted, row, strict=True)
-                        ]
-                        for row in values
-                    ],
-                )
+                cursor.executemany(f"{insert} VALUES {places} {on_conflict}", rows)
 
     def save_locked(self, rows: Iterable[M], fields: Iterable[str]) -> None:
         """Write these fields of rows that the caller has locked, all together."""

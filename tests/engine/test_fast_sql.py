@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from django_dbqueue.engine import fast_sql
 from django_dbqueue.engine.enqueue import COLUMNS
-from django_dbqueue.models import Execution, Job
+from django_dbqueue.models import Execution, Job, statement_size
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -69,7 +69,7 @@ def test_none_and_values_of_any_length_in_one_column() -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [1, 2, fast_sql.FEW + 1, fast_sql.MOST_ROWS, 2 * fast_sql.MOST_ROWS + 1]
+    "number", [1, 2, fast_sql.FEW + 1, statement_size.MOST_ROWS, 2 * statement_size.MOST_ROWS + 1]
 )
 def test_any_number_of_rows_is_inserted(number: int) -> None:
     rows = rows_of(args=[[each] for each in range(number)])
@@ -78,7 +78,7 @@ def test_any_number_of_rows_is_inserted(number: int) -> None:
 
 
 def test_rows_that_are_too_large_for_one_statement_take_several() -> None:
-    rows = rows_of(args=[["x" * (fast_sql.MOST_CHARACTERS // 3)] for _ in range(8)])
+    rows = rows_of(args=[["x" * (statement_size.MOST_CHARACTERS // 3)] for _ in range(8)])
 
     assert inserted(rows) == rows
 

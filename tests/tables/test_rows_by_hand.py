@@ -130,7 +130,15 @@ UNREADABLE = {
         ("timeout", 10**17),
         ("timeout", -1),
     ],
-    "mysql": [("run_after", "0500-01-01"), ("timeout", 10**17), ("timeout", -1)],
+    "mysql": [
+        *[
+            (column, value)
+            for column in COLUMNS
+            for value in ("0500-01-01", "0999-12-31 23:59:59.999999", "9999-12-31 00:00:00.000001")
+        ],
+        ("timeout", 10**17),
+        ("timeout", -1),
+    ],
 }[connection.vendor]
 
 

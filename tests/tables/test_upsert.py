@@ -87,6 +87,23 @@ def test_a_row_is_found_by_its_key():
     assert list(found) == [("A", job, 1, job, 3), ("a", job, 2, job, 4)]
 
 
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="a statement costs no round trip")
+def test_many_rows_are_few_statements(django_assert_num_queries):
+    jobs = Job.objects.bulk_create([new_job(version=number) for number in range(401)])
+    for job in jobs:
+        job.version = -job.version
+
+    with django_assert_num_queries(1):
+        Job.objects.save_locked(jobs, ["version"])
+
+    jobs[0].metadata = jobs[-1].metadata = {"large": "x" * 300_000}
+    with django_assert_num_queries(1 if connection.vendor == "postgresql" else 3):
+        Job.objects.save_locked(jobs, ["metadata"])
+
+    written = Job.objects.in_bulk()
+    assert [columns(written[job.pk]) for job in jobs] == [columns(job) for job in jobs]
+
+
 def test_nothing_is_written_of_no_rows(django_assert_num_queries):
     with django_assert_num_queries(0):
         Job.objects.save_locked([], ["task"])
