@@ -13,6 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from ..engine.galera import is_cluster
+from . import time_loader
 from .socket_watchdog import unwatch_socket, watch_socket
 
 # A connection that was idle for more than this many seconds is checked before its next use.
@@ -111,6 +112,8 @@ def _prepare_connected(connection: BaseDatabaseWrapper, **kwargs: object) -> Non
     if getattr(_thread, "is_of_coroutines", False):
         of_coroutines.set()
     database, limit = getattr(_thread, "prepared", (None, 0.0))
+    if connection.alias == database and connection.vendor == "postgresql":
+        time_loader.use(connection)
     # With transaction pooling, these settings would stay on a connection that other clients get.
     if connection.alias == database and not connection.settings_dict.get(
         "DISABLE_SERVER_SIDE_CURSORS"

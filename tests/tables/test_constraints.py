@@ -52,6 +52,8 @@ def settle(*settlements: AttemptResult):
         {"priority": -101},
         {"failures": 1},
         {"rerun_requested": True},
+        {"state": "blocked"},
+        {"blocked_by": "a limit"},
     ],
 )
 def test_inconsistent_job_is_refused(values):
