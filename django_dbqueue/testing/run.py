@@ -50,6 +50,7 @@ from ..runtime.worker.run_times import RunTimes
 from ..runtime.worker.services import WorkerServices
 from ..runtime.worker.task_call import CoroutineCall, ThreadCall
 from ..runtime.worker.watchdog import Watchdog
+from .savepoints import CoroutineCallInTest, ThreadCallInTest
 
 # The tables whose times are those of jobs. Statistics are about whole minutes and hours.
 MOVED: tuple[type[Model], ...] = (
@@ -76,7 +77,8 @@ def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
     Returns the number of attempts. Raises TypeError for a backend of another kind. A task's
     exception is the outcome of its job, and is not raised.
 
-    ``drain()`` works inside ``TestCase``, as no other process or connection takes part. Jobs that
+    ``drain()`` works inside ``TestCase``, as no other process or connection takes part. If a task
+    ends with an error of the database, what it has written may be rolled back there. Jobs that
     wait for their time, or for a retry, stay unchanged. KeyboardInterrupt ends it and releases the
     current job. Jobs that wait for a commit, which a ``TestCase`` never makes, are enqueued first.
 
@@ -243,7 +245,7 @@ def database_backend(alias: str, caller: str) -> DatabaseBackend:
 
 
 def _call(job: ClaimedJob) -> _Call:
-    return CoroutineCall(job) if is_of_coroutine(job) else ThreadCall(job)
+    return CoroutineCallInTest(job) if is_of_coroutine(job) else ThreadCallInTest(job)
 
 
 def _run(call: _Call, queue: DatabaseBackend) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import IntegrityError, connection, transaction
 from django.test import TestCase
 from django.utils import timezone
 
@@ -201,6 +202,71 @@ class TestCommitHooks(TestCase):
         transaction.on_commit(lambda: called.append(1))
         drain()
         self.assertEqual(called, [])
+
+
+def write_twice() -> None:
+    """Violate a unique constraint."""
+    Run.objects.create(job="a")
+    Run.objects.create(job="a")
+
+
+@task(max_attempts=2, backoff=lambda error, result: 600.0)
+def breaks_by_the_orm() -> None:
+    write_twice()
+
+
+@task
+def breaks_by_sql() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT no_such_column FROM dbqueue_job")
+
+
+@task(atomic=True)
+def breaks_its_own_transaction() -> None:
+    write_twice()
+
+
+@task(atomic=True)
+def goes_on_in_its_broken_transaction() -> int:
+    with suppress(IntegrityError):
+        write_twice()
+    return 1
+
+
+@task
+async def breaks_in_a_coroutine() -> None:
+    await Run.objects.acreate(job="a")
+    await Run.objects.acreate(job="a")
+
+
+class TestErrorsOfTheDatabase(TestCase):
+    def test_error_is_the_outcome_of_the_job(self) -> None:
+        Run.objects.create(job="of the test")
+        for each, error in (
+            (breaks_by_the_orm, "django.db.utils.IntegrityError"),
+            (breaks_by_sql, "django.db.utils."),
+            (breaks_its_own_transaction, "django.db.utils.IntegrityError"),
+            (goes_on_in_its_broken_transaction, "TransactionManagementError"),
+            (breaks_in_a_coroutine, "django.db.utils.IntegrityError"),
+        ):
+            with self.subTest(each.name):
+                result = each.enqueue()
+                tasks.add.enqueue(1)
+
+                self.assertEqual(drain(), 2)
+                result.refresh()
+                self.assertIn(error, result.errors[0].exception_class_path)
+                self.assertEqual(Run.objects.get().job, "of the test")
+
+        self.assertEqual(enqueued(breaks_by_the_orm)[0].state, "scheduled")
+        self.assertEqual(Job.objects.filter(state=Job.State.SUCCESSFUL).count(), 5)
+
+    def test_what_a_successful_task_has_written_stays(self) -> None:
+        tasks.row.enqueue("a")
+        run_job(breaks_by_the_orm.enqueue())
+
+        self.assertEqual(drain(), 1)
+        self.assertEqual(Run.objects.get().job, "a")
 
 
 @task
