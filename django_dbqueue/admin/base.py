@@ -154,7 +154,10 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         read = request.__dict__.setdefault("_dbqueue_rows", {})
         key = self.model, object_id
         if key not in read:
-            found = super().get_object(request, object_id, from_field)
+            # PostgreSQL has no text with NUL.
+            found = (
+                None if "\0" in object_id else super().get_object(request, object_id, from_field)
+            )
             read[key] = self.with_details(request, [found])[0] if found else None
         return read[key]
 

@@ -188,6 +188,10 @@ def schedule(row: RecurringTask) -> str:
     return f"{_cron(row.cron)} ({row.timezone or settings.TIME_ZONE})"
 
 
+# Steps of minutes that are the same in each hour.
+_STEPS = {f"*/{step}": step for step in range(2, 61) if 60 % step == 0}
+
+
 def _cron(expression: str) -> str:
     """Describe a cron expression, or return it if it has no short description."""
     try:
@@ -197,8 +201,8 @@ def _cron(expression: str) -> str:
     match fields:
         case ["*", "*", "*", "*", "*"]:
             return _("every minute")
-        case [minute, "*", "*", "*", "*"] if minute.startswith("*/") and 60 % int(minute[2:]) == 0:
-            return _("every %d minutes") % int(minute[2:])
+        case [minute, "*", "*", "*", "*"] if minute in _STEPS:
+            return _("every %d minutes") % _STEPS[minute]
         case [minute, "*", "*", "*", "*"] if minute.isdigit():
             return _("hourly, at minute %d") % int(minute)
         case [minute, hour, day, "*", weekday] if minute.isdigit() and hour.isdigit():

@@ -10,7 +10,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..limits import RATE
+from ..limits import RATE, are_readable
 from ..models import Job, Semaphore, Slot
 from ..models.expressions import Now
 from . import columns, formatting
@@ -114,7 +114,8 @@ def _job(job: Job, since: datetime | None) -> dict[str, object]:
 
 def limits_of(job: Job, linked: bool) -> list[str]:
     """Return the limits of a job, each with its current use, in two queries."""
-    if not job.limits:
+    # A job that was inserted by hand may have others, with which it is discarded.
+    if not job.limits or not are_readable(job.limits):
         return []
     keys = [limit["key"] for limit in job.limits]
     rows, taken = Semaphore.objects.in_bulk(keys), Slot.objects.count_by_key(keys)

@@ -62,16 +62,18 @@ def move(jobs: JobQuerySet, target: DatabaseBackend, *, dry: bool, **columns: An
     ]
 
 
-def give_back(database: str, target: str) -> int:
+def give_back(database: str, target: str, *, dry: bool = False) -> int:
     """End the interrupted moves to a backend that is gone. Return the number of jobs that run here.
 
-    Raises CommandError if there is none.
+    dry: change nothing. Raises CommandError if there is none.
     """
     moves = Operation.objects.using(database).holding().filter(value=target)
     if not moves:
         raise CommandError(
             f"No interrupted move to {target!r} holds jobs in the database {database!r}."
         )
+    if dry:
+        return sum(each.total - each.done for each in moves)
     number = 0
     while operation := moves.first():
         number += repeated(database, partial(moving.give_back, operation))

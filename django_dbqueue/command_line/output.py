@@ -57,6 +57,11 @@ def duration(value: timedelta) -> str:
     return "0 s"
 
 
+def as_local(time: datetime) -> datetime:
+    """Return an aware time in the current time zone; a naive one, without USE_TZ, as it is."""
+    return timezone.localtime(time) if timezone.is_aware(time) else time
+
+
 def terminal_width() -> int | None:
     """Return the number of columns; None if the output goes elsewhere."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -81,7 +86,7 @@ def _cell(value: object, *, lines: bool = False) -> str:
         case bool():
             return "yes" if value else "no"
         case datetime():
-            return f"{timezone.localtime(value):%Y-%m-%d %H:%M:%S}"
+            return f"{as_local(value):%Y-%m-%d %H:%M:%S}"
         case timedelta():
             return duration(value)
         case str():

@@ -53,8 +53,7 @@ def selected(backend: DatabaseBackend, options: Mapping[str, Any]) -> JobQuerySe
     Raises CommandError without ids or filters: all jobs must be asked for, and for unknown ids.
     """
     ids: Sequence[UUID] = options["ids"]
-    has_filter = any(options[name] is not None for name in FILTERS)
-    if sum([bool(ids), has_filter, options["all"]]) != 1:
+    if sum(_given(options)) != 1:
         raise CommandError(
             "Give the ids of jobs, or filters such as --queue and --task, or --all for all jobs."
         )
@@ -65,6 +64,17 @@ def selected(backend: DatabaseBackend, options: Mapping[str, Any]) -> JobQuerySe
     if others := set(ids).difference(found.values_list("pk", flat=True)):
         raise CommandError(f"{missing(others, backend)} Nothing is changed.")
     return found
+
+
+def is_given(options: Mapping[str, Any]) -> bool:
+    """Return whether any jobs are named."""
+    return any(_given(options))
+
+
+def _given(options: Mapping[str, Any]) -> tuple[bool, bool, bool]:
+    """Return whether there are ids, filters, and ``--all``."""
+    has_filter = any(options[name] is not None for name in FILTERS)
+    return bool(options["ids"]), has_filter, options["all"]
 
 
 def missing(ids: Iterable[UUID], backend: DatabaseBackend) -> str:

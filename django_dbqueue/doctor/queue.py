@@ -390,7 +390,7 @@ def unknown_tasks(database: QueueDatabase) -> Iterator[Finding]:
     Reads a limited number of jobs, those that are due first: there may be more.
     """
     last = Execution.objects.using(database.alias).filter(job=OuterRef("pk")).order_by("-attempt")
-    tried = database.jobs.scheduled().filter(attempt__gt=0).order_by("run_after")
+    tried = database.jobs.scheduled().attempted().order_by("run_after")
     errors = tried.values_list("task", Subquery(last.values("error_type")[:1]))[:MOST_TRIED]
     found = Counter(task for task, error in errors if error == UNKNOWN_TASK)
     for task, number in sorted(found.items(), key=lambda it: (-it[1], it[0]))[:MOST]:

@@ -16,7 +16,7 @@ from django.db.models import Case, OuterRef, Subquery, When
 from .bounded_count import BoundedCount
 from .enums import WAITING, State
 from .expressions import Sql, by_index, composed
-from .job import Job
+from .job import ATTEMPTED, Job
 from .union import union_all
 
 AFFECTED = [State.FAILED, *WAITING]
@@ -83,7 +83,8 @@ def count_affected_jobs(
 
 def _states_after(executions: models.QuerySet[Any], failure: int, most: int) -> Sql:
     """Select the states of the jobs whose last attempts were of a failure, with their numbers."""
-    jobs = Job.objects.using(executions.db).filter(pk=OuterRef("job"), attempt=OuterRef("attempt"))
+    jobs = Job.objects.using(executions.db).attempted()
+    jobs = jobs.filter(pk=OuterRef("job"), attempt=OuterRef("attempt"))
     rows = executions.filter(failure=failure).values(job_state=Subquery(jobs.values("state")))
     sql, values = composed(rows[: most + 1])
     return f"{int(failure)}, job_state, COUNT(*) FROM ({sql}) AS part GROUP BY job_state", values
@@ -93,7 +94,7 @@ def _failures_of(executions: models.QuerySet[Any], state: State) -> Sql:
     """Select the failures that were the last attempts of jobs in a state, with their numbers."""
     order, index = _INDEXES[state]
     last = executions.filter(job=OuterRef("pk"), attempt=OuterRef("attempt"))
-    failure = Case(When(attempt__gt=0, then=Subquery(last.values("failure"))))
+    failure = Case(When(ATTEMPTED, then=Subquery(last.values("failure"))))
     jobs = by_index(Job.objects.using(executions.db).filter(state=state), index)
     sql, values = composed(jobs.order_by(order).values(of_failure=failure)[: MOST_JOBS + 1])
     return (

@@ -37,24 +37,26 @@ class ExecutionQuerySet(PrimaryQuerySet["Execution"]):
         )
 
     def affected_jobs(self, failures: Iterable[Failure]) -> JobQuerySet:
-        """Return the jobs whose last attempt was one of these failures.
+        """Return the jobs whose last attempt in their current run was one of these failures.
 
         They are failed now, or wait to be retried.
         """
         last = self.filter(job=OuterRef("pk"), attempt=OuterRef("attempt"), failure__in=failures)
-        return Job.objects.using(self.db).filter(Exists(last), state__in=AFFECTED)
+        jobs = Job.objects.using(self.db).attempted()
+        return jobs.filter(Exists(last), state__in=AFFECTED)
 
     def count_affected_jobs(self, failures: Sequence[int]) -> dict[int, AffectedJobs]:
         """Count the affected jobs of each of these failures, up to a limit."""
         return count_affected_jobs(self, failures)
 
     def last_of_each(self) -> models.QuerySet[Execution]:
-        """Return each job's last attempt, for a subquery in a query of jobs."""
-        return self.filter(job=OuterRef("pk")).order_by("-attempt")[:1]
+        """Return each job's last attempt in its current run, for a subquery in a query of jobs."""
+        this_run = self.filter(job=OuterRef("pk"), attempt__gt=OuterRef("attempts_before"))
+        return this_run.order_by("-attempt")[:1]
 
     def is_task_unknown(self, job: Job) -> bool:
         """Return whether a job waits to be tried again because no worker has known its task."""
-        if job.state != State.SCHEDULED or not job.attempt:
+        if job.state != State.SCHEDULED or job.attempt <= job.attempts_before:
             return False
         attempts = self.filter(job=job).order_by("-attempt")
         return attempts.values_list("error_type", flat=True).first() == UNKNOWN_TASK

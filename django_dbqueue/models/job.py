@@ -52,6 +52,8 @@ READABLE = Q(
     AllWithin(*TIMES_OF_A_JOB, span=SPAN),
     timeout__range=(timedelta(0), timedelta(seconds=10**9)),
 )
+# The job has an attempt since it was enqueued, or re-enqueued by its key.
+ATTEMPTED = Q(attempt__gt=F("attempts_before"))
 
 
 # Stands for the key of any semaphore in a statement that is composed once.
@@ -79,6 +81,10 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
     def failed(self) -> JobQuerySet:
         """Filter failed jobs."""
         return self.filter(state=State.FAILED)
+
+    def attempted(self) -> JobQuerySet:
+        """Filter jobs that have an attempt in their current run."""
+        return self.filter(ATTEMPTED)
 
     def scheduled(self) -> JobQuerySet:
         """Filter jobs that wait for their time, such as that of a retry."""

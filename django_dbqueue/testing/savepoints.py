@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -42,7 +42,7 @@ class CoroutineCallInTest(CoroutineCall):
 
 def _take() -> _Held:
     """Set a savepoint on each connection that is in the transaction of a ``TestCase`` alone."""
-    opened: list[Any] = connections.all(initialized_only=True)
+    opened: Sequence[Any] = connections.all(initialized_only=True)
     return [
         (connection, connection.savepoint())
         for connection in opened

@@ -285,3 +285,9 @@ class TestProcesses:
             )
         ] == [True] * 7
         assert Failure.objects.count() == 0
+
+    def test_address_with_nul_has_no_page(self, viewer: Client, db: Any) -> None:
+        for model in ("job", "queue", "taskstate", "semaphore", "failure"):
+            response = viewer.get(f"{changelist(model)}a%00/change/")
+
+            assert response.status_code in (302, 404)

@@ -287,6 +287,10 @@ def test_query_count_of_list_does_not_grow_with_rows(viewer: Client, db: Any) ->
         ({"cron": "0 9 1 * *"}, "monthly on day 1 at 09:00 (Europe/Berlin)"),
         ({"cron": "0 9 1 * mon"}, "0 9 1 * mon (Europe/Berlin)"),
         ({"cron": "nonsense"}, "nonsense (Europe/Berlin)"),
+        ({"cron": "*/0 * * * *"}, "*/0 * * * * (Europe/Berlin)"),
+        ({"cron": "*/5-10 * * * *"}, "*/5-10 * * * * (Europe/Berlin)"),
+        ({"cron": "*/ * * * *"}, "*/ * * * * (Europe/Berlin)"),
+        ({"cron": "*/² * * * *"}, "*/² * * * * (Europe/Berlin)"),
         ({"cron": "", "every": timedelta(minutes=90)}, "every 1 h 30 min"),
         (
             {"cron": "", "every": timedelta(seconds=30), "drift": True},

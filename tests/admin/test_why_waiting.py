@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.models import F
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
@@ -63,7 +64,10 @@ def test_job_of_unknown_task_shows_that_no_worker_knows_it(viewer: Client, db: A
         waiting_reason(viewer, unknown),
     )
     assert "knows its task" not in waiting_reason(viewer, other)
-    Job.objects.filter(pk=unknown.pk).update(state=Job.State.READY)
+    # A new run of its key.
+    Job.objects.filter(pk=unknown.pk).update(attempts_before=F("attempt"))
+    assert "knows its task" not in waiting_reason(viewer, unknown)
+    Job.objects.filter(pk=unknown.pk).update(state=Job.State.READY, attempts_before=0)
     assert "knows its task" not in waiting_reason(viewer, unknown)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
+from django.db.models import F
 from django.utils import timezone
 
 from django_dbqueue.compat import task_backends
@@ -704,6 +705,9 @@ def test_jobs_that_no_worker_knows_are_found(alive):
         "No live worker knows the task shop.tasks.renamed. Jobs that wait for it: 2.",
         "No live worker knows the task shop.tasks.gone. Jobs that wait for it: 1.",
     ]
+    # A new run of its key.
+    Job.objects.filter(task="shop.tasks.gone").update(attempts_before=F("attempt"))
+    assert [each["what"] for each in findings("unknown-tasks")] == [found[0]["what"]]
     Job.objects.filter(task__startswith="shop").discard()
     assert findings("unknown-tasks") == []
 

@@ -334,6 +334,12 @@ def test_jobs_of_a_move_to_a_backend_that_is_gone_for_good_run_here(monkeypatch)
 
     with pytest.raises(CommandError, match="No interrupted move to 'other' holds jobs"):
         call_command(*abandon, "other")
+    for selection in (["--queue=mail"], ["--all"], [str(later.id)]):
+        with pytest.raises(CommandError, match="all interrupted moves to 'archive': give no ids"):
+            call_command(*abandon, "archive", *selection)
+    call_command(*abandon, "archive", "--dry-run", stdout=(out := StringIO()))
+    assert out.getvalue() == "2 jobs would run here.\n"
+    assert Operation.objects.holding()
     call_command(*abandon, "archive", stdout=(out := StringIO()))
 
     assert out.getvalue() == "2 jobs will run here.\n"
@@ -702,7 +708,7 @@ def test_queue_moves_while_both_sides_work_and_movers_are_killed(runqueue, tmp_p
         until(ready.exists)
         jobs = [(str(path), "", 0.05)] * 30
         # On a busy machine, workers may run the first half before the mover sees any.
-        later = tasks.leave_line.using(run_after=timedelta(seconds=5))
+        later = tasks.leave_line.using(run_after=timedelta(hours=1))
         results = [*tasks.leave_line.enqueue_many(jobs), *later.enqueue_many(jobs)]
         enqueued |= {result.id for result in results}
         until(lambda before=before: Operation.objects.count() > before)
@@ -712,6 +718,8 @@ def test_queue_moves_while_both_sides_work_and_movers_are_killed(runqueue, tmp_p
         held += Operation.objects.holding().count()
 
     until(lambda: mover("at once").wait() == 0 and not Operation.objects.holding())
+    for jobs in (here(), there()):
+        jobs.scheduled().run_now()
     until(
         lambda: (
             not {*here().values_list("state"), *there().values_list("state")} - {("successful",)}

@@ -13,11 +13,21 @@ from uuid import uuid4
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection
 from django.utils import timezone
 
 from django_dbqueue import batch, pipeline, task
 from django_dbqueue.command_line.output import as_table, duration
-from django_dbqueue.models import Batch, Job, Operation, Process, Queue, RecurringTask, TaskState
+from django_dbqueue.models import (
+    Batch,
+    Failure,
+    Job,
+    Operation,
+    Process,
+    Queue,
+    RecurringTask,
+    TaskState,
+)
 from django_dbqueue.models.expressions import now_plus
 from django_dbqueue.testing import drain
 
@@ -312,6 +322,19 @@ class TestChanges:
         assert Queue.objects.names_of_paused() == ["bulk"]
         assert Operation.objects.earliest("pk").scope == "manage.py queue pause mail bulk"
 
+    def test_new_run_of_a_key_is_left_alone_by_the_failure_of_an_earlier_one(self) -> None:
+        fail = tasks.fail.using(key="order-42")
+        fail.enqueue("the provider is down")
+        drain()
+        failure = Failure.objects.get().pk
+        fail.using(run_after=timedelta(days=7)).enqueue("another call")
+        before = Job.objects.values().get()
+
+        assert before["state"] == "scheduled"
+        for action in ("retry", "discard"):
+            assert read(action, "--failure", failure)["changed"] == 0
+        assert Job.objects.values().get() == before
+
     def test_pause_for_a_while_and_of_a_task(self) -> None:
         queue("pause", "mail", "--for", 60)
         queue("pause", "tests.tasks.add", "--task")
@@ -325,6 +348,33 @@ class TestChanges:
     def test_queue_that_is_none_is_refused(self) -> None:
         with pytest.raises(CommandError, match="is not a queue name"):
             queue("pause", "a,b")
+        assert not Queue.objects.exists()
+
+    def test_queue_that_is_not_in_the_settings_is_refused(self, settings: Any) -> None:
+        backend = {**settings.TASKS["default"], "QUEUES": ["default", "mail"]}
+        settings.TASKS = {**settings.TASKS, "default": backend}
+
+        for action in ("pause", "resume"):
+            with pytest.raises(CommandError, match=r"'mial'.* Did you mean 'mail'"):
+                queue(action, "mial")
+        assert not Queue.objects.exists()
+        assert read("pause", "mail")["changed"] == 1
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="others need USE_TZ = True: E004")
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kathmandu"])
+def test_listings_show_naive_times(settings: Any, zone: str) -> None:
+    settings.USE_TZ, settings.TIME_ZONE = False, zone
+    tasks.add.enqueue(1)
+    job = tasks.fail.enqueue()
+    drain()
+    a_process("worker@here:1:abc")
+    RecurringTask.objects.create(name="nightly", task="tests.tasks.add", cron="0 3 * * *")
+    finished = f"{Job.objects.get(pk=job.id).finished_at:%Y-%m-%d %H:%M:%S}"
+
+    assert finished in queue("jobs") and finished in queue("show", job.id)
+    for listing in (["queues"], ["failures"], ["recurring"], ["workers"], ["top", "--once"]):
+        assert queue(*listing)
 
 
 class TestPending:

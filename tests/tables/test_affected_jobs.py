@@ -54,6 +54,16 @@ def test_jobs_are_counted_by_their_last_attempt(django_assert_num_queries):
     assert Execution.objects.count_affected_jobs([]) == {}
 
 
+@pytest.mark.parametrize("state", [State.SCHEDULED, State.BLOCKED, State.READY])
+def test_a_new_run_of_a_key_is_not_affected_by_an_earlier_one(state):
+    failure = a_failure("a")
+    jobs_of(failure, state)
+    Job.objects.update(attempts_before=1)
+
+    assert counts(failure) == [(0, 0)]
+    assert not Execution.objects.affected_jobs(Failure.objects.all())
+
+
 @pytest.mark.parametrize(
     ("limits", "shown"),
     [

@@ -67,6 +67,19 @@ def test_job_with_malformed_documents_does_not_block_its_lane(values, admin_clie
     assert_both_jobs_end(by_hand, behind, admin_client)
 
 
+@pytest.mark.parametrize("limits", [{"a": 1}, [{"max_running": 1}], [{"key": 5}], [5], 5, "a"])
+def test_job_with_odd_limits_has_a_page_before_and_after_it_is_discarded(limits, admin_client):
+    by_hand = Job.objects.create(task="tests.tasks.add", queue="default", args=[1], limits=limits)
+    page = f"/admin/dbqueue/job/{by_hand.pk}/change/?backend=default"
+
+    assert admin_client.get(page).status_code == 200
+    drain()
+
+    by_hand.refresh_from_db()
+    assert by_hand.state == "discarded"
+    assert b"Its limits cannot be read." in admin_client.get(page).content
+
+
 MANY_DIGITS = "9" * 5000
 DEEP = {"sqlite": 990, "postgresql": 5000, "mysql": 30}[connection.vendor]
 UNDECODABLE = {

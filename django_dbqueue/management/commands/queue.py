@@ -22,7 +22,7 @@ from django.utils import timezone
 from ...backend import DatabaseBackend
 from ...command_line import debugging, listings, moving, pending, selection
 from ...command_line.importing import BUILT_IN, Mover
-from ...command_line.output import as_json, as_list, as_table, terminal_width
+from ...command_line.output import as_json, as_list, as_local, as_table, terminal_width
 from ...command_line.sources import SOURCES
 from ...command_line.sources.source import Unfit
 from ...compat import InvalidTask, task_backends
@@ -247,8 +247,14 @@ class Command(BaseCommand):
 
     def _move(self, backend: DatabaseBackend, options: Mapping[str, Any]) -> None:
         if gone := options["abandon"]:
-            number = moving.give_back(backend.database, gone)
-            self._say({"jobs": number}, f"{_jobs(number)} will run here.", options)
+            if selection.is_given(options):
+                raise CommandError(
+                    f"--abandon ends all interrupted moves to {gone!r}: give no ids, no filters, "
+                    "and not --all."
+                )
+            number = moving.give_back(backend.database, gone, dry=options["dry_run"])
+            verb = "would" if options["dry_run"] else "will"
+            self._say({"jobs": number}, f"{_jobs(number)} {verb} run here.", options)
             return
         target = _backend({"backend": options["to"]})
         if target.database == backend.database:
@@ -275,7 +281,6 @@ class Command(BaseCommand):
         table: Any = TaskState if options["task"] else Queue
         rows = table.objects.using(backend.database)
         try:
-            rows.ensure_rows(options["names"])
             named = rows.named(*options["names"])
         except ValueError as error:
             raise CommandError(str(error)) from error
@@ -328,7 +333,7 @@ class Command(BaseCommand):
     def _top(self, backend: DatabaseBackend, options: Mapping[str, Any]) -> None:
         while True:
             running = Job.objects.using(backend.database).running()
-            now, width = timezone.localtime(), terminal_width()
+            now, width = as_local(timezone.now()), terminal_width()
             rows = {
                 "queues": listings.queues(backend),
                 "running": listings.jobs(running, backend, SHOWN_IN_TOP),
