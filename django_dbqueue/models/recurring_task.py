@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from ..core.queue_selector import check_name as check_queue
 from ..exceptions import InvalidSchedule
 from ..recurrence.cron import UTC
-from ..recurrence.rule import Plan, Recurrence, check_name
+from ..recurrence.rule import LONGEST_CRON, Plan, Recurrence, check_name
 from .document import DocumentField
 from .enums import FINISHED
 from .expressions import Now, StrictOnSQLite, now_plus
@@ -121,7 +121,7 @@ class RecurringTask(models.Model):
     )
     cron = models.CharField(
         _("cron expression"),
-        max_length=100,
+        max_length=LONGEST_CRON,
         blank=True,
         default="",
         db_default="",

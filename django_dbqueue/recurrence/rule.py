@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -13,11 +13,12 @@ from django.conf import settings
 
 from ..core.time_values import seconds_of
 from ..exceptions import InvalidSchedule
-from .cron import EPOCH, Cron, Every, Schedule, last_times, shortest_gap
+from .cron import EPOCH, LONGEST, Cron, Every, Schedule, last_times, shortest_gap
 
 MISSED = ("skip", "one", "all")
 MOST_MISSED = 1000
 LONGEST_NAME = 255
+LONGEST_CRON = 100
 # A time that is no later than this is not missed, even if the next time has come too.
 LATE = timedelta(minutes=1)
 INSTANT = timedelta(microseconds=1)
@@ -153,6 +154,11 @@ class Recurrence:
             raise InvalidSchedule(
                 "neither a cron expression nor every is given. Give one, such as '0 9 * * mon-fri'."
             )
+        if isinstance(self.cron, str) and len(self.cron) > LONGEST_CRON:
+            raise InvalidSchedule(
+                f"cron={self.cron!r} has {len(self.cron)} characters, more than {LONGEST_CRON}. "
+                "Shorten it by ranges and steps, or declare two schedules, each with a name."
+            )
         if self.cron and self.drift:
             raise InvalidSchedule(
                 "drift counts from the end of a run; a cron expression does not. "
@@ -168,6 +174,10 @@ class Recurrence:
             time: object = getattr(self, name)
             if time is not None and (not isinstance(time, datetime) or time.utcoffset() is None):
                 raise InvalidSchedule(f"{name} must be an aware datetime, not {time!r}.")
+            if time is not None and not _is_in_calendar(time):
+                raise InvalidSchedule(
+                    f"{name} must be within the years 1 to 9999 in UTC, not {time}. Leave it out."
+                )
         if self.starts_at and self.ends_at and self.ends_at <= self.starts_at:
             raise InvalidSchedule(
                 f"ends_at={self.ends_at} is not after starts_at={self.starts_at}. Change one."
@@ -180,9 +190,10 @@ class Recurrence:
             raise InvalidSchedule(
                 f"most_missed={self.most_missed!r} is not a whole number from 1 to {MOST_MISSED}."
             )
-        if not isinstance(self.jitter, timedelta) or self.jitter < timedelta():
+        if not isinstance(self.jitter, timedelta) or not timedelta() <= self.jitter <= LONGEST:
             raise InvalidSchedule(
-                f"jitter must be a timedelta that is not negative, not {self.jitter!r}."
+                f"jitter must be a timedelta from zero to {LONGEST.days:,} days, "
+                f"not {self.jitter!r}."
             )
         schedule = self.schedule
         if self.jitter and (gap := shortest_gap(schedule)) and self.jitter >= gap:
@@ -198,3 +209,11 @@ def check_name(name: object) -> None:
         raise InvalidSchedule(
             f"{name!r} is not a name of up to {LONGEST_NAME} characters without NUL. Give another."
         )
+
+
+def _is_in_calendar(time: datetime) -> bool:
+    try:
+        time.astimezone(timezone.utc)
+    except OverflowError:
+        return False
+    return True

@@ -35,6 +35,12 @@ pytestmark = pytest.mark.django_db(transaction=True)
 UTC = timezone.utc
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
+LONG_CRON = (
+    "0,2,4,6,8,11,13,15,17,19,22,24,26,28,31,33,35,37,39,41,44,46,48,50,52 0,1,2,3,4,5,6,7 "
+    "1-5,8-12,15-19,22-26 * mon-fri"
+)
+BEFORE_YEAR_1 = datetime(1, 1, 1, tzinfo=timezone(5 * HOUR))
+AFTER_YEAR_9999 = datetime(9999, 12, 31, 23, tzinfo=timezone(-5 * HOUR))
 
 
 @task(key=lambda: "one", on_conflict="once")
@@ -232,6 +238,14 @@ class TestBadInput:
             ({"cron": "0,5 9 * * *", "jitter": 10 * MINUTE}, "is not shorter than 0:05:00"),
             ({"every": HOUR, "jitter": -MINUTE}, "jitter must be"),
             ({"every": HOUR, "jitter": 30}, "jitter must be"),
+            # What the columns and constraints of its row refuse.
+            ({"cron": LONG_CRON}, "has 116 characters, more than 100. Shorten it"),
+            (
+                {"cron": "0 0 */29 2 mon", "timezone": "UTC", "jitter": timedelta(days=10_001)},
+                "from zero to 3,650 days",
+            ),
+            ({"every": HOUR, "starts_at": BEFORE_YEAR_1}, "starts_at must be within the years 1"),
+            ({"every": HOUR, "ends_at": AFTER_YEAR_9999}, "ends_at must be within the years 1"),
             ({"every": HOUR, "missed": "some"}, "not one of skip, one, all"),
             ({"every": HOUR, "missed": "all", "most_missed": 0}, "from 1 to 1000"),
             ({"every": HOUR, "starts_at": datetime(2027, 1, 1)}, "aware"),

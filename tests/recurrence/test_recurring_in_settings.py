@@ -24,6 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 OURS = "django_dbqueue.backend.DatabaseBackend"
 HOUR = timedelta(hours=1)
+EACH_MINUTE = ",".join(map(str, range(60)))
 
 
 def backend_with(entries, **more):
@@ -242,6 +243,7 @@ class TestBadInput:
             ({"sum": {"task": "a.b", "every": 60, "cron": "0 3 * * *"}}, "Leave one out"),
             ({"sum": {"task": "a.b", "cron": "every day at 9am"}}, "has words"),
             ({"sum": {"task": "a.b", "cron": 5}}, "is text such as"),
+            ({"sum": {"task": "a.b", "cron": f"{EACH_MINUTE} * * * *"}}, "more than 100. Shorten"),
             ({"sum": {"task": "a.b", "every": 0}}, "every must be from one second"),
             ({"sum": {"task": "a.b", "every": -1}}, "every: -1 is not a delay"),
             ({"sum": {"task": "a.b", "every": "1h"}}, "every: '1h' is not a delay. Give seconds"),
