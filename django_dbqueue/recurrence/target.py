@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django.core.management import get_commands
 
-from ..compat import DEFAULT_TASK_BACKEND_ALIAS, InvalidTask
+from ..compat import DEFAULT_TASK_BACKEND_ALIAS, InvalidTask, task_backends
 from ..core import serialization
 from ..core.source import recurring_noted
 from ..exceptions import CommandNotAllowed, InvalidSchedule, SqlNotAllowed
@@ -57,6 +57,11 @@ class RecurringCall:
     def through(self, task: Any, backend: str | None = None) -> Any:
         """Return the same as ``resolved()``, for a task that is already loaded."""
         self.check()
+        if backend is not None and backend not in task_backends.settings:
+            raise InvalidSchedule(
+                f"its backend {backend!r} is not in TASKS. Add it, or choose from "
+                f"{', '.join(map(repr, task_backends.settings))}."
+            )
         changes = {"queue_name": self.queue or None, "priority": self.priority, "backend": backend}
         try:
             serialization.bind(task.func, task.takes_context, self._arguments, self.kwargs)

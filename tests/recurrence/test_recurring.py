@@ -321,6 +321,15 @@ class TestChecked:
 
         assert self.found().count("TASKS['quick'] is not a DatabaseBackend") == 2
 
+    def test_backend_that_is_not_in_tasks_is_an_error(self):
+        recurring_command("check", every=HOUR, name="nightly check", backend="reports")
+        recurring(every=HOUR)(tasks.nothing)
+
+        assert (
+            "'nightly check': its backend 'reports' is not in TASKS. Add it, or choose from "
+            "'default'" in self.found()
+        )
+
     def test_project_without_database_backend_is_warned(self, settings):
         module = FrameworkTask.__module__.removesuffix(".base")
         settings.TASKS = {"default": {"BACKEND": f"{module}.backends.dummy.DummyBackend"}}
@@ -806,6 +815,15 @@ class TestProblems:
         assert "too many positional arguments" in RecurringTask.objects.get(pk=bad.pk).problem
         assert "never matches" in RecurringTask.objects.get(pk=worse.pk).problem
         assert caplog.text.count("could not be enqueued") == 2
+
+    def test_declaration_for_an_unknown_backend_does_not_stop_the_others(self, scheduler, caplog):
+        recurring_command("check", every=HOUR, name="nightly check", backend="reports")
+        recurring(every=HOUR, name="innocent")(tasks.nothing)
+
+        turn(scheduler), turn(scheduler)
+
+        assert [row.name for row in RecurringTask.objects.all()] == ["innocent"]
+        assert caplog.text.count("'nightly check': its backend 'reports' is not in TASKS") == 1
 
     def test_problem_is_cleared_once_task_is_enqueued(self, backend, scheduler):
         row = a_row(args=[1])
