@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
@@ -270,6 +270,28 @@ def discard(alias: str) -> None:
     if alias == database:
         unwatch_socket()
         _prepare_unconnected(connections[alias], limit)
+
+
+def discard_lost() -> None:
+    """Close those of the calling thread's connections that had errors and cannot be used."""
+    connection: Any
+    for connection in connections.all(initialized_only=True):
+        if (
+            connection.errors_occurred
+            and not connection.in_atomic_block
+            and (connection.connection is None or not connection.is_usable())
+        ):
+            discard(connection.alias)
+
+
+def answers(alias: str) -> bool:
+    """Return whether a database answers a query."""
+    try:
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SELECT 1")
+    except (DatabaseError, InterfaceError):
+        return False
+    return True
 
 
 def close_connections() -> None:

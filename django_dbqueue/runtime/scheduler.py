@@ -12,6 +12,7 @@ from django.db import InterfaceError, OperationalError
 
 from ..backend import DatabaseBackend
 from ..core.internal_errors import report
+from ..core.transactions import is_conflict
 from ..engine.recurring import (
     delete_undeclared,
     enqueue_due,
@@ -24,6 +25,7 @@ from ..exceptions import InvalidSchedule, InvalidTaskPath
 from ..models import RecurringTask
 from ..recurrence.declare import declared
 from ..recurrence.target import enqueue, resolve
+from .connections import answers, discard_lost
 
 logger = logging.getLogger("django_dbqueue")
 
@@ -96,12 +98,18 @@ class Scheduler:
         return 0.0 if any(done) else min(waits, default=float("inf"))
 
     def _enqueue(self, row: RecurringTask, now: float) -> bool:
-        """Enqueue one task. Its errors do not affect the other tasks."""
+        """Enqueue one task. Its errors do not affect the other tasks.
+
+        Raises DatabaseError for conflicts, and while the queue's own database is unavailable.
+        """
         try:
             times = enqueue_due(self._tasks.of(self._definitions), row, self._write)
-        except (OperationalError, InterfaceError):
-            raise
         except Exception as error:
+            if isinstance(error, OperationalError | InterfaceError):
+                # A key function or a receiver may query any database.
+                discard_lost()
+                if is_conflict(error) or not answers(self._backend.database):
+                    raise
             self._aside[row.pk] = now + self.ASIDE
             self._report(row, error)
             return False

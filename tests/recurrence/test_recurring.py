@@ -10,7 +10,14 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from django.core.checks import run_checks
-from django.db import IntegrityError, connection, connections, transaction
+from django.db import (
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    connection,
+    connections,
+    transaction,
+)
 from django.test.utils import CaptureQueriesContext
 
 from django_dbqueue import checks, recurring, recurring_command, task, testing
@@ -23,6 +30,7 @@ from django_dbqueue.models import Execution, Job, RecurringExecution, RecurringT
 from django_dbqueue.models.expressions import Now, now_plus
 from django_dbqueue.recurrence.declare import declared
 from django_dbqueue.recurrence.target import enqueue
+from django_dbqueue.runtime import scheduler as runtime_scheduler
 from django_dbqueue.runtime.scheduler import Scheduler
 
 from .. import direct, tasks
@@ -824,6 +832,52 @@ class TestProblems:
 
         assert [row.name for row in RecurringTask.objects.all()] == ["innocent"]
         assert caplog.text.count("'nightly check': its backend 'reports' is not in TASKS") == 1
+
+    @pytest.mark.parametrize("how", ["elsewhere", "interface", "timeout", "lost"])
+    def test_database_error_of_a_task_does_not_stop_the_others(self, scheduler, monkeypatch, how):
+        def fail():
+            if how == "elsewhere":
+                raise OperationalError("connection to server at 127.0.0.1, port 1 failed")
+            if how == "timeout" and connection.vendor == "postgresql":
+                with connection.cursor() as cursor:
+                    cursor.execute("SET LOCAL statement_timeout = 50; SELECT pg_sleep(5)")
+            if how == "lost" and connection.vendor != "sqlite":
+                connection.connection.close()
+                Job.objects.exists()
+            raise InterfaceError("connection already closed")
+
+        monkeypatch.setattr(tasks, "failing", task(key=fail)(tasks.nothing.func), raising=False)
+        bad, good = a_row(name="a", task="tests.tasks.failing"), a_row(name="b")
+        due(bad, MINUTE), due(good)
+
+        turn(scheduler), turn(scheduler)
+
+        assert [row.task_id for row in RecurringExecution.objects.all()] == [good.pk]
+        assert "Error: " in RecurringTask.objects.get(pk=bad.pk).problem
+
+    def test_conflict_of_a_transaction_is_raised_to_repeat_the_round(self, scheduler, monkeypatch):
+        def overtake(row, wait):
+            raise OperationalError("deadlock") from Exception(1213)
+
+        monkeypatch.setattr(scheduler, "_write", overtake)
+        row = a_row()
+        due(row)
+
+        with pytest.raises(OperationalError):
+            turn(scheduler)
+
+        assert RecurringTask.objects.get().problem == ""
+
+    def test_unavailable_database_is_raised(self, scheduler, monkeypatch):
+        def fail(row, wait):
+            raise OperationalError("gone")
+
+        monkeypatch.setattr(scheduler, "_write", fail)
+        monkeypatch.setattr(runtime_scheduler, "answers", lambda alias: False)
+        due(a_row())
+
+        with pytest.raises(OperationalError, match="gone"):
+            turn(scheduler)
 
     def test_problem_is_cleared_once_task_is_enqueued(self, backend, scheduler):
         row = a_row(args=[1])
