@@ -96,6 +96,11 @@ def _checked(expression: str) -> str:
             expression,
             f"{what}. Give five fields, six with the seconds first, or one of {aliases}",
         )
+    if foreign := re.search(r"[^\x00-\x7f]", " ".join(text.split())):
+        raise InvalidSchedule(
+            f"{expression!r} is not a cron expression: it has {foreign[0]!r}. "
+            "Write digits from 0 to 9, letters from a to z, and hyphens."
+        )
     for place, field in enumerate(fields, start=6 - len(fields)):
         for term in field.split(","):
             _check(expression, place, term, ungrouped=term == field)
