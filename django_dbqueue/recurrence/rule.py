@@ -127,7 +127,7 @@ class Recurrence:
         if self.drift:
             return Plan([planned], None)
         schedule, following = self._from(planned), self.time_after(now, planned)
-        second = schedule.next_after(planned)
+        second = self._before_the_end(schedule.next_after(planned))
         if self.missed == "skip" and second and second <= now and now - planned > LATE:
             return Plan([], following)
         number = self.most_missed if self.missed == "all" else 1

@@ -695,6 +695,16 @@ class TestMissed:
         assert self.missed(scheduler) == ([], 5)
         assert "is skipped" in caplog.text
 
+    def test_last_time_before_the_end_is_not_missed(self, scheduler):
+        row = a_row()
+        planned = due(row, timedelta(hours=4, minutes=20))
+        RecurringTask.objects.update(ends_at=planned + 30 * MINUTE)
+
+        turn(scheduler)
+
+        row.refresh_from_db()
+        assert (times(row), row.next_run_at, row.is_over) == ([planned], None, True)
+
     def test_one_enqueues_the_newest(self, scheduler):
         assert self.missed(scheduler, missed="one") == ([4], 5)
 
