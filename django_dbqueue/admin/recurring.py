@@ -88,7 +88,7 @@ def origin(row: RecurringTask) -> str:
 
 @admin.display(description=gettext_lazy("next run"))
 def next_run(row: RecurringTask) -> str:
-    if row.next_run_at is None and row.waits_for:
+    if row.is_enabled and row.next_run_at is None and row.waits_for:
         return _("after the last run has ended")
     text = formatting.ago(row.next_run_at)
     late = timezone.now() - timedelta(seconds=LATE["recurring"])

@@ -14,7 +14,7 @@ from ..models import Job, RecurringExecution, RecurringTask
 from ..models.enums import FINISHED
 from ..models.expressions import Now, now_plus
 from ..models.locking import lock
-from ..models.recurring_task import TO_BE_PLANNED, RecurringTaskQuerySet
+from ..models.recurring_task import RecurringTaskQuerySet
 
 # Writes a job of a recurring task, with a delay, and returns the job's id.
 Enqueue = Callable[[RecurringTask, timedelta], UUID]
@@ -122,15 +122,16 @@ def _declare(
     database: str, row: RecurringTask, values: Mapping[str, object], takes_over: bool
 ) -> None:
     changes = {**values, "declared_at": Now(), "problem": ""}
-    if any(getattr(row, name) != values[name] for name in SCHEDULE):
-        changes |= TO_BE_PLANNED
     rows = RecurringTask.objects.using(database).filter(pk=row.pk, definition=row.definition)
-    (rows if takes_over else rows.undeclared()).update(**changes)
+    if not takes_over:
+        rows = rows.undeclared()
+    is_same = all(getattr(row, name) == values[name] for name in SCHEDULE)
+    (rows.update if is_same else rows.replan)(**changes)
 
 
 def _plan(database: str, row: Any) -> bool:
     """Plan the first time; with drift, one interval after the last job ended or was deleted."""
-    if row.waits_for is None:
+    if row.waits_for is None or not row.drift:
         following = row.time_after(row.seen_at)
     else:
         job = Job.objects.using(database).filter(pk=row.waits_for).first()

@@ -383,13 +383,14 @@ BEGIN
             coalesce(trim(dbqueue_repeat.cron), ''), coalesce(dbqueue_repeat.timezone, ''), dbqueue_repeat.drift,
             dbqueue_repeat.starts_at, dbqueue_repeat.ends_at, coalesce(dbqueue_repeat.queue, ''), dbqueue_repeat.priority
         )
-        -- The next time stands if the schedule is the same, as for a schedule in code.
+        -- The next time stands if the schedule is the same, as for a schedule in code. waits_for stands always: with
+        -- drift, no run begins before the job has ended.
         ON CONFLICT (name) DO UPDATE SET
             task = excluded.task, command = '', args = excluded.args, kwargs = excluded.kwargs, every = excluded.every,
             cron = excluded.cron, timezone = excluded.timezone, drift = excluded.drift, starts_at = excluded.starts_at,
             ends_at = excluded.ends_at, queue = excluded.queue, priority = excluded.priority, problem = '',
-            (next_run_at, waits_for, is_over) = (
-                SELECT CASE WHEN same THEN row.next_run_at END, CASE WHEN same THEN row.waits_for END, same AND row.is_over
+            (next_run_at, is_over) = (
+                SELECT CASE WHEN same THEN row.next_run_at END, same AND row.is_over
                 FROM (SELECT (row.every, row.cron, row.timezone, row.drift, row.starts_at, row.ends_at) IS NOT DISTINCT FROM
                     (excluded.every, excluded.cron, excluded.timezone, excluded.drift, excluded.starts_at, excluded.ends_at) AS same) AS schedule
             )

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import models
-from django.db.models import Exists, F, OuterRef, Q
+from django.db.models import Case, Exists, F, OuterRef, Q, QuerySet, When
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
@@ -34,8 +34,6 @@ READABLE = Q(
     **{f"{name}__range": INTERVALS for name in ("every", "jitter")},
 )
 CALL = {"task", "command", "args", "kwargs", "queue", "priority"}
-# The changes after which ``next_run_at`` is computed again.
-TO_BE_PLANNED = {"next_run_at": None, "waits_for": None, "is_over": False}
 
 
 class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
@@ -51,15 +49,19 @@ class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
 
     def enable(self) -> int:
         """Resume runs from the next time on. Return the number of rows that were disabled."""
-        return self.disabled().update(is_enabled=True, **TO_BE_PLANNED)
+        return self.disabled().replan(is_enabled=True)
 
     def disable(self) -> int:
         """Stop runs until enable(). Return the number of rows that were enabled."""
-        return self.enabled().update(is_enabled=False, **TO_BE_PLANNED)
+        return self.enabled().replan(is_enabled=False)
 
-    def replan(self) -> int:
-        """Compute the next time again, as after a change of the schedule."""
-        return self.update(**TO_BE_PLANNED)
+    def replan(self, **changes: Any) -> int:
+        """Compute the next time again, as after a change of the schedule.
+
+        Rows with drift still wait for their unfinished job. ``changes`` are updated too.
+        """
+        job = Case(When(Exists(self._unfinished_jobs()), then=F("waits_for")), default=None)
+        return self.update(**{**changes, "next_run_at": None, "waits_for": job, "is_over": False})
 
     def undeclared(self) -> RecurringTaskQuerySet:
         """Filter rows whose code no running dispatcher has."""
@@ -75,12 +77,8 @@ class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
         Unplanned rows come first, then the others in the order of their next time. Rows with drift
         are left out until their last job has ended: their next interval starts then.
         """
-        unfinished = (
-            Job.objects.using(self.db).filter(pk=OuterRef("waits_for")).exclude(state__in=FINISHED)
-        )
-        rows = (
-            self.enabled().filter(is_over=False).filter(~Exists(unfinished)).annotate(seen_at=Now())
-        )
+        is_free = Q(drift=False) | ~Exists(self._unfinished_jobs())
+        rows = self.enabled().filter(is_free, is_over=False).annotate(seen_at=Now())
         return rows.order_by(F("next_run_at").asc(nulls_first=True), "pk")
 
     def waiting(self) -> RecurringTaskQuerySet:
@@ -90,6 +88,10 @@ class RecurringTaskQuerySet(PrimaryQuerySet["RecurringTask"]):
     def due(self) -> RecurringTaskQuerySet:
         """Filter tasks whose next time has come."""
         return self.upcoming().filter(next_run_at__lte=Now())
+
+    def _unfinished_jobs(self) -> QuerySet[Job]:
+        jobs = Job.objects.using(self.db).filter(pk=OuterRef("waits_for"))
+        return jobs.exclude(state__in=FINISHED)
 
 
 class RecurringTask(models.Model):

@@ -671,6 +671,50 @@ class TestDrift:
         assert row.next_run_at == planned + HOUR
         assert times(row) == [planned]
 
+    @pytest.mark.parametrize("how", ["disabled and enabled", "replanned", "declared anew"])
+    def test_changed_row_still_waits_for_its_unfinished_job(self, backend, scheduler, claim, how):
+        recurring(every=HOUR, drift=True)(tasks.nothing)
+        turn(scheduler)
+        rows = RecurringTask.objects.all()
+        due(rows.get())
+        turn(scheduler)
+        if how == "disabled and enabled":
+            assert (rows.disable(), rows.enable()) == (1, 1)
+        elif how == "replanned":
+            rows.replan()
+        else:
+            _forget_declarations()
+            recurring(every=2 * HOUR, drift=True)(tasks.nothing)
+            scheduler = a_scheduler(backend)
+
+        turn(scheduler), turn(scheduler)
+
+        job, row = Job.objects.get(), rows.get()
+        assert (row.next_run_at, row.waits_for) == (None, job.pk)
+        end(job, claim)
+        turn(scheduler)
+        job.refresh_from_db()
+        assert rows.get().next_run_at == job.finished_at + row.every
+
+    def test_row_that_is_enabled_after_its_job_has_ended_has_missed_none(self, row, scheduler):
+        rows = RecurringTask.objects.all()
+        rows.disable()
+        Job.objects.update(state="successful", finished_at=now_plus(-48 * 3600))
+        rows.enable()
+
+        turn(scheduler)
+
+        assert timedelta() < rows.get().next_run_at - now() <= HOUR
+
+    def test_row_that_no_longer_drifts_does_not_wait_for_its_job(self, row, scheduler):
+        RecurringTask.objects.all().replan(drift=False)
+
+        turn(scheduler)
+
+        row.refresh_from_db()
+        assert row.waits_for is None
+        assert timedelta() < row.next_run_at - now() <= HOUR
+
     def test_run_now_waits_for_the_new_job(self, row, scheduler, claim):
         first = Job.objects.get()
         direct.run_now(enqueue)

@@ -263,6 +263,18 @@ def test_changed_schedule_is_planned_anew(scheduler):
 
 
 @needs_postgresql
+def test_changed_interval_with_drift_waits_for_the_unfinished_job(scheduler):
+    repeat(every=HOUR, drift=True)
+    run_due(scheduler)
+
+    repeat(every=2 * HOUR, drift=True)
+
+    turn(scheduler)
+    row = RecurringTask.objects.get()
+    assert (row.next_run_at, row.waits_for) == (None, Job.objects.get().pk)
+
+
+@needs_postgresql
 def test_disabled_task_stays_disabled():
     repeat(every=HOUR)
     RecurringTask.objects.all().disable()
