@@ -18,7 +18,6 @@ from django.utils.translation import gettext_lazy
 
 from ..core.chosen_backend import chosen_backend
 from ..doctor.queue import LATE
-from ..engine.recurring import SCHEDULE
 from ..exceptions import InvalidSchedule, InvalidTaskPath
 from ..models import Job, RecurringExecution, RecurringTask
 from ..registry import discover
@@ -218,8 +217,6 @@ class RecurringTaskAdmin(ActionAdmin):
     ) -> None:
         obj.problem = ""
         obj.save(update_fields=[*form.changed_data, "problem"] if change else None)
-        if set(form.changed_data) & {"name", *SCHEDULE}:
-            RecurringTask.objects.filter(pk=obj.pk).replan()
         times = [(formatting.timestamp(time),) for time in obj.next_times(NEXT_TIMES)]
         text = format_html(_("Next runs: {}."), format_html_join(", ", "{}", times))
         self.message_user(request, text, messages.INFO)

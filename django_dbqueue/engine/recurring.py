@@ -14,12 +14,10 @@ from ..models import Job, RecurringExecution, RecurringTask
 from ..models.enums import FINISHED
 from ..models.expressions import Now, now_plus
 from ..models.locking import lock
-from ..models.recurring_task import RecurringTaskQuerySet
+from ..models.recurring_task import SCHEDULE, RecurringTaskQuerySet
 
 # Writes a job of a recurring task, with a delay, and returns the job's id.
 Enqueue = Callable[[RecurringTask, timedelta], UUID]
-# Fields whose change invalidates ``next_run_at``.
-SCHEDULE = ("cron", "timezone", "every", "drift", "starts_at", "ends_at")
 
 
 def enqueue_due(

@@ -5,7 +5,7 @@ from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import models
+from django.db import models, router
 from django.db.models import Case, Exists, F, OuterRef, Q, QuerySet, When
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
@@ -33,6 +33,8 @@ READABLE = Q(
     **{f"{name}__range": TIMES for name in TIMES_OF_A_TASK},
     **{f"{name}__range": INTERVALS for name in ("every", "jitter")},
 )
+# Fields whose change invalidates ``next_run_at``.
+SCHEDULE = ("cron", "timezone", "every", "drift", "starts_at", "ends_at")
 CALL = {"task", "command", "args", "kwargs", "queue", "priority"}
 
 
@@ -235,18 +237,36 @@ class RecurringTask(models.Model):
     def save(self, *args: Any, update_fields: Iterable[str] | None = None, **kwargs: Any) -> None:
         """Validate the schedule and the call, then save. Raises InvalidSchedule.
 
+        A changed schedule is planned anew, as by ``replan()``.
         Whether the task exists and accepts the arguments is known to the scheduler's process, which
         reports it as the row's problem.
         """
-        if update_fields is None or {each.name for each in fields(Recurrence)} & set(update_fields):
+        update_fields = None if update_fields is None else set(update_fields)
+        if update_fields is None or {each.name for each in fields(Recurrence)} & update_fields:
             check_name(self.name)
             self.recurrence  # noqa: B018
-        if update_fields is None or CALL & set(update_fields):
+        if update_fields is None or CALL & update_fields:
             try:
                 self._check_call()
             except ValueError as error:
                 raise InvalidSchedule(f"{self.name!r}: {error}") from None
+        if not self._state.adding and self._is_changed(update_fields, kwargs.get("using")):
+            self.next_run_at, self.is_over = None, False
+            if update_fields is not None:
+                update_fields |= {"next_run_at", "is_over"}
         super().save(*args, update_fields=update_fields, **kwargs)
+
+    def _is_changed(self, update_fields: set[str] | None, using: str | None) -> bool:
+        """Return whether the stored row has another schedule than the one to be saved.
+
+        The times of ``H`` follow from the name.
+        """
+        names = {"name", *SCHEDULE}
+        if update_fields is not None and not (names := names & update_fields):
+            return False
+        database = using or router.db_for_write(type(self), instance=self)
+        stored = RecurringTask.objects.using(database).filter(pk=self.pk).values(*names).first()
+        return stored is not None and any(getattr(self, name) != stored[name] for name in names)
 
     def _check_call(self) -> None:
         """Raise ValueError for a call that no task can have."""

@@ -1115,6 +1115,54 @@ def test_invalid_schedule_is_not_saved():
     assert RecurringTask.objects.get().cron == "9 * * * *"
 
 
+@pytest.mark.parametrize("update_fields", [None, ("cron", "every")])
+def test_changed_schedule_that_is_saved_is_planned_anew(scheduler, update_fields):
+    row = a_row()
+    turn(scheduler)
+    row.refresh_from_db()
+    assert row.next_run_at
+    row.every, row.cron = None, "0 3 5 1 *"
+
+    row.save(update_fields=update_fields and iter(update_fields))
+
+    assert (row.next_run_at, RecurringTask.objects.get().next_run_at) == (None, None)
+    turn(scheduler)
+    row.refresh_from_db()
+    assert row.next_run_at == row.next_times(1)[0]
+    assert row.next_run_at.month == 1
+
+
+def test_later_end_that_is_saved_begins_the_task_again(scheduler):
+    row = a_row()
+    due(row)
+    RecurringTask.objects.update(ends_at=now_plus(0))
+    turn(scheduler)
+    row.refresh_from_db()
+    assert row.is_over
+
+    row.ends_at = datetime.now(UTC) + 48 * HOUR
+    row.save(update_fields=["ends_at"])
+
+    turn(scheduler)
+    row.refresh_from_db()
+    assert (row.is_over, row.next_run_at > now()) == (False, True)
+
+
+@pytest.mark.parametrize("update_fields", [None, ["priority"]])
+def test_same_schedule_that_is_saved_keeps_its_next_time(scheduler, update_fields):
+    start = datetime(2026, 1, 1, 7, 30, tzinfo=UTC)
+    row = a_row(starts_at=start, every=timedelta(minutes=7, microseconds=5))
+    turn(scheduler)
+    row.refresh_from_db()
+    planned, row.priority = row.next_run_at, 5
+
+    row.save(update_fields=update_fields)
+
+    stored = RecurringTask.objects.get()
+    assert (stored.next_run_at, stored.priority) == (planned, 5)
+    assert planned
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
