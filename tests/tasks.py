@@ -249,6 +249,11 @@ def discard_when_gone():
     raise FileNotFoundError("gone")
 
 
+class Unreadable(BaseException):
+    def __getattribute__(self, name):
+        raise RuntimeError(name)
+
+
 class Unspeakable(Exception):
     def __str__(self):
         raise RuntimeError("no words")
@@ -279,6 +284,12 @@ def misbehave(how):
             raise Unspeakable
         case "unrepresentable":
             raise Unrepresentable
+        case "unreadable":
+            raise Unreadable
+        case "nul in type":
+            raise type("Odd", (Exception,), {"__module__": "a\x00b"})
+        case "surrogate in file name":
+            exec(compile("raise ValueError", "/srv/\udcff.py", "exec"))
         case "nul":
             raise ValueError("a \x00 and a \ud800 in the message")
         case "long":

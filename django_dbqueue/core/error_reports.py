@@ -13,9 +13,13 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from types import CodeType, TracebackType
+from typing import TypeGuard, TypeVar
+
+E = TypeVar("E", bound=BaseException)
 
 LONGEST_MESSAGE = 1_000
 LONGEST_TRACEBACK = 20_000
+LONGEST_LOCATION = 255
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _NOT_OURS = tuple(
@@ -65,10 +69,9 @@ class ErrorReport:
 
     def in_ascii(self) -> ErrorReport:
         """Return the same report for a database that cannot store all characters."""
-        texts = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return ErrorReport(
-            **{name: text.encode("ascii", "backslashreplace").decode() for name, text in texts}
-        )
+        texts = {field.name: in_ascii(getattr(self, field.name)) for field in fields(self)}
+        texts["location"] = texts["location"][-LONGEST_LOCATION:]
+        return ErrorReport(**texts)
 
     def caused_by(self, cause: BaseException | None, reason: str) -> ErrorReport:
         """Return a report with this traceback, under the type and at the location of the cause.
@@ -92,23 +95,41 @@ def report(exception: BaseException, frames: TracebackType | None = None) -> Err
     Never raises, whatever the exception's own methods do.
     """
     kind = type(exception)
+    path = _path(kind)
     try:
-        message = str(exception)
+        message = clip(clean(str(exception)), LONGEST_MESSAGE)
     except BaseException as error:
         message = f"<str() of it raised {type(error).__qualname__}>"
     try:
         text = "".join(traceback.format_exception(kind, exception, frames))
     except BaseException as error:
         reason = type(error).__qualname__
-        text = f"{kind.__qualname__}: <its traceback could not be formatted: {reason}>\n"
-    message = clip(clean(message), LONGEST_MESSAGE)
+        text = f"{path}: <its traceback could not be formatted: {reason}>\n"
     return ErrorReport(
-        type=f"{kind.__module__}.{kind.__qualname__}",
+        type=path,
         message=message,
         traceback=clip(clean(text), LONGEST_TRACEBACK),
         location=_location(frames),
         pattern=_pattern(message, frames),
     )
+
+
+def is_a(error: BaseException, kinds: type[E] | tuple[type[E], ...]) -> TypeGuard[E]:
+    """``isinstance()`` that does not use the error's own ``__class__``, which may raise."""
+    return issubclass(type(error), kinds)
+
+
+def traceback_of(error: BaseException) -> TracebackType | None:
+    """Return the error's traceback without its own ``__getattribute__()``, which may raise."""
+    traceback: TracebackType | None = object.__getattribute__(error, "__traceback__")
+    return traceback
+
+
+def _path(kind: type) -> str:
+    try:
+        return clean(f"{kind.__module__}.{kind.__qualname__}")
+    except BaseException:  # Its metaclass may raise; "<class 'module.name'>" does not use it.
+        return clean(type.__repr__(kind))[len("<class '") : -len("'>")]
 
 
 def _pattern(message: str, frames: TracebackType | None) -> str:
@@ -154,14 +175,18 @@ def _location(frames: TracebackType | None) -> str:
             own = where
         frames = frames.tb_next
     filename, function = own if own[0] else where
-    return f"{os.path.basename(os.path.dirname(filename))}/{os.path.basename(filename)}:{function}"[
-        -255:
-    ]
+    folder, file = os.path.split(filename)
+    return clean(f"{os.path.basename(folder)}/{file}:{function}")[-LONGEST_LOCATION:]
 
 
 def clean(text: str) -> str:
     """Replace characters that some databases refuse: NUL and lone surrogates."""
     return text.replace("\x00", "\ufffd").encode(errors="backslashreplace").decode()
+
+
+def in_ascii(text: str) -> str:
+    """Return text that each database stores: neither NUL nor any character outside ASCII."""
+    return clean(text).encode("ascii", "backslashreplace").decode()
 
 
 def clip(text: str, longest: int) -> str:

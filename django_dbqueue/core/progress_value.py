@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Real
 from typing import NamedTuple
 
-from .error_reports import clean
+from .error_reports import clean, in_ascii
 
 LONGEST_NOTE = 200
 # Largest number up to which a database's double holds every whole number exactly.
@@ -41,9 +41,7 @@ class ProgressValue(NamedTuple):
 
     def in_ascii(self) -> ProgressValue:
         """Return the same value for a database that cannot store all characters."""
-        return self._replace(
-            note=self.note.encode("ascii", "backslashreplace").decode()[:LONGEST_NOTE]
-        )
+        return self._replace(note=in_ascii(self.note)[:LONGEST_NOTE])
 
 
 def _number(name: str, value: float) -> float:

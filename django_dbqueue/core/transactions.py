@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 from django.db import OperationalError, connections, transaction
 
+from .error_reports import is_a
+
 T = TypeVar("T")
 
 # Calls of a step that other transactions overtake.
@@ -28,7 +30,7 @@ def is_conflict(error: BaseException) -> bool:
 
     The transaction may succeed when it is repeated.
     """
-    cause = error.__cause__ if isinstance(error, OperationalError) else None
+    cause = error.__cause__ if is_a(error, OperationalError) else None
     code = getattr(cause, "sqlstate", None) or (cause.args[0] if cause and cause.args else None)
     return code in _CONFLICTS
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import astuple, replace
 
 import pytest
 
-from django_dbqueue.core.error_reports import report
+from django_dbqueue.core.error_reports import clean, report, traceback_of
 
 
 def raised(call):
@@ -14,6 +15,10 @@ def raised(call):
         call()
     except Exception as error:
         return report(error, error.__traceback__.tb_next)
+
+
+def throw(kind):
+    raise kind("x")
 
 
 def fail(message):
@@ -52,6 +57,61 @@ def test_location_is_top_frame_of_project_code():
         json.loads("{")
 
     assert raised(parse).location == "core/test_error_reports.py:parse"
+
+
+class Meta(type):
+    def __getattribute__(cls, name):
+        if name in ("__module__", "__qualname__"):
+            raise RuntimeError(name)
+        return super().__getattribute__(name)
+
+
+class OfMeta(Exception, metaclass=Meta):
+    pass
+
+
+class Unreadable(BaseException):
+    def __getattribute__(self, name):
+        raise RuntimeError(name)
+
+
+def fail_in(filename):
+    exec(compile("raise ValueError", filename, "exec"))
+
+
+@pytest.mark.parametrize(
+    ("call", "type_"),
+    [
+        (
+            lambda: throw(type("Odd", (Exception,), {"__module__": "a\x00\udcff"})),
+            "a\ufffd\\udcff.Odd",
+        ),
+        (lambda: throw(type("Odd", (Exception,), {"__module__": None})), "None.Odd"),
+        (lambda: throw(OfMeta), f"{__name__}.OfMeta"),
+        (lambda: throw(Unreadable), f"{__name__}.Unreadable"),
+        (lambda: fail_in("/srv/\udcff.py"), "builtins.ValueError"),
+        (lambda: fail_in("/srv/" + "é" * 300), "builtins.ValueError"),
+    ],
+)
+def test_report_of_any_exception_can_be_stored(call, type_):
+    try:
+        call()
+    except BaseException as error:
+        found = report(error, traceback_of(error))
+
+    assert found.type == type_
+    assert len(found.fingerprint) == 32
+    for version in (found, found.in_ascii()):
+        assert [clean(text) for text in astuple(version)] == list(astuple(version))
+        assert len(version.location) <= 255
+    assert all(text.isascii() for text in astuple(found.in_ascii()))
+
+
+def test_ascii_contains_no_nul():
+    found = replace(raised(lambda: fail("x")), message="a\x00é", type="b\x00")
+
+    assert found.in_ascii().message == "a\\ufffd\\xe9"
+    assert found.in_ascii().type == "b\\ufffd"
 
 
 # The code holds the fixed words of a message, around the values formatted into it.

@@ -140,7 +140,7 @@ class Attempt:
                 if cause is None:
                     manager.__exit__(None, None, None)
                 else:
-                    traceback = cause.__traceback__
+                    traceback = error_reports.traceback_of(cause)
                     manager.__exit__(type(cause), cause, traceback)
                     # Before Python 3.11, a generator adds a frame that refers to the error.
                     cause.__traceback__ = traceback
@@ -292,13 +292,14 @@ class Attempt:
             object.__setattr__(self.result, name, value)
         try:
             signal.send_robust(type(self.backend), task_result=self.result)
-        except SystemExit:  # send_robust logs all subclasses of Exception.
-            self.warn("continues: a signal receiver raised SystemExit")
+        except (Exception, SystemExit) as error:
+            # send_robust() logs a subclass of Exception, and a logging handler may raise.
+            self.warn("continues: a signal receiver raised %s", type(error).__qualname__)
 
 
 def frames_of_the_task(error: BaseException) -> TracebackType | None:
     """Return the error's traceback without the leading frames of this package's worker."""
-    frames = error.__traceback__
+    frames = error_reports.traceback_of(error)
     while frames and frames.tb_next and _is_own(frames):
         frames = frames.tb_next
     return frames

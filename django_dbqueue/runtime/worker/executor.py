@@ -15,6 +15,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.db import DatabaseError, InterfaceError
 
 from ...backend import DatabaseBackend
+from ...core.error_reports import is_a
 from ...engine.attempt_result import AttemptResult, Settled
 from ...exceptions import Interruption
 from ..connections import (
@@ -49,10 +50,7 @@ def run(call: ThreadCall | CoroutineCall, backend: DatabaseBackend) -> AttemptRe
             value = call.run(function)
         return attempt.announce(attempt.succeed(value))
     except BaseException as error:
-        if (
-            isinstance(error, KeyboardInterrupt)
-            and threading.current_thread() is threading.main_thread()
-        ):
+        if is_a(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise  # Workers run tasks on other threads: on the main thread this is Ctrl-C.
         if call.reason:
             close_interrupted()
@@ -68,8 +66,8 @@ def _behind_the_driver(error: BaseException) -> BaseException:
     Return ``error`` itself if no interruption is behind it.
     """
     behind: BaseException | None = error
-    while isinstance(error, (DatabaseError, InterfaceError)) and behind is not None:
-        if isinstance(behind, Interruption):
+    while is_a(error, (DatabaseError, InterfaceError)) and behind is not None:
+        if is_a(behind, Interruption):
             return behind.with_traceback(error.__traceback__)
         behind = behind.__cause__ or behind.__context__
     return error

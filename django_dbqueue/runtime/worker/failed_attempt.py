@@ -12,6 +12,7 @@ from django.db import DatabaseError, InterfaceError
 
 from ...compat import TaskError
 from ...core import error_reports, internal_errors
+from ...core.error_reports import is_a
 from ...engine.attempt_result import AttemptResult
 from ...exceptions import (
     Discarded,
@@ -53,9 +54,9 @@ def fail(attempt: Attempt, error: BaseException) -> AttemptResult:
 
 def _decide(attempt: Attempt, error: BaseException) -> AttemptResult:
     report = error_reports.report(error, frames_of_the_task(error))
-    if isinstance(error, (Interrupted, JobLost)):
+    if is_a(error, (Interrupted, JobLost)):
         return _interrupt(attempt, report)
-    if isinstance(error, Snoozed):
+    if is_a(error, Snoozed):
         return _snooze(attempt, error)
     if (
         attempt.is_unserialized
@@ -68,20 +69,21 @@ def _decide(attempt: Attempt, error: BaseException) -> AttemptResult:
         )
     if attempt.task is None:
         return _decide_not_started(attempt, error, report)
-    if isinstance(error, TimedOut) and not report.message and attempt.job.timeout:
+    if is_a(error, TimedOut) and not report.message and attempt.job.timeout:
         seconds = attempt.job.timeout.total_seconds()
         report = replace(report, message=f"It ran longer than its timeout of {seconds:g} s.")
-    if isinstance(error, Retried):
+    if is_a(error, Retried):
         report = report.caused_by(error.__cause__, error.reason)
     attempt.result.errors.append(
         TaskError(exception_class_path=report.type, traceback=report.traceback)
     )
-    if isinstance(error, Stopped) and attempt.call.is_retried:
+    if is_a(error, Stopped) and attempt.call.is_retried:
         attempt.warn("stopped, to run again")
         return attempt.end(Outcome.STOPPED, State.READY, error=report)
-    if isinstance(error, (Stopped, *attempt.task.discard_on)) and not isinstance(error, Retried):
+    discarding: tuple[type[BaseException], ...] = (Stopped, *attempt.task.discard_on)
+    if is_a(error, discarding) and not is_a(error, Retried):
         return _give_up(attempt, Outcome.DISCARDED, State.DISCARDED, report)
-    outcome = Outcome.TIMED_OUT if isinstance(error, TimedOut) else Outcome.FAILED
+    outcome = Outcome.TIMED_OUT if is_a(error, TimedOut) else Outcome.FAILED
     wait = wait_before_retry(attempt.job, attempt.task, error, attempt.result, attempt.options)
     if wait is None:
         return _give_up(attempt, outcome, State.FAILED, report)
@@ -130,10 +132,10 @@ def _decide_not_started(
     The job was discarded or has expired, its task could not be found, or its earlier attempts
     could not be read.
     """
-    if isinstance(error, Discarded):
+    if is_a(error, Discarded):
         attempt.warn("discarded: %s", error)
         return attempt.end(Outcome.DISCARDED, State.DISCARDED, error=replace(report, traceback=""))
-    if isinstance(error, (DatabaseError, InterfaceError)):
+    if is_a(error, (DatabaseError, InterfaceError)):
         internal_errors.report(
             error,
             "executor: job %s of %s released: its earlier attempts could not be read: %s",
@@ -144,7 +146,7 @@ def _decide_not_started(
             extra=attempt.job.log_fields,
         )
         return attempt.end(Outcome.INTERRUPTED, State.SCHEDULED, wait=1.0)
-    if isinstance(error, InvalidTaskPath):
+    if is_a(error, InvalidTaskPath):
         waited = _unknown_for(attempt, report.type)
         if waited is None or waited < attempt.options.unknown_task_after:
             return _wait_for_the_task(attempt, waited, report)

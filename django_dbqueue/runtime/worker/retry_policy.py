@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from ...backoff import Exponential
+from ...core.error_reports import is_a
 from ...core.options import Options
 from ...core.time_values import LONGEST_WAIT
 from ...exceptions import Retried
@@ -31,11 +32,11 @@ def wait_before_retry(
 
 def _wait(task: AnyTask, error: BaseException, result: JobResult, options: Options) -> float | None:
     """Return the delay of the task's policy. A delay set by the task itself takes precedence."""
-    if isinstance(error, Retried):
+    if is_a(error, Retried):
         if error.delay is not None:
             return error.delay
         error = error.__cause__ or error
-    elif task.retry_on and not isinstance(error, task.retry_on):
+    elif task.retry_on and not is_a(error, task.retry_on):
         return None
     try:
         wait = (task.backoff or options.backoff)(error, result)

@@ -187,12 +187,17 @@ class Settler:
 
     def _write(self, group: list[AttemptResult]) -> list[AttemptResult]:
         """Settle a group. Return the results to retry after an outage."""
+        error = self._settle(group)
+        return self._after_error(group, error) if error else []
+
+    def _settle(self, group: list[AttemptResult]) -> Exception | None:
+        """Settle a group. Return the error if it could not be written."""
         try:
             settled = settle(self._database, group, self._services.keeps_slot)
             self._services.settled(settled)
         except Exception as error:
             discard(self._database)
-            return self._after_error(group, error)
+            return error
         self._hold(settled.locked_elsewhere)
         for result in settled.lost:
             line = (
@@ -201,7 +206,7 @@ class Settler:
                 else (_LOST, *result.fence[:2])
             )
             logger.error(*line, extra=result.job.log_fields)
-        return []
+        return None
 
     def _after_error(self, group: list[AttemptResult], error: Exception) -> list[AttemptResult]:
         """Return the results to retry after an error.
@@ -224,7 +229,7 @@ class Settler:
                 error,
             )
             return group
-        if not self._would_take(_plain(group[0], error)):
+        if not self._would_take(_without_text(group[0], error)):
             report(
                 error,
                 "settler: attempt results could not be written, retrying (%d): %s",
@@ -253,18 +258,12 @@ class Settler:
         """Write a result that the database refused.
 
         First unchanged, as the error may have been temporary; then with its log and progress in
-        ASCII; then without the values that a database can refuse.
+        ASCII; then without the values that a database can refuse. If that is refused too, return
+        the result, to be retried: the cause may be temporary, and no other result waits for it.
         """
-        error: Exception
-        for version in (result, _said_in_ascii(result)):
-            try:
-                settled = settle(self._database, [version])
-                self._services.settled(settled)
-                self._hold(settled.locked_elsewhere)
-                return []
-            except Exception as refusal:
-                discard(self._database)
-                error = refusal
+        error = self._settle([result]) and self._settle([_said_in_ascii(result)])
+        if error is None:
+            return []
         job = result.job
         report(
             error,
@@ -273,7 +272,7 @@ class Settler:
             error,
             extra=job.log_fields,
         )
-        return self._write([_plain(result, error)])
+        return [result] if self._settle([_plain(result, error)]) else []
 
 
 def _said_in_ascii(result: AttemptResult) -> AttemptResult:
@@ -281,8 +280,16 @@ def _said_in_ascii(result: AttemptResult) -> AttemptResult:
 
     A log line or progress note that the database refuses must not cost a job its return value.
     """
-    log = result.log.encode("ascii", "backslashreplace").decode()
-    return replace(result, log=log, progress=result.progress and result.progress.in_ascii())
+    log, progress = error_reports.in_ascii(result.log), result.progress
+    return replace(result, log=log, progress=progress and progress.in_ascii())
+
+
+def _without_text(result: AttemptResult, error: Exception) -> AttemptResult:
+    """Return a result for the same job with nothing of its task's: a database that works takes it.
+
+    Any text that is refused here would make one result look like an outage.
+    """
+    return replace(_plain(result, error), error=None, wait=0.0)
 
 
 def _plain(result: AttemptResult, error: Exception) -> AttemptResult:

@@ -14,7 +14,7 @@ from django_dbqueue import pipeline
 from django_dbqueue.compat import signals, task_backends
 from django_dbqueue.core.options import Options
 from django_dbqueue.engine.attempt_result import AttemptResult, Settled
-from django_dbqueue.models import Execution, Job, Process
+from django_dbqueue.models import Execution, Failure, Job, Process
 from django_dbqueue.models.job import JobQuerySet
 from django_dbqueue.runtime.worker import claimer as claimer_module
 from django_dbqueue.runtime.worker import executor
@@ -160,6 +160,39 @@ def test_refused_message_is_stored_in_ascii(worker, monkeypatch):
     until(lambda: finished() == 2)
     assert Execution.objects.get(outcome="failed").message == "no \\U0001f648"
     assert Execution.objects.get(outcome="successful").attempt == 1
+
+
+@pytest.mark.parametrize("how", ["nul in type", "surrogate in file name", "unreadable"])
+def test_error_of_odd_text_is_written_and_delays_no_other_outcome(worker, how):
+    tasks.misbehave.enqueue(how)
+    tasks.record.enqueue_many([()] * 5)
+
+    worker()
+
+    until(lambda: finished() == 6)
+    assert Execution.objects.filter(outcome="failed").count() == Failure.objects.count() == 1
+
+
+def test_error_that_is_refused_in_any_form_is_no_outage(worker, monkeypatch):
+    settle, refusing = settler_module.settle, threading.Event()
+    refusing.set()
+
+    def refuse(database, outcomes, *args):
+        if refusing.is_set() and any(outcome.error for outcome in outcomes):
+            raise ValueError("invalid text")
+        return settle(database, outcomes, *args)
+
+    monkeypatch.setattr(settler_module, "settle", refuse)
+    tasks.fail.enqueue("odd")
+    worker()
+    until(lambda: Job.objects.running().exists())
+    tasks.record.enqueue_many([()] * 20)
+
+    until(lambda: finished() == 20)
+    assert not Job.objects.failed().exists()
+    refusing.clear()
+    until(lambda: finished() == 21)
+    assert Execution.objects.get(outcome="failed").message == "odd"
 
 
 def test_outcomes_wait_while_database_is_read_only(worker, monkeypatch):
