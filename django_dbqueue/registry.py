@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -15,6 +14,7 @@ from django.utils.module_loading import module_has_submodule
 
 from . import limits
 from .compat import FrameworkTask
+from .core.safe_log import logger
 from .core.transactions import is_conflict, writing
 from .exceptions import InvalidTaskPath
 from .tasks import AnyTask, Task, is_coroutine
@@ -22,7 +22,6 @@ from .tasks import AnyTask, Task, is_coroutine
 if TYPE_CHECKING:
     from .models import ClaimedJob, Job
 
-logger = logging.getLogger("django_dbqueue")
 
 # The modules of ``contrib`` that hold tasks.
 READY_MADE = ("tasks", "operations", "mail")

@@ -13,8 +13,7 @@ from django.db import connections
 from django.dispatch import Signal
 
 from ..signals import internal_error
-
-logger = logging.getLogger("django_dbqueue")
+from .safe_log import logger
 
 # The largest number of signals whose receivers run. Receivers that hang must not use up threads.
 MOST_THREADS = 20

@@ -5,7 +5,6 @@ It runs beside a dispatcher, so it can also report that no worker is alive.
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
@@ -16,6 +15,7 @@ from ..backend import DatabaseBackend
 from ..core.alert_targets import AlertTarget
 from ..core.internal_errors import report
 from ..core.options import Options
+from ..core.safe_log import logger
 from ..core.transactions import is_conflict
 from ..doctor.database import QueueDatabase, database_of
 from ..doctor.finding import Finding
@@ -25,8 +25,6 @@ from .alert_delivery import deliver
 from .connections import close_connections, discard, leave_old_connections, prepare
 from .logging_setup import RepeatedProblem
 from .socket_watchdog import deadline
-
-logger = logging.getLogger("django_dbqueue")
 
 
 class AlertWatch:

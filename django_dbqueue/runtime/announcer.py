@@ -6,7 +6,6 @@ imported the tasks, and never in the supervisor. One that hangs does not delay r
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import threading
@@ -19,12 +18,11 @@ from django.db import connections
 from ..backend import DatabaseBackend
 from ..compat import TaskResultDoesNotExist, signals
 from ..core.internal_errors import report
+from ..core.safe_log import logger
 from ..exceptions import ProcessLost, TimedOut
 from ..middleware import Ending
 from ..models import Execution, Job
 from ..models.enums import Outcome, State
-
-logger = logging.getLogger("django_dbqueue")
 
 _ID = 16
 

@@ -5,7 +5,6 @@ It also recovers the jobs of dead processes and prunes old jobs.
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from functools import partial
@@ -16,6 +15,7 @@ from django.db import DatabaseError, InterfaceError
 from ..backend import DatabaseBackend
 from ..core.notify import notify_queues
 from ..core.options import Options
+from ..core.safe_log import logger
 from ..core.transactions import is_conflict
 from ..engine.alerts import prune_alerts
 from ..engine.batches import OPEN_SECONDS, seal_abandoned
@@ -46,8 +46,6 @@ from .socket_watchdog import deadline
 
 if TYPE_CHECKING:
     from .alert_watch import AlertWatch
-
-logger = logging.getLogger("django_dbqueue")
 
 
 class Dispatcher:

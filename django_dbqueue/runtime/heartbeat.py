@@ -20,6 +20,7 @@ from django.db import DatabaseError, InterfaceError
 from .. import __version__
 from ..core import internal_errors
 from ..core.options import Options
+from ..core.safe_log import logger
 from ..models import Process
 from ..models.expressions import Now, now_plus
 from . import process_identity
@@ -27,8 +28,6 @@ from .connections import close_connections, discard, note_outage, prepare
 from .resident_memory import MB, resident_mb
 from .shared_status import SharedStatus
 from .socket_watchdog import deadline
-
-logger = logging.getLogger("django_dbqueue")
 
 
 class Heartbeat:

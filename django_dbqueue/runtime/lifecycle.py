@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import time
@@ -13,9 +12,8 @@ from django.utils.module_loading import import_string
 
 from .. import signals
 from ..core.internal_errors import send_beside
+from ..core.safe_log import logger
 from ..models import Process
-
-logger = logging.getLogger("django_dbqueue")
 
 # Seconds that a process waits for its receivers: at its start, and later. A shutdown sends two
 # signals, and has five seconds beyond those of its jobs.

@@ -9,6 +9,7 @@ from django.conf import settings
 from django.utils.log import AdminEmailHandler, RequireDebugTrue
 
 from ..core.internal_errors import report
+from ..core.safe_log import logger
 from ..log import JobFields, JsonFormatter
 from .connections import is_prepared
 
@@ -18,22 +19,22 @@ def log_to_console(level: int | None = None, as_json: bool = False) -> None:
 
     as_json: log all lines of the process there, also the project's, as JSON.
     """
-    logger, root = logging.getLogger("django_dbqueue"), logging.getLogger()
+    own, root = logging.getLogger("django_dbqueue"), logging.getLogger()
     if as_json and not root.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(JsonFormatter())
         handler.addFilter(JobFields())
         root.addHandler(handler)
         root.setLevel(logging.INFO)
-    if not logger.hasHandlers():
+    if not own.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(
             _ConsoleFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
         )
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
+        own.addHandler(handler)
+        own.setLevel(logging.INFO)
     if level is not None:
-        logger.setLevel(level)
+        own.setLevel(level)
 
 
 def logs_json() -> bool:
@@ -112,7 +113,7 @@ class RepeatedProblem:
     AGAIN = 60.0
 
     def __init__(self, what: str) -> None:
-        self._what, self._logger = what, logging.getLogger("django_dbqueue")
+        self._what = what
         self._since = self._said = 0.0
 
     def report(self, error: Exception) -> None:
@@ -124,7 +125,5 @@ class RepeatedProblem:
 
     def over(self) -> None:
         if self._since:
-            self._logger.info(
-                "%s (resolved after %.1f s).", self._what, time.monotonic() - self._since
-            )
+            logger.info("%s (resolved after %.1f s).", self._what, time.monotonic() - self._since)
             self._since = self._said = 0.0

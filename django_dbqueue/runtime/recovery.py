@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,6 +13,7 @@ from uuid import UUID
 from ..backend import DatabaseBackend
 from ..core.error_reports import ErrorReport
 from ..core.notify import notify_queues
+from ..core.safe_log import logger
 from ..core.transactions import writing
 from ..engine.attempt_result import AttemptResult, Settled
 from ..engine.claim import release
@@ -26,8 +26,6 @@ from ..models.locking import lock_first
 from ..models.process import ProcessQuerySet
 from .shared_status import SharedStatus, not_started_of
 from .worker.thread_pool import ThreadPool
-
-logger = logging.getLogger("django_dbqueue")
 
 # The minimum number of attempts before a job counts as the cause of its processes' deaths.
 LEAST_ATTEMPTS = 3

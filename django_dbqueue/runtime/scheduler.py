@@ -12,6 +12,7 @@ from django.db import InterfaceError, OperationalError
 
 from ..backend import DatabaseBackend
 from ..core.internal_errors import report
+from ..core.safe_log import logger
 from ..core.transactions import is_conflict
 from ..engine.recurring import (
     delete_undeclared,
@@ -26,8 +27,6 @@ from ..models import RecurringTask
 from ..recurrence.declare import declared
 from ..recurrence.target import enqueue, resolve
 from .connections import answers, discard_lost
-
-logger = logging.getLogger("django_dbqueue")
 
 
 class Scheduler:

@@ -27,6 +27,7 @@ from ...backend import DatabaseBackend
 from ...compat import DEFAULT_TASK_BACKEND_ALIAS, task_backends
 from ...core.internal_errors import report, wait_for_receivers
 from ...core.options import Options
+from ...core.safe_log import logger
 from ...exceptions import InvalidOption
 from ...models import Process
 from ...registry import modules_with_tasks
@@ -162,7 +163,7 @@ class Command(BaseCommand):
             LEVELS.get(options["verbosity"], logging.DEBUG), options["log_format"] == "json"
         )
         if options["log_format"] == "json" and not logs_json():
-            logging.getLogger("django_dbqueue").warning(
+            logger.warning(
                 "runqueue: --log-format json has no effect, because LOGGING has handlers for the "
                 'root logger. Give them the formatter {"()": "django_dbqueue.log.JsonFormatter"}.'
             )

@@ -5,7 +5,6 @@ Each child calls ``ended`` at its end. An outdated child is to be replaced.
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import random
@@ -21,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ...core.internal_errors import report
+from ...core.safe_log import logger
 from ..logging_setup import logs_json
 from ..shared_status import SharedStatus
 from ..shutdown import Shutdown
@@ -28,8 +28,6 @@ from ..worker import executor
 from . import child_main
 from .child_spec import ChildSpec
 from .roles import run_role
-
-logger = logging.getLogger("django_dbqueue")
 
 # The longest time that a role may take to start, in seconds.
 START = 60.0

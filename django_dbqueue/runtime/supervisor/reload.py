@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+from ...core.safe_log import logger
 from . import settings_reader
 from .children import no_main_module
 from .settings_reader import BackendSettings
 from .supervisor import Supervisor
-
-logger = logging.getLogger("django_dbqueue")
 
 
 class Reload:

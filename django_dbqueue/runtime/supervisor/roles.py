@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from multiprocessing.connection import Connection
 
 from ...backend import DatabaseBackend
 from ...compat import remember_receivers, signals, task_backends
+from ...core.safe_log import logger
 from ...registry import discover
 from .. import lifecycle
 from ..announcer import announce_from
@@ -15,8 +15,6 @@ from ..logging_setup import mail_no_failures, silence_polling, skip_unheard_line
 from ..shared_status import SharedStatus
 from ..shutdown import Shutdown
 from ..worker.worker import Worker
-
-logger = logging.getLogger("django_dbqueue")
 
 ROLES: dict[str, type[Worker] | type[Dispatcher]] = {
     "worker": Worker,

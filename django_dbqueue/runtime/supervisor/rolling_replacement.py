@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from ...core.safe_log import logger
 from .child_spec import ChildSpec, missing
 from .children import Child
-
-logger = logging.getLogger("django_dbqueue")
 
 
 class RollingReplacement:

@@ -15,6 +15,7 @@ from ... import signals
 from ...backend import DatabaseBackend
 from ...core.internal_errors import report, send_beside
 from ...core.options import Options
+from ...core.safe_log import logger
 from ...models import Job, Process, StackTrace
 from ...models.process import ProcessQuerySet
 from .. import lifecycle, process_identity, recovery
@@ -34,8 +35,6 @@ from .restart_backoff import RestartBackoff
 from .roles import CANNOT_IMPORT, EXIT_JOBS_RUNNING
 from .rolling_replacement import RollingReplacement
 from .settings_reader import BackendSettings, settings_of
-
-logger = logging.getLogger("django_dbqueue")
 
 
 class Supervisor:

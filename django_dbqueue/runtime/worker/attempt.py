@@ -18,6 +18,7 @@ from ...compat import TaskResultStatus, is_heard, signals
 from ...context import JobContext
 from ...core import call_options, error_reports, internal_errors, serialization
 from ...core.options import Options
+from ...core.safe_log import logger
 from ...core.transactions import is_conflict, writing
 from ...engine.attempt_result import AttemptResult, Settled
 from ...engine.claim import is_too_late, mark_started, save_policy
@@ -33,8 +34,6 @@ from ...tasks import AnyTask
 from .log_capture import LogCapture
 from .pipeline_step import after_stage
 from .task_call import Call
-
-logger = logging.getLogger("django_dbqueue")
 
 
 class Attempt:

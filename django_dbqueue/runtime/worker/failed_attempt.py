@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
 
@@ -13,6 +14,7 @@ from django.db import DatabaseError, InterfaceError
 from ...compat import TaskError
 from ...core import error_reports, internal_errors
 from ...core.error_reports import is_a
+from ...core.safe_log import logger
 from ...engine.attempt_result import AttemptResult
 from ...exceptions import (
     Discarded,
@@ -26,10 +28,9 @@ from ...exceptions import (
 )
 from ...models import ClaimedJob
 from ...models.enums import OnLost, Outcome, State
+from ...tasks import AnyTask
 from .attempt import Attempt, frames_of_the_task
 from .retry_policy import wait_before_retry
-
-logger = logging.getLogger("django_dbqueue")
 
 # A job with an unknown task is released and delayed by a tenth of the time that it has waited,
 # between these limits.
@@ -47,9 +48,8 @@ def fail(attempt: Attempt, error: BaseException) -> AttemptResult:
     try:
         return _decide(attempt, error)
     except BaseException as another:
-        # For example a receiver that raises SystemExit, or a MemoryError: the job must not stay
-        # RUNNING.
-        return attempt.end(Outcome.FAILED, State.FAILED, error=error_reports.report(another))
+        # For example a MemoryError: the job must not stay RUNNING.
+        return _decide_again(attempt, error, error_reports.report(another))
 
 
 def _decide(attempt: Attempt, error: BaseException) -> AttemptResult:
@@ -80,8 +80,7 @@ def _decide(attempt: Attempt, error: BaseException) -> AttemptResult:
     if is_a(error, Stopped) and attempt.call.is_retried:
         attempt.warn("stopped, to run again")
         return attempt.end(Outcome.STOPPED, State.READY, error=report)
-    discarding: tuple[type[BaseException], ...] = (Stopped, *attempt.task.discard_on)
-    if is_a(error, discarding) and not is_a(error, Retried):
+    if is_a(error, _discarding(attempt.task)) and not is_a(error, Retried):
         return _give_up(attempt, Outcome.DISCARDED, State.DISCARDED, report)
     outcome = Outcome.TIMED_OUT if is_a(error, TimedOut) else Outcome.FAILED
     wait = wait_before_retry(attempt.job, attempt.task, error, attempt.result, attempt.options)
@@ -89,6 +88,27 @@ def _decide(attempt: Attempt, error: BaseException) -> AttemptResult:
         return _give_up(attempt, outcome, State.FAILED, report)
     attempt.warn("retrying in %.3g s: %s", wait, report.headline)
     return attempt.end(outcome, State.SCHEDULED if wait else State.READY, wait=wait, error=report)
+
+
+def _decide_again(
+    attempt: Attempt, error: BaseException, report: error_reports.ErrorReport
+) -> AttemptResult:
+    """Return the result after the decision itself has failed: only a retry, or the end of the job.
+
+    Log nothing and send no signal: they may be what has failed.
+    """
+    wait = None
+    with suppress(BaseException):
+        if attempt.task and not is_a(error, _discarding(attempt.task)):
+            wait = wait_before_retry(
+                attempt.job, attempt.task, error, attempt.result, attempt.options
+            )
+    state = State.FAILED if wait is None else State.SCHEDULED if wait else State.READY
+    return attempt.end(Outcome.FAILED, state, wait=wait or 0.0, error=report)
+
+
+def _discarding(task: AnyTask) -> tuple[type[BaseException], ...]:
+    return (Stopped, *task.discard_on)
 
 
 def _conflicts(attempt: Attempt, error_type: str) -> int:

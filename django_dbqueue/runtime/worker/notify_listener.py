@@ -5,7 +5,6 @@ PostgreSQL tells of them by NOTIFY. On other databases, a probe looks for them.
 
 from __future__ import annotations
 
-import logging
 import selectors
 import socket
 import threading
@@ -17,10 +16,9 @@ from typing import Any
 from django.db import DatabaseError, InterfaceError, connections
 
 from ...core.notify import CHANNEL_SQL
+from ...core.safe_log import logger
 from ..logging_setup import RepeatedProblem
 from .ready_probe import ReadyProbe
-
-logger = logging.getLogger("django_dbqueue")
 
 # While NOTIFY works, a worker polls this many times less often.
 TOLD = 10

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-
 from ...backoff import Exponential
 from ...core.error_reports import is_a
 from ...core.options import Options
+from ...core.safe_log import logger
 from ...core.time_values import LONGEST_WAIT
 from ...exceptions import Retried
 from ...models import ClaimedJob
 from ...results import JobResult
 from ...tasks import AnyTask
-
-logger = logging.getLogger("django_dbqueue")
 
 
 def wait_before_retry(

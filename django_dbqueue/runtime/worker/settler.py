@@ -19,6 +19,7 @@ from django.db import transaction
 from ...core import error_reports
 from ...core.internal_errors import report
 from ...core.options import Options
+from ...core.safe_log import logger
 from ...core.transactions import is_conflict, writing
 from ...engine.attempt_result import AttemptResult
 from ...engine.settle import settle
@@ -26,8 +27,6 @@ from ...models.enums import Fence, Outcome, State
 from ..connections import close_connections, discard, prepare
 from ..socket_watchdog import deadline
 from .services import DEFAULT, WorkerServices
-
-logger = logging.getLogger("django_dbqueue")
 
 _LOST = "settler: job %s (attempt %s) was lost to another process; its result is dropped"
 # The third argument is the lost commit: "its claim" or "its end".

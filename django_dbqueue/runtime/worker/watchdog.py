@@ -5,13 +5,13 @@ Interrupts jobs that exceed their timeout, and takes the stacks of hanging jobs.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 
 from ...backend import DatabaseBackend
+from ...core.safe_log import logger
 from ...exceptions import TimedOut
 from ...models import ClaimedJob
 from ..connections import sessions
@@ -19,8 +19,6 @@ from ..shutdown import Shutdown
 from .run_times import RunTimes
 from .services import WorkerServices
 from .task_call import Call
-
-logger = logging.getLogger("django_dbqueue")
 
 
 class Watchdog:

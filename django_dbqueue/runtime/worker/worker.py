@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections import deque
@@ -15,6 +14,7 @@ from django.db import DatabaseError, InterfaceError
 from ...backend import DatabaseBackend
 from ...core.options import Options
 from ...core.queue_selector import QueueSelector
+from ...core.safe_log import logger
 from ...core.transactions import is_conflict
 from ...engine.attempt_result import Settled
 from ...engine.claim import release
@@ -43,8 +43,6 @@ from .settler import TWICE, Settler
 from .task_call import Call, CoroutineCall, ThreadCall, interrupt_each
 from .thread_pool import ThreadPool
 from .watchdog import Watchdog
-
-logger = logging.getLogger("django_dbqueue")
 
 
 class Worker:
