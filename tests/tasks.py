@@ -390,6 +390,23 @@ def atomic_row(name, fail=False, result=None):
 
 
 @task(atomic=True)
+def fork_in_transaction():
+    """Return the exit code of a child that fails, or None if it has not ended."""
+    Run.objects.create(job="before")
+    if not (child := os.fork()):
+        os.execvp("no-such-program", ["no-such-program"])
+    end = time.monotonic() + 15
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return None
+        time.sleep(0.02)
+    Run.objects.create(job="after")
+    return os.waitstatus_to_exitcode(ended[1])
+
+
+@task(atomic=True)
 def atomic_under_snapshot(name):
     with connection.cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")

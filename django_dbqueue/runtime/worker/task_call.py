@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from types import FrameType, MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -24,6 +25,17 @@ from .log_capture import LogCapture
 R = TypeVar("R")
 
 NO_LOG = nullcontext()
+# Number of forks between the first process and this one: os.getpid() costs ten times as much.
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
 
 
 class Call:
@@ -78,7 +90,16 @@ class ThreadCall(Call):
                     raise self.reason
             running_job.set(self.job)
             with self.log or NO_LOG:
-                return function()
+                forks = _forks
+                try:
+                    value = function()
+                except BaseException as error:
+                    if _forks != forks:
+                        _end_forked_child(error)
+                    raise
+                if _forks != forks:
+                    _end_forked_child()
+                return value
         finally:
             self._end()
             running_job.set(None)
@@ -119,7 +140,16 @@ class CoroutineCall(Call):
         try:
             running_job.set(self.job)
             with self.log or NO_LOG:
-                return await self._coroutine
+                forks = _forks
+                try:
+                    value = await self._coroutine
+                except BaseException as error:
+                    if _forks != forks:
+                        _end_forked_child(error)
+                    raise
+                if _forks != forks:
+                    _end_forked_child()
+                return value
         except asyncio.CancelledError as error:
             if self.reason is None:
                 raise
@@ -154,6 +184,34 @@ class CoroutineCall(Call):
 def interrupt_each(calls: Iterable[Call], reason: type[Interruption]) -> None:
     for call in calls:
         call.interrupt(reason)
+
+
+def _end_forked_child(error: BaseException | None = None) -> NoReturn:
+    """End this process, which a task has forked, with the exit code that Python would give.
+
+    The child shares the connections of its parent, so none of the worker's code may run in it.
+    """
+    code = 1
+    try:
+        code = _exit_code(error)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+    finally:
+        os._exit(code)
+
+
+def _exit_code(error: BaseException | None) -> int:
+    """Return the exit code of a process that ends with ``error``. Print what Python prints."""
+    if error is None:
+        return 0
+    if not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+        return 1
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
 
 
 def _formatted(frame: FrameType) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import sys
 import threading
@@ -154,3 +155,57 @@ class TestCoroutineCall:
             await asyncio.sleep(0.02)
 
         asyncio.run(main())
+
+
+def missing_program() -> None:
+    os.execvp("no-such-program", ["no-such-program"])
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+class TestForkedChild:
+    """A child process that a task has forked ends with the task's code."""
+
+    ENDS = pytest.mark.parametrize(
+        ("end", "code", "printed"),
+        [
+            (lambda: None, 0, ""),
+            (sys.exit, 0, ""),
+            (lambda: sys.exit(3), 3, ""),
+            (lambda: sys.exit(-1), 255, ""),
+            (lambda: sys.exit("no such order"), 1, "no such order"),
+            (missing_program, 1, "FileNotFoundError"),
+        ],
+    )
+
+    @staticmethod
+    def forks(end):
+        def forks():
+            if not (child := os.fork()):
+                end()
+            return child
+
+        return forks
+
+    @staticmethod
+    def exit_code_of(run) -> int:
+        """Return the exit code of the child. One that comes back from the call exits with 99."""
+        parent = os.getpid()
+        try:
+            child = run()
+        finally:
+            if os.getpid() != parent:
+                os._exit(99)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    @ENDS
+    def test_child_of_function_does_not_return(self, job, end, code, printed, capfd):
+        assert self.exit_code_of(lambda: ThreadCall(job).run(self.forks(end))) == code
+        assert printed in capfd.readouterr().err
+
+    @ENDS
+    def test_child_of_coroutine_does_not_return(self, job, end, code, printed, capfd):
+        async def forks():
+            return self.forks(end)()
+
+        assert self.exit_code_of(lambda: asyncio.run(CoroutineCall(job).run(forks))) == code
+        assert printed in capfd.readouterr().err

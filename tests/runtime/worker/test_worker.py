@@ -585,3 +585,16 @@ class TestAfterAFailover:
         until(lambda: len(path.read_text().splitlines()) == 2)
         until(lambda: finished() == 1)
         assert f"runs twice: {lost} was lost" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_child_forked_by_a_task_leaves_jobs_and_transaction_to_its_parent(worker):
+    tasks.add.enqueue_many([(n,) for n in range(20)])
+    result = tasks.fork_in_transaction.enqueue()
+    tasks.add.enqueue_many([(n,) for n in range(20)])
+    worker(threads=1)
+
+    assert result.wait(timeout=LONG).return_value == 1
+    until(lambda: not Job.objects.exclude(state="successful").exists())
+    assert Execution.objects.count() == 41
+    assert Run.objects.count() == 2
