@@ -389,6 +389,12 @@ def atomic_row(name, fail=False, result=None):
     return float("nan") if result == "not JSON" else f"done: {name}"
 
 
+@task
+async def cancel_all_others():
+    for each in asyncio.all_tasks() - {asyncio.current_task()}:
+        each.cancel()
+
+
 @task(atomic=True)
 def fork_in_transaction():
     """Return the exit code of a child that fails, or None if it has not ended."""

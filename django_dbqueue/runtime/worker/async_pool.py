@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
@@ -26,7 +28,7 @@ class AsyncPool:
     def __init__(
         self,
         options: Options,
-        run: Callable[[CoroutineCall], Awaitable[None]],
+        run: Callable[[CoroutineCall], Coroutine[Any, Any, None]],
         services: WorkerServices = DEFAULT,
     ) -> None:
         self._options, self._run, self._services = options, run, services
@@ -63,7 +65,7 @@ class AsyncPool:
             ).start()
         calls = [CoroutineCall(job) for job in mine]
         self._running.update({(call.job.pk, call.job.attempt): call for call in calls})
-        asyncio.run_coroutine_threadsafe(self._begin(calls), self._loop)
+        self._loop.call_soon_threadsafe(self._begin, calls)
         return others, too_many
 
     def full(self) -> bool:
@@ -103,23 +105,42 @@ class AsyncPool:
         if not asyncio.all_tasks(loop):
             loop.close()
 
-    async def _begin(self, calls: Sequence[CoroutineCall]) -> None:
+    def _begin(self, calls: Sequence[CoroutineCall]) -> None:
         if not self._is_watched:
             self._is_watched = True
-            await sync_to_async(watch_coroutines)()
+            self._create_task(_watch(), lambda task: self._begin(calls))
+            return
         for call in calls:
-            task = asyncio.get_running_loop().create_task(self._work(call))
-            self._begun.add(task)
-            task.add_done_callback(self._begun.discard)
+            self._start(call)
+
+    def _start(self, call: CoroutineCall) -> None:
+        self._create_task(self._work(call), partial(self._ended, call))
+
+    def _create_task(
+        self, coroutine: Coroutine[Any, Any, None], ended: Callable[[asyncio.Task[None]], object]
+    ) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._begun.add(task)
+        task.add_done_callback(self._begun.discard)
+        task.add_done_callback(ended)
 
     async def _work(self, call: CoroutineCall) -> None:
-        try:
-            await self._run(call)
-        finally:
-            was_full = self.full()
-            del self._running[call.job.pk, call.job.attempt]
-            if was_full:
-                self._services.wake()
+        call.has_begun = True
+        await self._run(call)
+
+    def _ended(self, call: CoroutineCall, task: asyncio.Task[None]) -> None:
+        if not call.has_begun:
+            # A task has cancelled all tasks of the loop. Nothing of this job has run.
+            self._start(call)
+            return
+        was_full = self.full()
+        del self._running[call.job.pk, call.job.attempt]
+        if was_full:
+            self._services.wake()
+
+
+async def _watch() -> None:
+    await sync_to_async(watch_coroutines)()
 
 
 def is_of_coroutine(job: ClaimedJob, leave: Callable[[str], None] = lambda task: None) -> bool:

@@ -128,6 +128,8 @@ class ThreadCall(Call):
 class CoroutineCall(Call):
     """A call on an event loop. An interruption cancels it, which takes effect at an ``await``."""
 
+    # Whether its asyncio task has run its first step.
+    has_begun = False
     _task: asyncio.Task[object] | None = None
     _coroutine: Any = None
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 
 import pytest
+from django.db import transaction
 from django.db.models import Max, Min
 
 from django_dbqueue.compat import signals
 from django_dbqueue.core.options import Options
 from django_dbqueue.models import Execution, Job
-from django_dbqueue.runtime.worker import async_pool
 from django_dbqueue.runtime.worker.async_pool import AsyncPool
 from django_dbqueue.runtime.worker.claimer import Claimer
 
@@ -50,23 +51,18 @@ def test_pool_takes_async_jobs_and_returns_others(loop, started):
 
 
 def test_job_finished_during_take_is_not_returned(loop, started, monkeypatch):
-    def at_once(coroutine, of_loop):
-        asyncio.run(coroutine)
+    call_soon = asyncio.BaseEventLoop.call_soon_threadsafe
 
-    monkeypatch.setattr(async_pool.asyncio, "run_coroutine_threadsafe", at_once)
-    monkeypatch.setattr(loop, "_is_watched", True)
-    real = loop._begin
+    def at_once(self, callback, *args, **kwargs):
+        handle = call_soon(self, callback, *args, **kwargs)
+        if callback == loop._begin:
+            until(lambda: not loop.running())
+        return handle
 
-    async def begin(calls):
-        await real(calls)
-        while loop.running():
-            await asyncio.sleep(0)
-
-    monkeypatch.setattr(loop, "_begin", begin)
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_soon_threadsafe", at_once)
 
     assert loop.take(jobs_of(tasks.echo), pytest.fail) == ([], [])
     assert len(started) == 1
-    monkeypatch.undo()
 
 
 def test_loop_notes_whether_all_claimed_jobs_were_async(loop):
@@ -240,3 +236,35 @@ def test_receiver_of_failed_coroutine_sees_the_exception(worker):
 
     assert seen == [ValueError]
     assert Execution.objects.get().traceback.count("File ") == 1
+
+
+def test_jobs_whose_asyncio_tasks_are_cancelled_before_their_first_step_run(worker):
+    worker(threads=1)
+    assert tasks.echo.enqueue(0).wait(timeout=LONG)
+    with transaction.atomic():
+        tasks.cancel_all_others.enqueue()
+        tasks.echo.enqueue_many([(1,)] * 10)
+
+    until(lambda: not Job.objects.exclude(state="successful").exists())
+
+    assert Execution.objects.count() == 12
+
+
+def test_claim_whose_start_is_cancelled_runs(loop, started):
+    """The task of the first claim cancels all, before another claim has begun."""
+    event_loop = loop._loop = asyncio.new_event_loop()
+    loop.take(jobs_of(*[tasks.echo] * 3), pytest.fail)
+
+    def cancel_all():
+        for each in asyncio.all_tasks(event_loop):
+            each.cancel()
+
+    event_loop.call_soon(cancel_all)
+    for _ in range(5):
+        event_loop.call_soon(event_loop.stop)
+        event_loop.run_forever()
+        event_loop.call_soon(cancel_all)
+    threading.Thread(target=loop._run_loop, args=(event_loop,), daemon=True).start()
+
+    until(lambda: not loop.running())
+    assert len(started) == 3
