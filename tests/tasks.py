@@ -8,11 +8,15 @@ import os
 import signal
 import threading
 import time
+from contextvars import ContextVar
 
+from django.core.cache import caches
 from django.core.exceptions import SuspiciousOperation
-from django.db import Error, connection, transaction
+from django.db import Error, connection, connections, transaction
+from django.utils import translation
 
 from django_dbqueue import Constant, FanOut, Finish, GoTo, Interrupted, Rate, limit, task
+from django_dbqueue.compat import task_backends
 from django_dbqueue.models.expressions import Now
 
 from . import timely  # noqa: F401
@@ -387,6 +391,19 @@ def atomic_row(name, fail=False, result=None):
     if fail:
         raise ValueError("after the row")
     return float("nan") if result == "not JSON" else f"done: {name}"
+
+
+tenant: ContextVar[str] = ContextVar("tenant", default="")
+
+
+@task
+def handle_for_tenant(name):
+    """Return what the previous job on the thread has left, and the thread's connections."""
+    before = [tenant.get(), translation.get_language()]
+    tenant.set(name)
+    translation.activate("de")
+    shared = [connections["default"], caches["default"], task_backends["default"]]
+    return [*before, threading.get_ident(), *map(id, shared)]
 
 
 @task

@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from django.core.cache import caches
 from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
+from ..compat import task_backends
 from ..engine.galera import is_cluster
 from . import time_loader
 from .socket_watchdog import unwatch_socket, watch_socket
@@ -309,6 +311,19 @@ def of_this_thread() -> dict[str, BaseDatabaseWrapper]:
         with suppress(Exception):
             found[alias] = connections[alias]
     return found
+
+
+def keep_handlers() -> None:
+    """Create this thread's caches and task backends in its own context, for all of its jobs.
+
+    Django keeps them in the context, unlike the connections of databases. In the copy of a job,
+    they would be created, and the caches connected, for each job. Those that are not configured as
+    they should be are left out.
+    """
+    for handler in (caches, task_backends):
+        for alias in handler:
+            with suppress(Exception):
+                handler[alias]
 
 
 def cancel_statements(of_thread: Mapping[str, BaseDatabaseWrapper]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -35,8 +36,14 @@ R = TypeVar("R")
 def run(call: ThreadCall | CoroutineCall, backend: DatabaseBackend) -> AttemptResult | Settled:
     """Run a job on this thread; a CoroutineCall on an event loop that lasts as long as the call.
 
-    Return the attempt result to settle, or the settlement if the attempt has settled itself.
+    Return the attempt result to settle, or the settlement if the attempt has settled itself. The
+    middleware and the task run in a copy of the thread's context: context variables that they set,
+    and the time zone and the language that they activate, do not reach the thread's next job.
     """
+    return copy_context().run(_run, call, backend)
+
+
+def _run(call: ThreadCall | CoroutineCall, backend: DatabaseBackend) -> AttemptResult | Settled:
     attempt = Attempt(call, backend)
     try:
         attempt.start()

@@ -17,6 +17,7 @@ from ...models.enums import Fence
 from ..connections import (
     close_connections,
     close_interrupted,
+    keep_handlers,
     look_after_connections,
     of_this_thread,
     ready_connections,
@@ -253,6 +254,7 @@ class ThreadPool:
 
     def _work(self) -> None:
         own = of_this_thread()
+        keep_handlers()
         self._active.enter()
         while call := self._next():
             call.connections = own

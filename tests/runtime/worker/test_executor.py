@@ -402,3 +402,10 @@ class TestWait:
         testing.drain()
         assert result.wait(timeout=5).return_value == 1
         assert async_to_sync(other.await_)(5).return_value == 2
+
+
+def test_drained_job_leaves_the_context_of_the_test_unchanged():
+    run(tasks.handle_for_tenant, "north")
+
+    assert tasks.tenant.get() == ""
+    assert run(tasks.handle_for_tenant, "south").return_value[0] == ""

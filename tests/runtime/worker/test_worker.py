@@ -598,3 +598,15 @@ def test_child_forked_by_a_task_leaves_jobs_and_transaction_to_its_parent(worker
     until(lambda: not Job.objects.exclude(state="successful").exists())
     assert Execution.objects.count() == 41
     assert Run.objects.count() == 2
+
+
+def test_context_of_a_job_does_not_reach_the_next_one_and_connections_do(worker):
+    worker(threads=1)
+
+    first, second = (
+        tasks.handle_for_tenant.enqueue(name).wait(timeout=LONG).return_value
+        for name in ("north", "south")
+    )
+
+    assert first == second
+    assert second[:2] == ["", "en-us"]
