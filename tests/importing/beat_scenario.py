@@ -202,7 +202,7 @@ REFUSED = {
     "step": ({"crontab": {"minute": "*/90"}}, "the step exceeds the range"),
     "long": (
         {"crontab": {"minute": ",".join(map(str, range(60))), **LEAP_DAY}},
-        "at most 100 char",
+        "178 characters, more than 100",
     ),
     "unknown": (
         {"task": "tests.importing.tasks.sent"},
