@@ -42,9 +42,10 @@ class Settler:
     LARGEST_GROUP = 500
     # The longest pause between two retries during an outage, in seconds.
     OUTAGE = 2.0
-    # A result whose row another transaction has locked is retried on its own, so that other
-    # results are written meanwhile. The pause doubles from HELD_FIRST to HELD_LONGEST seconds.
-    # With more than MOST_HELD such results, no further jobs are started.
+    # A result whose row another transaction has locked, or that the database refuses in any form,
+    # is retried on its own, so that other results are written meanwhile. The pause doubles from
+    # HELD_FIRST to HELD_LONGEST seconds. With more than MOST_HELD such results, no further jobs are
+    # started.
     HELD_FIRST, HELD_LONGEST, MOST_HELD = 0.02, 1.0, 10_000
     # The settler pauses after a group for REST times its write time, at most LONGEST_REST seconds,
     # so that the next group is larger. A small group costs almost as much as a large one (1 ms of
@@ -240,7 +241,8 @@ class Settler:
         if len(group) > 1:
             half = len(group) // 2
             return self._write(group[:half]) + self._write(group[half:])
-        return self._write_refused(group[0])
+        self._write_refused(group[0])
+        return []
 
     def _would_take(self, result: AttemptResult) -> bool:
         """Return whether the database works: settle a result, and roll back."""
@@ -253,16 +255,16 @@ class Settler:
             discard(self._database)
             return False
 
-    def _write_refused(self, result: AttemptResult) -> list[AttemptResult]:
+    def _write_refused(self, result: AttemptResult) -> None:
         """Write a result that the database refused.
 
         First unchanged, as the error may have been temporary; then with its log and progress in
-        ASCII; then without the values that a database can refuse. If that is refused too, return
-        the result, to be retried: the cause may be temporary, and no other result waits for it.
+        ASCII; then without the values that a database can refuse. If that is refused too, the
+        result is retried on its own: the cause may be temporary, and no other result waits for it.
         """
         error = self._settle([result]) and self._settle([_said_in_ascii(result)])
         if error is None:
-            return []
+            return
         job = result.job
         report(
             error,
@@ -271,7 +273,8 @@ class Settler:
             error,
             extra=job.log_fields,
         )
-        return [result] if self._settle([_plain(result, error)]) else []
+        if self._settle([_plain(result, error)]):
+            self._hold([result])
 
 
 def _said_in_ascii(result: AttemptResult) -> AttemptResult:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from types import FrameType, MappingProxyType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -94,11 +94,9 @@ class ThreadCall(Call):
                 try:
                     value = function()
                 except BaseException as error:
-                    if _forks != forks:
-                        _end_forked_child(error)
+                    _end_forked_child(forks, error)
                     raise
-                if _forks != forks:
-                    _end_forked_child()
+                _end_forked_child(forks)
                 return value
         finally:
             self._end()
@@ -146,11 +144,9 @@ class CoroutineCall(Call):
                 try:
                     value = await self._coroutine
                 except BaseException as error:
-                    if _forks != forks:
-                        _end_forked_child(error)
+                    _end_forked_child(forks, error)
                     raise
-                if _forks != forks:
-                    _end_forked_child()
+                _end_forked_child(forks)
                 return value
         except asyncio.CancelledError as error:
             if self.reason is None:
@@ -188,11 +184,15 @@ def interrupt_each(calls: Iterable[Call], reason: type[Interruption]) -> None:
         call.interrupt(reason)
 
 
-def _end_forked_child(error: BaseException | None = None) -> NoReturn:
-    """End this process, which a task has forked, with the exit code that Python would give.
+def _end_forked_child(forks: int, error: BaseException | None = None) -> None:
+    """End this process if the task has forked it, with the exit code that Python would give.
+
+    forks: the number of forks before the task began.
 
     The child shares the connections of its parent, so none of the worker's code may run in it.
     """
+    if _forks == forks:
+        return
     code = 1
     try:
         code = _exit_code(error)
