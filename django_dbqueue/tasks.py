@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -61,8 +60,6 @@ if TYPE_CHECKING:
         expires: timedelta | None
         metadata: Mapping[str, object]
 
-
-logger = logging.getLogger("django_dbqueue")
 
 P = ParamSpec("P")
 R = TypeVar("R")

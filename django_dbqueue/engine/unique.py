@@ -239,10 +239,12 @@ def _time(row: Any, policy: UniquePolicy) -> Any:
     """
     wanted = policy.run_after
     asked = row.db_now + wanted if isinstance(wanted, timedelta) else wanted or row.db_now
-    if row.state in FINISHED or row.state == State.RUNNING:
+    if row.state in FINISHED or (row.state == State.RUNNING and not row.rerun_requested):
         return asked
     if policy.on_conflict == Conflict.REPLACE and wanted:
-        return min(asked, row.enqueued_at + policy.max_wait)
+        # The time of a running job's first call is not that of the run that was requested.
+        is_running = row.state == State.RUNNING
+        return asked if is_running else min(asked, row.enqueued_at + policy.max_wait)
     return min(asked, row.run_after)
 
 

@@ -240,7 +240,8 @@ BEGIN
                 on_lost = excluded.on_lost, timeout = excluded.timeout, limits = excluded.limits, options = excluded.options,
                 source = excluded.source, pipeline = excluded.pipeline, stage = excluded.stage,
                 run_after = CASE
-                    WHEN job.state IN ('scheduled', 'blocked', 'ready') AND NOT postpones THEN least(job.run_after, due)
+                    WHEN (job.state IN ('scheduled', 'blocked', 'ready') OR job.rerun_requested) AND NOT postpones
+                        THEN least(job.run_after, due)
                     ELSE due END,
                 rerun_requested = job.rerun_requested OR job.state = 'running',
                 state = CASE
@@ -388,9 +389,12 @@ BEGIN
         ON CONFLICT (name) DO UPDATE SET
             task = excluded.task, command = '', args = excluded.args, kwargs = excluded.kwargs, every = excluded.every,
             cron = excluded.cron, timezone = excluded.timezone, drift = excluded.drift, starts_at = excluded.starts_at,
-            ends_at = excluded.ends_at, queue = excluded.queue, priority = excluded.priority, problem = '',
-            (next_run_at, is_over) = (
-                SELECT CASE WHEN same THEN row.next_run_at END, same AND row.is_over
+            ends_at = excluded.ends_at, queue = excluded.queue, priority = excluded.priority,
+            (next_run_at, is_over, problem) = (
+                SELECT CASE WHEN same THEN row.next_run_at END, same AND row.is_over,
+                    CASE WHEN same AND (row.task, row.args, row.kwargs, row.queue, row.priority) IS NOT DISTINCT FROM
+                        (excluded.task, excluded.args, excluded.kwargs, excluded.queue, excluded.priority)
+                    THEN row.problem ELSE '' END
                 FROM (SELECT (row.every, row.cron, row.timezone, row.drift, row.starts_at, row.ends_at) IS NOT DISTINCT FROM
                     (excluded.every, excluded.cron, excluded.timezone, excluded.drift, excluded.starts_at, excluded.ends_at) AS same) AS schedule
             )

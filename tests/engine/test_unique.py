@@ -458,6 +458,28 @@ def test_replace_during_run_schedules_rerun(claim):
     assert (the_job().state, the_job().args) == (State.SCHEDULED, [2])
 
 
+def test_delayed_call_does_not_postpone_requested_rerun(claim):
+    keyed().enqueue(1)
+    (running,) = claim()
+    keyed().enqueue(2)
+
+    keyed(run_after=timedelta(hours=1)).enqueue(3)
+
+    settle(running)
+    assert (the_job().state, the_job().args) == (State.READY, [3])
+
+
+def test_replace_postpones_requested_rerun(claim):
+    keyed().enqueue(1)
+    (running,) = claim()
+    keyed().enqueue(2)
+
+    keyed(on_conflict="replace", run_after=timedelta(hours=1)).enqueue(3)
+
+    settle(running)
+    assert (the_job().state, the_job().args) == (State.SCHEDULED, [3])
+
+
 @pytest.mark.parametrize(
     ("outcome", "state", "wait"),
     [

@@ -250,6 +250,16 @@ def test_repeated_call_keeps_id_and_next_time(scheduler):
 
 
 @needs_postgresql
+def test_same_call_again_keeps_the_problem(scheduler):
+    repeat(every=HOUR)
+    RecurringTask.objects.all().update(problem="It could not be enqueued.")
+
+    repeat(every=HOUR)
+
+    assert RecurringTask.objects.get().problem == "It could not be enqueued."
+
+
+@needs_postgresql
 def test_changed_schedule_is_planned_anew(scheduler):
     pk = repeat(every=HOUR)
     turn(scheduler)
