@@ -11,6 +11,7 @@ from typing import Any, Literal
 from .core import unique_keys
 from .core.call_options import LIMITS
 from .core.serialization import Json
+from .core.time_values import LONGEST_WAIT
 
 LONGEST_GROUP = 100
 # Characters that a column holds.
@@ -21,6 +22,9 @@ RATE = "rate "
 MOST = 10**6
 # Upper bound of a rate's ``per``, in seconds.
 LONGEST_PER = 10.0**8
+# The shortest time between two starts of a rate, and the longest of a burst, in seconds.
+SHORTEST_INTERVAL = 1e-6
+LONGEST_BURST = LONGEST_WAIT.total_seconds()
 
 Key = Callable[..., object]
 
@@ -92,10 +96,11 @@ class Rate:
     The starts follow one another at even intervals, of ``per / number`` seconds.
 
     number: a whole number, at least 1 and below a million.
-    per: seconds, or a timedelta; above 0 and below 100 million seconds.
+    per: seconds, or a timedelta; above 0 and below 100 million seconds. A million jobs may start in
+        a second, no more.
     key, group: as for Limit.
     burst: the number of jobs that may start together after a pause; a whole number, at least 1 and
-        below a million.
+        below a million. At the rate, so many starts may take 36,500 days, no more.
 
     Raises ValueError for another value.
     """
@@ -117,6 +122,17 @@ class Rate:
             raise ValueError(
                 f"Rate(per={self.per!r}): give a number of seconds above 0 and below "
                 f"{LONGEST_PER:,.0f}, or a timedelta."
+            )
+        interval = self.seconds / self.number
+        if interval < SHORTEST_INTERVAL:
+            raise ValueError(
+                f"Rate({self.number}, per={self.per!r}) is a start every {interval:g} s. Give a "
+                "million starts a second at most."
+            )
+        if interval * self.burst > LONGEST_BURST:
+            raise ValueError(
+                f"Rate({self.number}, per={self.per!r}, burst={self.burst}): {self.burst:,} starts "
+                f"at this rate take more than {LONGEST_WAIT.days:,} days. Give a smaller burst."
             )
         _must_be_group(self.group, "Rate()")
         _must_be_key(self.key, "Rate()")
@@ -220,8 +236,10 @@ def _is_readable(stored: dict[str, Json]) -> bool:
         return False
     if "max_running" in stored:
         return type(stored["max_running"]) is int and 1 <= stored["max_running"] < MOST
-    is_rate = type(interval) in (int, float) and 0 < interval < LONGEST_PER
-    return is_rate and type(burst := stored.get("burst", 1)) is int and 1 <= burst < MOST
+    is_rate = type(interval) in (int, float) and SHORTEST_INTERVAL <= interval < LONGEST_PER
+    burst = stored.get("burst", 1)
+    is_burst = type(burst) is int and 1 <= burst < MOST
+    return is_rate and is_burst and interval * burst <= LONGEST_BURST
 
 
 def _key(

@@ -67,8 +67,7 @@ def acquire(
             blocked[job.blocked_by].append(job.pk)
     for key, ids in blocked.items():
         Job.objects.using(database).filter(pk__in=ids).update(state=State.BLOCKED, blocked_by=key)
-    if rates := [semaphores[key] for key in blocked if semaphores[key].interval]:
-        assign_times(database, rates)
+    assign_times(database, [row for row in semaphores.values() if row.is_behind])
     behind = next_in_line(
         ClaimedJob.objects.using(database), admitted, limit - len(jobs), group_size
     )

@@ -84,6 +84,7 @@ DECLARE
     same jsonb;
     by_name text;
     label text;
+    pace float8;
     json jsonb;
     wrong text;
     hint text;
@@ -180,6 +181,11 @@ BEGIN
                         ELSE part.value::text ~ '^[1-9]\d{{0,5}}$' END) FROM jsonb_each(one) AS part)
                     ELSE false END)
                 THEN
+                    pace := coalesce((one ->> 'per')::float8, 1) / (one ->> 'number')::float8;
+                    IF pace < 1e-6 OR pace * coalesce((one ->> 'burst')::float8, 1) > 36500 * 86400.0 THEN
+                        wrong := format('rate %s is too fast, or its burst too long.', left(one::text, 200));
+                        hint := 'Give a million starts a second at most, and a burst that takes 36,500 days at most at the rate.';
+                    END IF;
                     label := concat(
                         CASE kind WHEN 'rate' THEN 'rate ' END,
                         coalesce('"' || replace(one ->> 'group', '"', '""') || '"', dbqueue_enqueue.task),
@@ -190,8 +196,7 @@ BEGIN
                     END IF;
                     options := jsonb_set(options, ARRAY[kind], options -> kind || CASE kind
                         WHEN 'rate' THEN jsonb_build_object(
-                            'key', label, 'interval', coalesce((one ->> 'per')::float8, 1) / (one ->> 'number')::float8,
-                            'burst', coalesce(one -> 'burst', '1'))
+                            'key', label, 'interval', pace, 'burst', coalesce(one -> 'burst', '1'))
                         ELSE jsonb_build_object(
                             'key', label, 'max_running', one -> 'most', 'discard', coalesce(one ->> 'on_conflict', '') = 'discard')
                         END);

@@ -67,9 +67,17 @@ class Semaphore(models.Model):
         return str(self.key).removeprefix(RATE)
 
     def adopt(self, limit: StoredLimit) -> None:
-        """Adopt the limit of a claimed job. The numbers of a rate change only when a job starts."""
-        if "max_running" in limit and self.max_running != limit["max_running"]:
-            self.max_running, self.is_changed = limit["max_running"], True
+        """Adopt the limit of a claimed job. The numbers of a rate change only when a job starts.
+
+        A new rate has them from the first claimed job. If that may not start, others may.
+        """
+        if "max_running" in limit:
+            if self.max_running != limit["max_running"]:
+                self.max_running, self.is_changed = limit["max_running"], True
+        elif self.booked is None:
+            self._set_rate(limit)
+            self.earliest = self.booked = self._now
+            self.is_changed = True
 
     @property
     def free(self) -> int:
@@ -99,7 +107,7 @@ class Semaphore(models.Model):
             self.smallest = min(limit["max_running"], self.smallest or limit["max_running"])
         else:
             now = self._now
-            self.interval, self.burst = timedelta(seconds=limit["interval"]), limit.get("burst", 1)
+            self._set_rate(limit)
             self.earliest = max(self.earliest or now, now) + self.interval
             self.booked = max(self.booked or self.earliest, self.earliest - self._slack)
             self.is_changed = True
@@ -137,6 +145,12 @@ class Semaphore(models.Model):
         now = self._now
         return now + (self.interval or timedelta()) * self.burst + timedelta(seconds=EARLY_SECONDS)
 
+    @property
+    def is_behind(self) -> bool:
+        """True if sweeps, every two seconds, have not reserved the start times of the next ones."""
+        ahead = timedelta(seconds=RESERVED_AHEAD_SECONDS / 2)
+        return bool(self.booked and self.booked < self._now + ahead)
+
     def free_times(self) -> list[datetime]:
         """Return the next free start times that may be reserved now."""
         now = self._now
@@ -148,6 +162,9 @@ class Semaphore(models.Model):
         # Several jobs share a start time where the rate is faster than a dispatcher can be.
         together = max(1, int(timedelta(seconds=EARLY_SECONDS / 2) / self.interval))
         return [start + self.interval * (n - n % together) for n in range(min(number, 10_000))]
+
+    def _set_rate(self, limit: StoredLimit) -> None:
+        self.interval, self.burst = timedelta(seconds=limit["interval"]), limit.get("burst", 1)
 
     @property
     def _slack(self) -> timedelta:

@@ -328,6 +328,8 @@ BAD = [
         )
     ],
     ({"concurrency": {"most": 2}, "rate": 5}, "rate is not a rate: 5"),
+    ({"rate": {"number": 999_999, "per": 0.4}}, "is too fast, or its burst too long"),
+    ({"rate": {"number": 1, "per": 86_400, "burst": 36_501}}, "is too fast, or its burst too long"),
 ]
 
 

@@ -14,6 +14,7 @@ from django_dbqueue.compat import InvalidTask
 from django_dbqueue.core.options import Options
 from django_dbqueue.core.queue_selector import QueueSelector
 from django_dbqueue.engine.attempt_result import AttemptResult
+from django_dbqueue.engine.limit_sweeps import replan_rates
 from django_dbqueue.models import Execution, Job, Queue, Semaphore, Slot
 from django_dbqueue.runtime import recovery
 from django_dbqueue.runtime.supervisor.drain import Drain
@@ -522,12 +523,45 @@ def test_workers_do_not_exceed_the_rate(runqueue):
         ),
         (lambda: Rate(5, per=timedelta()), "give a number of seconds above 0"),
         (lambda: Rate(5, burst=0), "Rate(burst=): 0 is not a whole number from 1 to 999,999."),
+        (lambda: Rate(999_999, per=0.4), "Rate(999999, per=0.4) is a start every 4e-07 s."),
+        (
+            lambda: Rate(1, per=86_400, burst=36_501),
+            "Rate(1, per=86400, burst=36501): 36,501 starts at this rate take more than 36,500 days.",
+        ),
     ],
 )
 def test_invalid_limit_is_refused(make, said):
     with pytest.raises(ValueError) as caught:
         make()
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "rate", [Rate(1, per=86_400, burst=36_500), Rate(999_999, per=1.0, burst=999_999)]
+)
+def test_extreme_rate_runs_and_lets_others_wait_for_it(claim, rate):
+    """A burst of 2,700 years ended each worker that claimed, and half a microsecond each dispatcher."""
+    extreme = add.using(rate=rate)
+    extreme.enqueue(1, 2)
+    (first,) = claim()
+    extreme.enqueue_many([(n, n) for n in range(3)])
+    direct.reserve_times()
+    replan_rates("default")
+    settle(first)
+
+    assert (
+        Job.objects.exclude(pk=first.pk).filter(state__in=[State.READY, State.SCHEDULED]).count()
+        == 3
+    )
+
+
+@pytest.mark.parametrize("stored", [{"interval": 4e-7}, {"interval": 86_400.0, "burst": 999_999}])
+def test_job_whose_stored_rate_is_too_extreme_is_discarded_alone(claim, stored):
+    add.enqueue(1, 2)
+    wrong = add.enqueue(3, 4)
+    Job.objects.filter(pk=wrong.id).update(limits=[{"key": "rate x", **stored}])
+
+    assert [job.args for job in claim() if not job.not_to_run] == [[1, 2]]
 
 
 @pytest.mark.parametrize("make", [limit, Rate])

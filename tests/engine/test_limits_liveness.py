@@ -138,6 +138,28 @@ def test_unserved_jobs_use_no_start_times_of_a_rate(claim, hold):
     assert Job.objects.get(pk=last.id).state == State.SCHEDULED
 
 
+def test_unused_rate_of_job_that_waits_for_its_account_goes_to_others(claim):
+    account = limit(1, key=lambda a: a, group="account")
+    task(concurrency=account)(add.func).enqueue(1, 0)
+    claim()
+    task(concurrency=account, rate=Rate(20, group="bank"))(add.func).enqueue_many(
+        [(number, 0) for number in range(1, 5)]
+    )
+    assert claim() == []
+
+    direct.reserve_times()
+
+    assert Job.objects.scheduled().count() == 3
+
+
+def test_jobs_behind_first_of_new_rate_get_start_times_at_its_claim(claim):
+    task(rate=Rate(5, group="calls"))(add.func).enqueue_many([(n, 0) for n in range(4)])
+
+    assert len(claim()) == 1
+
+    assert Job.objects.scheduled().count() == 3
+
+
 def test_jobs_of_busy_workers_do_not_block_other_waiters(claim):
     one_at_a_time.enqueue(0, 0)
     (first,) = claim()

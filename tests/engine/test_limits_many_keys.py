@@ -56,10 +56,16 @@ def of_customer(customer, number):
     return number
 
 
+def wait_for_rates(claim, accounts, number):
+    """Use the rate of each account, and let ``number - 1`` jobs wait for it whose times no claim reserves."""
+    of_customer.enqueue_many([(account, 0) for account in accounts])
+    claim(limit=len(accounts))
+    of_customer.enqueue_many([(account, each) for each in range(number) for account in accounts])
+
+
 def test_start_times_of_many_rates_are_reserved_with_few_statements(claim, monkeypatch):
     """With statements for each key, a dispatcher made no job ready while a thousand waited."""
-    of_customer.enqueue_many([(account, number) for number in range(5) for account in ACCOUNTS])
-    claim(limit=len(ACCOUNTS))
+    wait_for_rates(claim, ACCOUNTS, 5)
     assert not Job.objects.scheduled().exists()
     monkeypatch.setattr("django_dbqueue.engine.limit_sweeps.LONGEST_SWEEP", LONG)
 
@@ -74,8 +80,7 @@ def test_start_times_of_many_rates_are_reserved_with_few_statements(claim, monke
 
 
 def test_sweep_of_rates_that_takes_long_goes_on_in_the_next_round(claim, monkeypatch):
-    of_customer.enqueue_many([(account, number) for number in range(4) for account in ACCOUNTS])
-    claim(limit=len(ACCOUNTS))
+    wait_for_rates(claim, ACCOUNTS, 4)
     monkeypatch.setattr("django_dbqueue.engine.limit_sweeps.LONGEST_SWEEP", 0.0)
 
     assert direct.reserve_times()
@@ -85,8 +90,7 @@ def test_sweep_of_rates_that_takes_long_goes_on_in_the_next_round(claim, monkeyp
 
 
 def test_fast_rates_of_many_keys_share_what_is_reserved_together(claim, monkeypatch):
-    of_customer.enqueue_many([(account, number) for number in range(8) for account in "abcd"])
-    claim(limit=4)
+    wait_for_rates(claim, "abcd", 8)
     monkeypatch.setattr("django_dbqueue.engine.unblock.MOST_STARTS", 8)
 
     direct.reserve_times()
@@ -98,8 +102,7 @@ def test_fast_rates_of_many_keys_share_what_is_reserved_together(claim, monkeypa
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="It locks no rows.")
 def test_reservation_waits_for_no_rate_that_others_have_locked(claim):
-    of_customer.enqueue_many([(account, number) for number in range(3) for account in "ab"])
-    claim(limit=2)
+    wait_for_rates(claim, "ab", 3)
     first = Semaphore.objects.filter(booked__isnull=False).order_by("pk")[:1]
 
     with held_open(lambda: list(first.select_for_update())):
