@@ -169,6 +169,14 @@ def _check_database(backend: DatabaseBackend) -> Iterator[CheckMessage]:
             "both are Django's defaults.",
             id="dbqueue.E004",
         )
+    if not connection.settings_dict["AUTOCOMMIT"]:
+        yield Error(
+            f"{name}: DATABASES[{backend.database!r}]['AUTOCOMMIT'] is False. Workers would commit "
+            "none of the queue's statements.",
+            hint="Leave it out, as Django advises, or name an alias without it in "
+            "OPTIONS['database'].",
+            id="dbqueue.E013",
+        )
     if connection.vendor == "sqlite" and not is_immediate(connection):
         yield Warning(
             f"{name}: {NOT_IMMEDIATE}",

@@ -201,6 +201,11 @@ async def sleep_for_a_minute_async():
 
 
 @task
+async def break_event_loop():
+    asyncio.get_running_loop()._selector.close()
+
+
+@task
 def fail(message="it failed"):
     raise ValueError(message)
 
@@ -321,6 +326,11 @@ def misbehave(how):
         case "autocommit off":
             transaction.set_autocommit(False)
             Run.objects.create(job="never committed either")
+        case "transaction by SQL":
+            connection.cursor().execute(
+                "SET autocommit = 0" if connection.vendor == "mysql" else "BEGIN"
+            )
+            Run.objects.create(job="never committed by SQL")
         case "closed connection":
             connection.ensure_connection()
             connection.connection.close()
@@ -330,11 +340,12 @@ def misbehave(how):
 
 
 @task
-def die(how="kill"):
+def die(how="kill", after=0.0):
+    time.sleep(after)
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if how == "exit":
-        os._exit(7)
+    if isinstance(how, int):
+        os._exit(how)
     ctypes.string_at(0)
 
 

@@ -108,7 +108,7 @@ class Semaphore(models.Model):
         else:
             now = self._now
             self._set_rate(limit)
-            self.earliest = max(self.earliest or now, now) + self.interval
+            self.earliest = max(self.earliest or now, now) + timedelta(seconds=limit["interval"])
             self.booked = max(self.booked or self.earliest, self.earliest - self._slack)
             self.is_changed = True
 

@@ -237,13 +237,16 @@ def close_interrupted() -> None:
 def _is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
     """Return whether Django, or the driver where it can, reports an open transaction.
 
-    The driver also reports a BEGIN that Django did not see.
+    The driver also reports a BEGIN that Django did not see; MySQL's, only ``autocommit``.
     """
     if connection.in_atomic_block or not connection.autocommit:
         return True
     driver: Any = connection.connection
     if connection.vendor == "postgresql":
         return bool(driver.info.transaction_status)
+    if connection.vendor == "mysql":
+        # As the server last reported it: no statement.
+        return hasattr(driver, "get_autocommit") and not driver.get_autocommit()
     return bool(getattr(driver, "in_transaction", False))
 
 

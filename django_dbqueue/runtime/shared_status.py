@@ -17,7 +17,7 @@ from uuid import UUID
 
 _FLOAT, _NUMBER = struct.Struct("d"), struct.Struct("Q")
 _GIL_ALIVE_AT, _LOOP_TICK_AT = 0, 8
-_DRAINING, _READY, _DRAIN_REQUESTED, _KEPT = 16, 17, 18, 19
+_DRAINING, _READY, _DRAIN_REQUESTED, _KEPT, _EXIT_CODE = 16, 17, 18, 19, 20
 _CLAIMED, _MEASURES, _PLACES = 24, 32, 96
 _ID, _NONE = 16, bytes(16)
 # What a worker counts and measures for metrics. Each has one writer.
@@ -40,6 +40,7 @@ class SharedStatus:
     drain_requested: the supervisor asks the role to end once its running jobs have ended.
     kept: the supervisor does not want the role to end after ``max_jobs`` yet.
     draining: the role claims no more jobs, and can be replaced.
+    exit_code: the code with which the role ends by itself; None if anything else ends it.
     claimed: the number of jobs that the role has claimed. A job is counted before it starts.
     not_started: the jobs that the role has claimed and not started. A job is removed before it
     starts, so a job in the status of a dead process never ran.
@@ -116,6 +117,9 @@ class SharedStatus:
     def mark_draining(self) -> None:
         self._memory[_DRAINING] = 1
 
+    def mark_exit(self, code: int) -> None:
+        self._memory[_EXIT_CODE] = code + 1
+
     def count_claimed(self, jobs: int) -> None:
         _NUMBER.pack_into(self._memory, _CLAIMED, self.claimed + jobs)
 
@@ -163,6 +167,10 @@ class SharedStatus:
     @property
     def is_draining(self) -> bool:
         return bool(self._memory[_DRAINING])
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._memory[_EXIT_CODE] - 1 if self._memory[_EXIT_CODE] else None
 
     @property
     def claimed(self) -> int:

@@ -282,6 +282,12 @@ def test_time_zone_of_database_is_a_system_check_error(monkeypatch):
     assert bool(found) == (connections["default"].vendor != "postgresql")
 
 
+def test_database_without_autocommit_is_a_system_check_error(monkeypatch):
+    monkeypatch.setitem(connections["default"].settings_dict, "AUTOCOMMIT", False)
+
+    assert "dbqueue.E013" in [message.id for message in run_checks()]
+
+
 def test_settings_can_be_overridden():
     with override_settings(
         TASKS={"default": {"BACKEND": OURS, "OPTIONS": {"threads": 3, "queues": "mail, bulk*"}}}

@@ -73,6 +73,7 @@ def test_misbehaving_task_does_not_affect_neighbours(runqueue, embedded):
         "not json",
     ]
     worse = ["open transaction", "broken transaction", "autocommit off", "closed connection"]
+    worse.append("transaction by SQL")
     for _ in range(3):
         for how in [*bad, *worse]:
             tasks.misbehave.enqueue(how)
@@ -87,10 +88,10 @@ def test_misbehaving_task_does_not_affect_neighbours(runqueue, embedded):
         .exclude(job__task="tests.tasks.misbehave")
         .values_list("traceback", flat=True)
     )
-    assert Run.objects.count() == 33
+    assert Run.objects.count() == 36
     assert not Run.objects.filter(job__startswith="never").exists()
     assert not Job.objects.exclude(state__in=["successful", "failed"]).exists()
-    assert Job.objects.filter(task="tests.tasks.echo", state="successful").count() == 33
+    assert Job.objects.filter(task="tests.tasks.echo", state="successful").count() == 36
     assert Job.objects.filter(task="tests.tasks.misbehave", state="failed").count() == 3 * len(
         [*bad, "broken transaction"]
     )
@@ -176,7 +177,7 @@ def test_prefetched_jobs_are_released_at_shutdown(runqueue):
 
 
 @pytest.mark.skipif(bool(MANY), reason="A single process has no supervisor.")
-@pytest.mark.parametrize(("how", "cause"), [("kill", "signal 9"), ("exit", "exit code 7")])
+@pytest.mark.parametrize(("how", "cause"), [("kill", "signal 9"), (7, "exit code 7")])
 def test_dead_worker_is_replaced_until_its_killer_job_fails(runqueue, how, cause):
     killer = tasks.die.enqueue(how)
 
@@ -187,6 +188,45 @@ def test_dead_worker_is_replaced_until_its_killer_job_fails(runqueue, how, cause
     assert Execution.objects.filter(job_id=killer.id, outcome="lost").count() == 3
     after = tasks.add.enqueue(1)
     until(lambda: state_of(after) == "successful")
+
+
+@pytest.mark.skipif(bool(MANY), reason="A single process has no supervisor.")
+@pytest.mark.parametrize("code", [0, 75])
+def test_exit_by_task_is_a_crash_whatever_its_code(runqueue, code):
+    """With code 75, that of a shutdown, the job ran again and again; with 0, it was found after 30 s."""
+    killer = tasks.die.using(on_lost="fail").enqueue(code)
+
+    child = runqueue("--threads", "2")
+
+    until(lambda: state_of(killer) == "failed")
+    assert f"ended with exit code {code}." in log_of(child)
+    assert Execution.objects.get(job_id=killer.id).outcome == "lost"
+
+
+@pytest.mark.skipif(bool(MANY), reason="A single process has no supervisor.")
+def test_exit_by_task_during_shutdown_leaves_no_job_running(runqueue):
+    jobs = [tasks.sleep.enqueue(30), tasks.die.enqueue(0, after=2)]
+    child = runqueue("--threads", "2")
+    until(lambda: [state_of(job) for job in jobs] == ["running"] * 2)
+
+    child.send_signal(signal.SIGTERM)
+
+    assert child.wait(LONG) == 0
+    assert not Job.objects.running().exists()
+    assert not Process.objects.exists()
+
+
+@pytest.mark.skipif(bool(MANY), reason="A single process has no supervisor.")
+def test_job_that_breaks_event_loop_is_lost_with_its_process_alone(runqueue):
+    """The loop was restarted without end: 33,000 lines a second, and no coroutine ran."""
+    killer = tasks.break_event_loop.using(on_lost="fail").enqueue()
+    child = runqueue("--threads", "2", "--shutdown-timeout", "1")
+
+    until(lambda: state_of(killer) == "failed")
+    after = tasks.echo.enqueue("on")
+
+    until(lambda: state_of(after) == "successful")
+    assert log_of(child).count("async pool: event loop failed") == 1
 
 
 @pytest.mark.skipif(bool(MANY), reason="A single process has no supervisor.")

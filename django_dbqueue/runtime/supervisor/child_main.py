@@ -72,6 +72,7 @@ def main(
         code = 1
     wait_for_receivers(LAST)
     logging.shutdown()
+    status.mark_exit(code)
     os._exit(code)
 
 

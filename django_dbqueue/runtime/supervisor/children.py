@@ -94,12 +94,14 @@ class ChildThread:
 
     def _run(self, alias: str, supervisor: int, finished: Connection) -> None:
         try:
-            self.exitcode = run_role(
+            code = run_role(
                 self.role, alias, self.spec.changes, self.status, self._stop, supervisor, finished
             )
         except BaseException as error:
             report(error, "%s: crashed.", self.role)
-            self.exitcode = 1
+            code = 1
+        self.status.mark_exit(code)
+        self.exitcode = code
         self.ended_at = time.monotonic()
         self._ended()
 

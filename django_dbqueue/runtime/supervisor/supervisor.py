@@ -354,7 +354,7 @@ class Supervisor:
             return
         self._say_exited(child, _death(child).how)
         self._forget(child)
-        if child.exitcode == CANNOT_IMPORT and child in self._first_children:
+        if child.status.exit_code == CANNOT_IMPORT and child in self._first_children:
             logger.critical(
                 "supervisor: tasks cannot be imported for the reasons above; shutting down. "
                 "Fix them (`manage.py check` shows them), or serve the other tasks with "
@@ -362,13 +362,13 @@ class Supervisor:
             )
             self._code = 1
             return
-        if child.exitcode:
-            level = logging.INFO if child.exitcode == EXIT_JOBS_RUNNING else logging.ERROR
+        if _leaves_jobs(child):
+            level = logging.ERROR if _has_crashed(child) else logging.INFO
             logger.log(
                 level, "supervisor: %s (pid %s) %s.", child.role, child.pid, _death(child).how
             )
             self._recover(self._of(child), _death(child))
-        if child.exitcode not in (0, EXIT_JOBS_RUNNING):
+        if _has_crashed(child):
             # Crash loop: back off before restarting a child that died within 10 s.
             crashes = self._backoff.record(child.spec, born=child.born)
             if crashes % self.CRASH_LOOP == 0:
@@ -527,16 +527,25 @@ class Supervisor:
                 self._kill(child, "did not end", innocent=True)
             else:
                 self._say_exited(child, _death(child).how)
-                if child.exitcode:
+                if _leaves_jobs(child):
                     self._recover(self._of(child), _death(child))
             child.close()
+
+
+def _has_crashed(child: Child) -> bool:
+    """Return whether a child with an exit code has crashed. A task may exit with any code."""
+    return child.status.exit_code != child.exitcode or child.exitcode not in (0, EXIT_JOBS_RUNNING)
+
+
+def _leaves_jobs(child: Child) -> bool:
+    return _has_crashed(child) or child.exitcode == EXIT_JOBS_RUNNING
 
 
 def _death(child: Child) -> ExitReason:
     """Return the exit reason of a child that has an exit code."""
     code, not_started = child.exitcode or 0, frozenset(child.status.not_started())
     clock = min(child.ended_at, time.monotonic())
-    if code == EXIT_JOBS_RUNNING:
+    if not _has_crashed(child) and code == EXIT_JOBS_RUNNING:
         return ExitReason(how="was shut down", innocent=True, not_started=not_started, clock=clock)
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     return ExitReason(how=how, not_started=not_started, clock=clock)

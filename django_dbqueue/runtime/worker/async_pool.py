@@ -37,6 +37,8 @@ class AsyncPool:
         # The event loop holds only weak references to its tasks.
         self._begun: set[asyncio.Task[None]] = set()
         self._is_watched = self._closed = False
+        # False once the event loop cannot go on.
+        self.alive = True
         # Whether all jobs of the last claim were coroutines.
         self.took_all = False
 
@@ -93,6 +95,16 @@ class AsyncPool:
         while not self._closed:
             try:
                 loop.run_forever()
+            except Exception as error:
+                # Not a job's: of the loop itself, such as a file descriptor that a task has closed.
+                report(
+                    error,
+                    "async pool: event loop failed; this process ends, and is replaced: %r",
+                    error,
+                )
+                self.alive = False
+                self._services.wake()
+                return
             except BaseException as error:
                 # A coroutine that a task started as a task of its own raised SystemExit. The
                 # code that awaits it receives the exception too.

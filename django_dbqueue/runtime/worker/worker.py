@@ -107,7 +107,7 @@ class Worker:
 
         Return False if jobs are left: jobs that cannot be stopped, and jobs whose rows other
         transactions keep locked. They end with their process, and its supervisor or a dispatcher
-        recovers them.
+        recovers them. Raises RuntimeError if the event loop has failed.
         """
         try:
             self._start(stop, supervisor)
@@ -129,7 +129,11 @@ class Worker:
             if pause:
                 self._status.tick(ahead=pause)
                 self._listener.wait(pause * random.uniform(0.8, 1.0), self._usable_probe())
-        return self._end(stop)
+        leaves_none = self._end(stop)
+        if not self._async_pool.alive:
+            # A crash, which spends an attempt: the job that did this would do it again for ever.
+            raise RuntimeError("The event loop has failed.")
+        return leaves_none
 
     def _measure(self, pause: float) -> None:
         self._status.measure(
@@ -414,9 +418,12 @@ class Worker:
             self._listener.wake()
 
     def _is_healthy(self) -> bool:
-        """True while the process is not declared dead, the settler runs and no job is stuck."""
+        """True while the process is not declared dead, its threads run and no job is stuck."""
         return (
-            not self._heartbeat.declared_dead and self._settler.alive and not self._watchdog.stuck
+            not self._heartbeat.declared_dead
+            and self._settler.alive
+            and self._async_pool.alive
+            and not self._watchdog.stuck
         )
 
     def _is_to_drain(self) -> bool:
