@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from datetime import timedelta
 from typing import Any
@@ -126,6 +127,14 @@ class WithoutDatabases(SimpleTestCase):
         thread.join()
         assert_enqueued(tasks.add, args=[7], times=1)
 
+    def test_job_of_a_thread_that_was_collected_is_found(self) -> None:
+        thread = threading.Thread(target=lambda: tasks.add.enqueue(7))
+        thread.start()
+        thread.join()
+        del thread
+        gc.collect()
+        assert_enqueued(tasks.add, args=[7], times=1)
+
     def test_run_job_leaves_other_jobs_waiting(self) -> None:
         tasks.add.enqueue(1)
         self.assertEqual(run_job(tasks.add.enqueue(2)).return_value, 2)
@@ -171,6 +180,16 @@ def test_plain_function_of_pytest(settings: Any) -> None:
     settings.TASKS = MEMORY
     tasks.add.enqueue(1)
     assert drain() == 1
+
+
+def test_tables_outlive_the_thread_that_first_used_them(settings: Any) -> None:
+    settings.TASKS = {**MEMORY, "of_a_thread": MEMORY["default"]}
+    thread = threading.Thread(target=tasks.add.using(backend="of_a_thread").enqueue, args=[1])
+    thread.start()
+    thread.join()
+    del thread
+    gc.collect()
+    assert drain("of_a_thread") == 1
 
 
 @override_settings(TASKS=MEMORY)

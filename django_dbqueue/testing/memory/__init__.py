@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import sqlite3
 from collections.abc import Iterator
 from functools import cached_property
 from threading import Lock
@@ -19,6 +21,8 @@ from ...models import Job
 
 PREFIX = "dbqueue_memory_"
 _lock = Lock()
+# By alias. SQLite drops a database in memory with its last connection: these are never closed.
+_keepers: dict[str, sqlite3.Connection] = {}
 
 
 class InMemoryBackend(DatabaseBackend):
@@ -72,6 +76,8 @@ def _create(alias: str) -> None:
     given = {"ENGINE": __name__, "NAME": name, "TIME_ZONE": None}
     handler = ConnectionHandler({"default": {}, alias: given})
     connections.settings = _Settings({**connections.settings, alias: handler.settings[alias]})
+    _keepers[alias] = keeper = sqlite3.connect(name, uri=True, check_same_thread=False)
+    atexit.register(keeper.close)
     # Without migrations, which a project's database routers may not allow here.
     with connections[alias].schema_editor() as editor:
         for model in _models():
