@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 from datetime import timedelta
@@ -18,6 +19,8 @@ from django_dbqueue.backoff import Constant
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Job
 from django_dbqueue.testing import (
+    aassert_enqueued,
+    adrain,
     advance,
     assert_enqueued,
     assert_not_enqueued,
@@ -166,6 +169,16 @@ class WithDatabase(TestCase):
             assert_not_enqueued(tasks.add)
 
 
+class WithCoroutines(SimpleTestCase):
+    async def enqueue_and_run_one_job(self) -> None:
+        await tasks.add.aenqueue(1)
+        await aassert_enqueued(tasks.add, times=1)
+        self.assertEqual(await adrain(), 1)
+
+    test_jobs_run = override_settings(TASKS=MEMORY)(enqueue_and_run_one_job)
+    test_no_job_is_left_of_another_test = override_settings(TASKS=MEMORY)(enqueue_and_run_one_job)
+
+
 @override_settings(TASKS=MEMORY)
 class WithAllDatabases(TransactionTestCase):
     databases = "__all__"
@@ -190,6 +203,15 @@ def test_tables_outlive_the_thread_that_first_used_them(settings: Any) -> None:
     del thread
     gc.collect()
     assert drain("of_a_thread") == 1
+
+
+def test_event_loop_may_be_the_first_to_use_it(settings: Any) -> None:
+    async def use() -> int:
+        settings.TASKS = {**MEMORY, "of_a_loop": MEMORY["default"]}
+        await tasks.add.using(backend="of_a_loop").aenqueue(1)
+        return await adrain("of_a_loop")
+
+    assert asyncio.run(use()) == 1
 
 
 @override_settings(TASKS=MEMORY)

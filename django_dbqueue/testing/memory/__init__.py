@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any
 
 from django.apps import apps
-from django.db import connections, transaction
+from django.db import connections
 from django.db.models import Model
 from django.db.utils import ConnectionHandler
 from django.dispatch import receiver
@@ -54,10 +54,12 @@ class _Settings(dict[str, Any]):
 
 def clear() -> None:
     """Delete all rows of the databases in memory."""
-    for alias in [alias for alias in dict.keys(connections.settings) if alias.startswith(PREFIX)]:
-        with transaction.atomic(using=alias):
-            for model in _models():
-                model._base_manager.using(alias)._raw_delete(alias)
+    # Not by Django's connections, which an event loop may not use.
+    with _lock:
+        for keeper in _keepers.values():
+            with keeper:
+                for model in _models():
+                    keeper.execute(f'DELETE FROM "{model._meta.db_table}"')
 
 
 @receiver(setting_changed)
