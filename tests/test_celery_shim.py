@@ -559,6 +559,23 @@ class TestCall:
         assert waits == pytest.approx([60, 3600, 180], abs=10)
         assert Execution.objects.first().error_type == "builtins.LookupError"
 
+    def test_retry_that_is_past_runs_at_once_as_in_celery(self):
+        by_countdown = tells_delay.delay(countdown=-5)
+        by_eta = tells_delay.delay(eta=NOON.isoformat())
+        drain()
+
+        assert attempts(tells_delay) == 2 * (1 + tells_delay.max_retries)
+        for result in (by_countdown, by_eta):
+            with pytest.raises(TaskFailed, match="not there"):
+                result.get()
+
+    def test_naive_eta_of_retry_is_refused_as_that_of_a_call(self):
+        result = tells_delay.delay(eta="2026-01-01T00:00:00")
+        drain()
+
+        with pytest.raises(TaskFailed, match=r"eta=.* is not served .* django.utils.timezone"):
+            result.get()
+
 
 @shared_task(bind=True)
 def tells_delay(self, countdown=None, eta=None):

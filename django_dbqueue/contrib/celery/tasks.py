@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar, overload
 
+from django.conf import settings
 from django.utils import timezone
 
 from ...exceptions import Retried, TimedOut
@@ -199,30 +200,34 @@ class SharedTask(Subset, Task[P, R]):
         """End this attempt as failed, and run the job again.
 
         exc: the exception that ends the last attempt; default: MaxRetriesExceededError.
-        countdown, eta: seconds until the next attempt, or its time. Default: the task's
-            ``default_retry_delay``.
+        countdown, eta: seconds until the next attempt, or its time, an aware datetime; at once if
+            that is past. Default: the task's ``default_retry_delay``.
         max_retries: a lower limit than the task's.
 
         Raises Retry; in the last attempt ``exc``; and TypeError for a value that is not served.
         """
         request, error = self.request, sys.exc_info()[1]
+        where = f"retry() of {self.module_path}"
         exc = exc() if isinstance(exc, type) else exc
         for name, value in others.items():
-            refuse(f"retry() of {self.module_path}", name, value)
+            refuse(where, name, value)
         if request.called_directly:
             raise exc or Retry(reason="Task can be retried") from error
         limit = self.max_retries if max_retries is None else max_retries
         if limit > self.max_retries:
             remedy = "Give it to @shared_task, which stores it with the job."
-            refuse(f"retry() of {self.module_path}", "max_retries", max_retries, remedy)
+            refuse(where, "max_retries", max_retries, remedy)
         if request.retries >= limit:
             last = exc or MaxRetriesExceededError(f"{self.name}[{request.id}] has no retries left.")
             last._is_last = True  # type: ignore[attr-defined]
             raise last from (None if last is error else error)
         delay = self.celery.default_retry_delay if countdown is None else countdown
         if eta is not None:
-            delay = max(0.0, (eta - timezone.now()).total_seconds())
-        raise Retry(delay) from (exc or error)
+            if timezone.is_aware(eta) != settings.USE_TZ:
+                refuse(where, "eta", eta, "Take the time from django.utils.timezone.")
+            delay = (eta - timezone.now()).total_seconds()
+        is_past = isinstance(delay, int | float) and delay < 0
+        raise Retry(0.0 if is_past else delay) from (exc or error)
 
     def _with(self, options: Mapping[str, Any]) -> SharedTask[P, R]:
         """Return the task with the options of one call."""
