@@ -576,11 +576,31 @@ class TestCall:
         with pytest.raises(TaskFailed, match=r"eta=.* is not served .* django.utils.timezone"):
             result.get()
 
+    def test_error_that_ended_the_retries_of_a_job_is_retried_for_another(self):
+        for task in (busy_once_more, always_busy):
+            task.delay()
+            run_all()
+
+        assert (attempts(busy_once_more), attempts(always_busy)) == (2, 4)
+
 
 @shared_task(bind=True)
 def tells_delay(self, countdown=None, eta=None):
     eta = eta and datetime.fromisoformat(eta)
     self.retry(exc=LookupError("not there"), countdown=countdown, eta=eta)
+
+
+BUSY = LookupError("an exception that is raised by several jobs")
+
+
+@shared_task(bind=True, autoretry_for=(LookupError,), default_retry_delay=0)
+def busy_once_more(self):
+    self.retry(exc=BUSY, max_retries=1)
+
+
+@shared_task(autoretry_for=(LookupError,), default_retry_delay=0)
+def always_busy():
+    raise BUSY
 
 
 # Results

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -21,6 +22,8 @@ TIMES = ("expires", "soft_time_limit", "time_limit")
 # Seconds of a unit of ``rate_limit``.
 RATES = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 HIGHEST_PRIORITY = 9
+# The error with which retry() has ended the last attempt. Each attempt has a context of its own.
+last_error: ContextVar[BaseException | None] = ContextVar("dbqueue_celery_error", default=None)
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Backoff:
     never_for: tuple[type[BaseException], ...]
 
     def __call__(self, error: BaseException, task_result: Any) -> float | None:
-        if isinstance(error, self.never_for) or getattr(error, "_is_last", False):
+        if isinstance(error, self.never_for) or error is last_error.get():
             return None
         if not self.factor:
             return self.delay

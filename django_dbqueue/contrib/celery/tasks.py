@@ -19,7 +19,7 @@ from ...exceptions import Retried, TimedOut
 from ...tasks import Task, task
 from ..usual_place import usual_place
 from .canvas import Signature, known_tasks
-from .options import TIMES, Backoff, rate_of, settings_of
+from .options import TIMES, Backoff, last_error, rate_of, settings_of
 from .results import AsyncResult
 from .subset import Subset, refuse
 
@@ -219,7 +219,7 @@ class SharedTask(Subset, Task[P, R]):
             refuse(where, "max_retries", max_retries, remedy)
         if request.retries >= limit:
             last = exc or MaxRetriesExceededError(f"{self.name}[{request.id}] has no retries left.")
-            last._is_last = True  # type: ignore[attr-defined]
+            last_error.set(last)
             raise last from (None if last is error else error)
         delay = self.celery.default_retry_delay if countdown is None else countdown
         if eta is not None:
