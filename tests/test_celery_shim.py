@@ -22,7 +22,7 @@ from django.db import transaction
 from django.test import override_settings
 
 from django_dbqueue import Rate
-from django_dbqueue.compat import InvalidTask
+from django_dbqueue.compat import InvalidTask, TaskResultDoesNotExist
 from django_dbqueue.contrib import celery as shim
 from django_dbqueue.contrib.celery import (
     AsyncResult,
@@ -621,7 +621,15 @@ class TestResult:
         result = add.delay(1, 2)
 
         assert (result.state, result.ready(), result.result) == ("PENDING", False, None)
-        assert AsyncResult("01890000-0000-7000-8000-000000000000").state == "PENDING"
+
+    @pytest.mark.parametrize("id", ["01890000-0000-7000-8000-000000000000", "welcome-17", "", None])
+    def test_unknown_id_is_pending(self, id):
+        result = AsyncResult(id)
+        result.revoke(terminate=True)
+
+        assert (result.state, result.ready(), result.result) == ("PENDING", False, None)
+        with pytest.raises(TaskResultDoesNotExist):
+            result.get(timeout=1)
 
     def test_revoked_task_does_not_run(self):
         result = add.delay(1, 2)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from ...compat import task_backends
 from ..usual_place import usual_place
@@ -127,15 +128,20 @@ class AsyncResult(Subset):
 
     def _found(self) -> Any:
         """Return the job; the batch of a chord whose body is not enqueued; or None."""
-        if job := jobs().filter(pk=self.id).first():
+        rows = jobs()
+        try:
+            pk = UUID(str(self.id))
+        except ValueError:
+            return None
+        if job := rows.filter(pk=pk).first():
             return job
         from ...models import Batch
 
-        header = Batch.objects.using(_backend().database).filter(pk=self.id).first()
+        header = Batch.objects.using(_backend().database).filter(pk=pk).first()
         if header is None or not (follower := header.follower("on_success")):
             return header
-        finish = jobs().get(pk=follower)
-        return jobs().get(pk=finish.result) if finish.result else finish
+        finish = rows.get(pk=follower)
+        return rows.get(pk=finish.result) if finish.result else finish
 
     def _last_error(self) -> str:
         found = self._found()
