@@ -42,6 +42,16 @@ def fails() -> None:
     raise ValueError("wrong")
 
 
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@task
+def fails_without_text() -> None:
+    raise NoText
+
+
 @task
 def has_a_span() -> None:
     with tracer.start_as_current_span("inside"):
@@ -128,8 +138,22 @@ def test_each_failed_attempt_has_its_error() -> None:
         assert span.status.description == "wrong"
         assert span.attributes["error.type"] == "builtins.ValueError"
         (event,) = span.events
+        assert event.attributes["exception.type"] == "ValueError"
         assert event.attributes["exception.message"] == "wrong"
         assert "raise ValueError" in event.attributes["exception.stacktrace"]
+
+
+def test_error_whose_text_cannot_be_made_is_recorded() -> None:
+    fails_without_text.enqueue()
+    drain()
+
+    (span,) = spans("process")
+    assert span.status.status_code == StatusCode.ERROR
+    assert span.attributes["error.type"] == f"{__name__}.NoText"
+    (event,) = span.events
+    assert event.name == "exception"
+    assert event.attributes["exception.message"] == "<str() of it raised RuntimeError>"
+    assert "raise NoText" in event.attributes["exception.stacktrace"]
 
 
 def test_a_snoozed_attempt_is_no_error() -> None:

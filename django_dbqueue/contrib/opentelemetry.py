@@ -13,6 +13,7 @@ from opentelemetry import propagate, trace
 
 from .. import __version__
 from ..context import JobContext
+from ..core import error_reports
 from ..core.serialization import Json
 from ..middleware import Ending, EnqueueCall, TaskMiddleware
 
@@ -84,10 +85,16 @@ class OpenTelemetryMiddleware(TaskMiddleware):
         span = trace.get_current_span()
         span.set_attribute("django_dbqueue.outcome", ending.outcome.value)
         if ending.is_failure and ending.error:
-            error = type(ending.error)
-            span.set_attribute("error.type", f"{error.__module__}.{error.__qualname__}")
-            span.record_exception(ending.error)
-            span.set_status(trace.StatusCode.ERROR, str(ending.error))
+            # Not by record_exception(), which fails if the exception's str() does.
+            error = error_reports.report(ending.error, error_reports.traceback_of(ending.error))
+            span.set_status(trace.StatusCode.ERROR, error.message)
+            span.set_attribute("error.type", error.type)
+            about = {
+                "exception.type": error.type.removeprefix("builtins."),
+                "exception.message": error.message,
+                "exception.stacktrace": error.traceback,
+            }
+            span.add_event("exception", about)
 
 
 def _attributes(name: str, kind: str, queue: str, task: str) -> dict[str, str]:
