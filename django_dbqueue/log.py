@@ -9,6 +9,8 @@ from contextvars import ContextVar
 from datetime import datetime, timezone
 from typing import Protocol
 
+from .core.error_reports import text_of
+
 
 class _Job(Protocol):
     """A job with the fields of its log lines."""
@@ -62,10 +64,26 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         for name, value in vars(record).items():
-            if name not in _USUAL and name not in line and value != "":
+            if name not in _USUAL and name not in line and (not isinstance(value, str) or value):
                 line[name] = value
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
-        return json.dumps(line, default=str)
+        try:
+            return _dumps(line)
+        except Exception:
+            return _dumps({name: _with_text(value) for name, value in line.items()})
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(value, default=str, allow_nan=False)
+
+
+def _with_text(value: object) -> object:
+    """Return a value that JSON has, or its text."""
+    try:
+        _dumps(value)
+    except Exception:
+        return text_of(value)
+    return value

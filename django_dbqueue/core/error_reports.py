@@ -96,10 +96,7 @@ def report(exception: BaseException, frames: TracebackType | None = None) -> Err
     """
     kind = type(exception)
     path = _path(kind)
-    try:
-        message = clip(clean(str(exception)), LONGEST_MESSAGE)
-    except BaseException as error:
-        message = f"<str() of it raised {type(error).__qualname__}>"
+    message = clip(text_of(exception), LONGEST_MESSAGE)
     try:
         text = "".join(traceback.format_exception(kind, exception, frames))
     except BaseException as error:
@@ -177,6 +174,14 @@ def _location(frames: TracebackType | None) -> str:
     filename, function = own if own[0] else where
     folder, file = os.path.split(filename)
     return clean(f"{os.path.basename(folder)}/{file}:{function}")[-LONGEST_LOCATION:]
+
+
+def text_of(value: object) -> str:
+    """Return ``str(value)``, cleaned. Never raises, whatever the value's own methods do."""
+    try:
+        return clean(str(value))
+    except BaseException as error:
+        return f"<str() of it raised {type(error).__qualname__}>"
 
 
 def clean(text: str) -> str:

@@ -130,6 +130,43 @@ def test_line_is_a_json_object_with_the_fields_of_its_record():
     }
 
 
+class Odd:
+    """A value like those of numpy, which also has no text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+    __bool__ = __repr__ = __str__
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+HOLDS_ITSELF: list[object] = []
+HOLDS_ITSELF.append(HOLDS_ITSELF)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({(1, 2): 3}, "{(1, 2): 3}"),
+        (float("nan"), "nan"),
+        ([float("inf")], "[inf]"),
+        ([10**5000], "<str() of it raised ValueError>"),
+        (HOLDS_ITSELF, "[[...]]"),
+        (Odd(), "<str() of it raised RuntimeError>"),
+        ({"in": [Odd()]}, "<str() of it raised RuntimeError>"),
+    ],
+)
+def test_value_that_json_has_not_is_written_as_text(value, text):
+    line = JsonFormatter().format(record(msg="paid", odd=value, to=[1]))
+
+    found = json.loads(line, parse_constant=pytest.fail)
+    assert (found["message"], found["odd"], found["to"]) == ("paid", text, [1])
+
+
 def test_traceback_is_part_of_the_object():
     try:
         raise ValueError("no")
