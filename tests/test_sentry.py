@@ -234,6 +234,31 @@ def test_recurring_tasks_check_in(
     assert {each["check_in_id"] for each in (began, *again, ended)} == {Job.objects.get().pk.hex}
 
 
+LONG_NAME = "backoffice.subscriptions.renewals.tasks.send_renewal_"
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [
+        ("clean_up", "clean_up"),
+        ("shop.tasks.Clean up", "shop-tasks-clean-up"),
+        (f"{LONG_NAME}invoices", "backoffice-subscriptions-renewals-tasks-s-6ab1ab84"),
+        (f"{LONG_NAME}reminders", "backoffice-subscriptions-renewals-tasks-s-44243820"),
+        ("夜間", "task-341feabb"),
+        ("朝", "task-419c7453"),
+        ("a+b", "ab-300273da"),
+        ("ab", "ab"),
+        ("2026", "2026-158a323a"),
+    ],
+)
+def test_monitor_of_each_name_has_a_slug_of_its_own(sent: Kept, name: str, slug: str) -> None:
+    row = RecurringTask.objects.create(name=name, task=tasks.nothing.module_path, cron="0 3 * * *")
+    target.enqueue(row, timedelta())
+    drain()
+
+    assert {each["monitor_slug"] for each in sent.of("check_in")} == {slug}
+
+
 def lose(**values: Any) -> None:
     """Lose the job that is there: its process is killed during its first or a later attempt."""
     process = a_process("worker@web1:1:abc")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -25,6 +27,7 @@ from ..models.enums import Outcome, State
 KEY = "sentry"
 ORIGIN = "auto.queue.django_dbqueue"
 SECONDS_OF_A_MINUTE, FIELDS_OF_CRON, LONGEST_SLUG = 60, 5, 50
+SEPARATORS = re.compile(r"[-\s./:]+")
 STATUS = {
     Outcome.SUCCESSFUL: "ok",
     Outcome.SNOOZED: "ok",
@@ -37,7 +40,7 @@ class SentryMiddleware(TaskMiddleware):
     """A transaction for each attempt, an event for each job that fails, and check-ins.
 
     every_failure: report an event for each failed attempt, those that are retried included.
-    monitors: check in for recurring tasks, under the slugs of their names. Sentry creates their
+    monitors: check in for recurring tasks, under slugs made from their names. Sentry creates their
         monitors, with the schedule and the time zone of the task.
 
     Events and transactions have the name of the task, and the tags ``queue``, ``job_id`` and
@@ -167,7 +170,7 @@ def _monitor(call: EnqueueCall) -> dict[str, Json]:
     """Return the monitor of a recurring task, with its schedule if Sentry can have such a one."""
     backend: Any = call.task.get_backend()
     row = RecurringTask.objects.using(backend.database).get(name=call.recurring)
-    slug: dict[str, Json] = {"slug": slugify(call.recurring)[:LONGEST_SLUG]}
+    slug: dict[str, Json] = {"slug": _slug(call.recurring)}
     if row.every:
         minutes = max(1, round(row.every.total_seconds() / SECONDS_OF_A_MINUTE))
         schedule: dict[str, Json] = {"type": "interval", "value": minutes, "unit": "minute"}
@@ -177,3 +180,16 @@ def _monitor(call: EnqueueCall) -> dict[str, Json]:
         return slug
     timezone = row.timezone or settings.TIME_ZONE
     return {**slug, "config": {"schedule": schedule, "timezone": timezone}}
+
+
+def _slug(name: str) -> str:
+    """Return Sentry's identifier of a monitor: at most 50 characters, and not digits alone.
+
+    Only names that differ in nothing but case and separators share one.
+    """
+    text = SEPARATORS.sub("-", name.lower())
+    slug = slugify(text)
+    if slug == text and len(slug) <= LONGEST_SLUG and not slug.isdecimal():
+        return slug
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{slug[: LONGEST_SLUG - 9] or 'task'}-{digest}"
