@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
@@ -10,6 +10,7 @@ from uuid import UUID
 from django.core.management.base import CommandError
 
 from ..backend import DatabaseBackend
+from ..core.error_reports import clean
 from ..models import Execution, Failure, Job
 from ..models.enums import State
 from ..models.job import JobQuerySet
@@ -20,13 +21,22 @@ FILTERS = ("state", "queue", "task", "key", "batch", "failure")
 def add_filters(parser: ArgumentParser) -> None:
     """Add the options that filter jobs."""
     parser.add_argument("--state", choices=State.values, help="Jobs in this state.")
-    parser.add_argument("--queue", help="Jobs of this queue.")
-    parser.add_argument("--task", metavar="PATH", help="Jobs of this task: shop.tasks.confirm.")
-    parser.add_argument("--key", help="Jobs with this key, of any task or of --task.")
+    parser.add_argument("--queue", type=as_text, help="Jobs of this queue.")
+    parser.add_argument(
+        "--task", type=as_text, metavar="PATH", help="Jobs of this task: shop.tasks.confirm."
+    )
+    parser.add_argument("--key", type=as_text, help="Jobs with this key, of any task or of --task.")
     parser.add_argument("--batch", type=UUID, metavar="ID", help="Jobs of this batch.")
     parser.add_argument(
         "--failure", type=int, metavar="NUMBER", help="Jobs whose last attempt failed like this."
     )
+
+
+def as_text(text: str) -> str:
+    """Return an argument. Raises ArgumentTypeError for bytes of the shell that are not UTF-8."""
+    if text != clean(text):
+        raise ArgumentTypeError(f"{text!r} is not text that a database stores. Give it in UTF-8.")
+    return text
 
 
 def filtered(backend: DatabaseBackend, options: Mapping[str, Any]) -> JobQuerySet:

@@ -64,6 +64,28 @@ def test_reason_that_is_too_long_is_refused() -> None:
     assert Job.objects.get().state == "ready"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("jobs", "--key", "a\udcff"),
+        ("jobs", "--queue", "a\udcff"),
+        ("jobs", "--task", "a\udcff"),
+        ("jobs", "--key", "a\0"),
+        ("pause", "a\udcff"),
+        ("discard", "--all", "--reason", "a\udcff"),
+    ],
+)
+def test_text_that_no_database_stores_is_refused(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(CommandError, match=r"'a\\(udcff|x00)' is not text .* in UTF-8"):
+        queue(*arguments)
+
+
+@pytest.mark.parametrize("limit", ["0", "1.5", "²", "99999999999999999999"])
+def test_limit_that_is_no_number_of_rows_is_refused(limit: str) -> None:
+    with pytest.raises(CommandError, match=f"'{limit}' is not a whole number from 1 to 1,000,000"):
+        queue("jobs", "--limit", limit)
+
+
 class TestListings:
     def test_stats(self) -> None:
         tasks.add.enqueue_many([(n,) for n in range(3)])

@@ -44,6 +44,7 @@ JOBS = {
 HOME, CLEAR = "\x1b[H", "\x1b[J"
 SHOWN_IN_TOP = 15
 LONGEST_REASON = 200
+LARGEST_LIMIT = 10**9
 REASON = "Shown in the list of operations."
 
 
@@ -112,7 +113,7 @@ class Command(BaseCommand):
             ("resume", "Claim the jobs of paused queues or tasks again."),
         ):
             verb = add(name, text)
-            verb.add_argument("names", nargs="+", metavar="NAME")
+            verb.add_argument("names", nargs="+", type=selection.as_text, metavar="NAME")
             verb.add_argument("--task", action="store_true", help="The names are those of tasks.")
             verb.add_argument("--reason", type=_reason, default="", help=REASON)
             if name == "pause":
@@ -442,8 +443,8 @@ def _actor() -> str:
 
 
 def _whole(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise ArgumentTypeError(f"{text!r} is not a whole number of at least 1.")
+    if not text.isdecimal() or not 0 < int(text) <= LARGEST_LIMIT:
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 1 to {LARGEST_LIMIT:,}.")
     return int(text)
 
 
@@ -455,6 +456,7 @@ def _renamed(text: str) -> tuple[str, str]:
 
 
 def _reason(text: str) -> str:
+    selection.as_text(text)
     if len(text) > LONGEST_REASON:
         raise ArgumentTypeError(
             f"{text[:20]!r}… has {len(text)} characters, more than {LONGEST_REASON}."
