@@ -155,6 +155,25 @@ class TestMessage:
 
         assert not Job.objects.exists()
 
+    @pytest.mark.parametrize(
+        ("values", "name"),
+        [
+            ({"body": "a\0b"}, "body"),
+            ({"subject": "a\udcff"}, "subject"),
+            ({"to": ["a\0@example.com"]}, "to"),
+            ({"headers": {"X-Order": "a\0"}}, "extra_headers"),
+            ({"alternatives": [("<p>\0</p>", "text/html")]}, "alternatives"),
+        ],
+    )
+    def test_text_that_databases_refuse_is_refused_with_its_name(self, values, name):
+        message = a_message(**values)
+        with pytest.raises(InvalidMessage, match=rf"'{name}' cannot be stored in a job: Text with"):
+            Queued().send_messages([a_message(), message])
+        assert not Job.objects.exists()
+
+        assert Queued(fail_silently=True).send_messages([a_message(), message]) == 1
+        assert Job.objects.count() == 1
+
     def test_injected_header_is_refused_where_the_caller_sees_it(self):
         with pytest.raises(ValueError, match=r"(?i)header|newline|linefeed"):
             Queued().send_messages([a_message(subject="a\nBcc: spy@example.com")])
@@ -191,12 +210,14 @@ class TestJob:
         assert name == "Message-ID" and value.startswith("<")
 
     @pytest.mark.parametrize("name", ["Message-ID", "message-id"])
-    def test_message_with_an_id_is_enqueued_once(self, name):
+    @pytest.mark.parametrize("order", ["7", "7" * 500])
+    def test_message_with_an_id_is_enqueued_once(self, name, order):
         for _ in range(2):
-            Queued().send_messages([a_message(headers={name: "<order-7@example.com>"})])
+            Queued().send_messages([a_message(headers={name: f"<{order}@example.com>"})])
             drain()
+        Queued().send_messages([a_message(headers={name: f"<{order}@another.example.com>"})])
 
-        assert Job.objects.count() == 1
+        assert Job.objects.count() == 2
 
     def test_many_messages_are_enqueued_together(self, django_assert_max_num_queries):
         messages = [a_message(to=[f"{number}@example.com"]) for number in range(50)]

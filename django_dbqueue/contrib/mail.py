@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import email
 import email.policy
+import hashlib
 from collections.abc import Mapping, Sequence
 from email.message import MIMEPart
 from email.mime.base import MIMEBase
@@ -19,11 +20,11 @@ from django.utils.encoding import force_str
 from django.utils.module_loading import import_string
 
 from ..bulk import enqueue_many
-from ..core import serialization
+from ..core import serialization, unique_keys
 from ..core.immediate_mail import is_immediate
 from ..core.serialization import Json
 from ..exceptions import InvalidMessage
-from ..tasks import AnyTask, task
+from ..tasks import AnyTask, PreparedCall, task
 from .usual_place import usual_place
 
 # The text fields and the lists of a message.
@@ -55,28 +56,39 @@ class EmailBackend(BaseEmailBackend):
         SMTP. With ``MAILERS``, its alias is the option ``mailer``.
 
     A message with the header ``Message-ID`` is enqueued once, however often it is sent; the others
-    get one. Messages are enqueued all or none. Raises InvalidMessage for one that cannot be stored.
+    get one. Messages are enqueued all or none. Raises InvalidMessage for one that cannot be stored;
+    with ``fail_silently``, it is left out.
     """
 
     task: ClassVar[AnyTask] = send_message
     sent_by: ClassVar[str] = "django.core.mail.backends.smtp.EmailBackend"
 
-    def __init__(self, *args: Any, mailer: str = "", **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, fail_silently: bool = False, *, mailer: str = "", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.fail_silently = fail_silently
         self._by = self._sending_backend(mailer)
 
     def send_messages(self, email_messages: Sequence[EmailMessage]) -> int:
         """Enqueue the messages that have recipients, and return their number."""
         if is_immediate.get():
             return _connection(self._by).send_messages(email_messages) or 0
-        stored = [_stored(each) for each in email_messages if each.recipients()]
-        enqueue_many(
-            (self.task.using(key=key, on_conflict="once") if key else self.task).prepare(
-                message, self._by
-            )
-            for message, key in stored
-        )
-        return len(stored)
+        calls = []
+        for message in email_messages:
+            if message.recipients():
+                try:
+                    calls.append(self._call(message))
+                except InvalidMessage:
+                    if not self.fail_silently:
+                        raise
+        enqueue_many(calls)
+        return len(calls)
+
+    def _call(self, message: EmailMessage) -> PreparedCall:
+        stored, known = _stored(message)
+        if len(known) > unique_keys.LONGEST:
+            known = hashlib.sha256(known.encode()).hexdigest()
+        task = self.task.using(key=known, on_conflict="once") if known else self.task
+        return task.prepare(stored, self._by)
 
     def _sending_backend(self, mailer: str) -> dict[str, str]:
         """Return what a worker needs to find the backend that sends."""
@@ -167,6 +179,7 @@ def _stored(message: EmailMessage) -> tuple[dict[str, Any], str]:
         for name, value in vars(message).items()
         if name not in _OTHERS and name not in values
     }
+    values = {name: _stored_value(name, value) for name, value in values.items()}
     # Its headers are checked here, where the caller sees the error.
     message.message()
     return values, known
