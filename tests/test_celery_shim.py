@@ -715,6 +715,25 @@ class TestChord:
         assert result.get() == 10
         assert Job.objects.get(args=[5, 5]).queue == "mail"
 
+    def test_body_starts_and_expires_at_its_times(self):
+        eta = datetime.now(timezone.utc) + timedelta(hours=1)
+        expires = eta + timedelta(minutes=5)
+        result = chord([add.s(1, 2)])(total.s().set(eta=eta, expires=expires))
+        drain()
+
+        job = Job.objects.get(task=total.module_path)
+        assert (job.run_after, job.expires_at) == (eta, expires)
+        advance(hours=1, minutes=1)
+        drain()
+        assert result.get() == 3
+
+    def test_body_may_run_and_expire_after_seconds(self):
+        chord([add.s(1, 2)])(total.s().set(countdown=60, expires=90))
+        drain()
+
+        job = Job.objects.get(task=total.module_path)
+        assert job.expires_at - job.run_after == timedelta(seconds=30)
+
     def test_body_does_not_run_after_a_failure(self):
         result = chord([add.s(1, 2), fail.s()])(total.s())
         run_all()
@@ -748,6 +767,16 @@ class TestChord:
     def test_body_that_does_not_take_the_results_is_refused(self):
         with pytest.raises(TypeError, match="too many positional arguments"):
             chord([add.s(1, 2)])(fail.s())
+        assert not Job.objects.exists()
+
+    def test_body_with_a_value_that_json_has_not_is_refused_by_name(self):
+        with pytest.raises(TypeError, match=r"total\(\): argument 'extra': Unsupported type"):
+            chord([add.s(1, 2)])(total.s(extra=object()))
+        assert not Job.objects.exists()
+
+    def test_body_with_a_naive_time_is_refused(self):
+        with pytest.raises(InvalidTask, match="must be an aware datetime"):
+            chord([add.s(1, 2)])(total.s().set(eta=datetime(2026, 1, 1)))
         assert not Job.objects.exists()
 
 

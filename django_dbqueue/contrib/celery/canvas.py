@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ...batches import batch
 from ...bulk import enqueue_many
+from ...core import serialization
 from ...pipelines import pipeline
 from ...tasks import PreparedCall, task
 from ..usual_place import usual_place
@@ -142,8 +143,7 @@ class chord(Subset):
         if not isinstance(body, Signature):
             refuse("chord()", "body", body, "Give the signature of one task.")
         own = body._called_with([])
-        leading = (None,) if own.task.takes_context else ()
-        inspect.signature(own.task.func).bind(*leading, *own.args, **own.kwargs)
+        serialization.bind(own.task.func, own.task.takes_context, own.args, own.kwargs)
         if not self.header.members:
             return own.apply_async()
         about = {
@@ -151,7 +151,7 @@ class chord(Subset):
             "args": list(body.args),
             "kwargs": body.kwargs,
             "immutable": body.immutable,
-            "options": body.options,
+            "options": {name: _as_text(value) for name, value in body.options.items()},
             "size": len(self.header.members),
         }
         queue = own.task._with(body.options).queue_name
@@ -179,7 +179,7 @@ def finish_chord(context: JobContext, batch_id: str) -> str:
         tuple(about["args"]),
         about["kwargs"],
         about["immutable"],
-        about["options"],
+        {name: _of_text(name, value) for name, value in about["options"].items()},
     )._called_with([result for _, result in header])
     # Once, even if this job runs twice.
     once = body.task._with(body.options).using(
@@ -204,6 +204,15 @@ def __getattr__(name: str) -> Any:
     if name == "finish_chord":
         return _finish_chord()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _as_text(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def _of_text(name: str, value: Any) -> Any:
+    is_time = name in ("eta", "expires") and isinstance(value, str)
+    return datetime.fromisoformat(value) if is_time else value
 
 
 def _flat(given: tuple[Any, ...]) -> list[Any]:
