@@ -274,8 +274,10 @@ def _run(parent: int, *arguments: str) -> None:
 
 def _watch(parent: int, early: list[int], handler: object) -> None:
     """End this process after its parent. Repeat an early SIGHUP once ``runqueue`` handles it."""
+    from .runtime.signals import ignore
+
     while os.getppid() == parent:
-        if early and signal.getsignal(signal.SIGHUP) not in (handler, signal.SIG_IGN):
+        if early and signal.getsignal(signal.SIGHUP) not in (handler, signal.SIG_IGN, ignore):
             early.clear()
             os.kill(os.getpid(), signal.SIGHUP)
         time.sleep(_CHECK)

@@ -66,3 +66,40 @@ def test_hangup_shuts_down_only_if_the_terminal_was_closed(how, code):
     child = subprocess.run([sys.executable, "-c", HUNG_UP, how], timeout=120, check=False)
 
     assert child.returncode == code
+
+
+PARENT = """
+import multiprocessing, os, signal, subprocess, sys, threading, time
+from django_dbqueue.runtime import signals
+from django_dbqueue.runtime.shutdown import Shutdown
+
+signals.obey_hangup(Shutdown(), lambda: None)
+getattr(signals, sys.argv[1])(Shutdown())
+numbers = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
+
+def signal_children():
+    for number in numbers:
+        program = subprocess.Popen(["sleep", "30"])
+        program.send_signal(number)
+        found.append(program.wait(5))
+    for number in numbers[:2] * 5:
+        forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,))
+        forked.start()
+        os.kill(forked.pid, number)
+        forked.join(5)
+        found.append(forked.exitcode)
+        forked.kill()
+    found.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+found = []
+thread = threading.Thread(target=signal_children)
+thread.start()
+thread.join()
+assert found == [*(-number for number in numbers + numbers[:2] * 5), set()], found
+"""
+
+
+@pytest.mark.parametrize("obey", ["obey_signals", "obey_supervisor"])
+def test_signals_end_programs_and_forked_processes_of_a_task(obey):
+    """Right after its fork, too: the signal arrives before its handlers are the default ones."""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", PARENT, obey], timeout=120, check=True)
