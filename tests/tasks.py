@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import multiprocessing
 import os
 import signal
 import threading
@@ -421,6 +422,11 @@ def handle_for_tenant(name):
 async def cancel_all_others():
     for each in asyncio.all_tasks() - {asyncio.current_task()}:
         each.cancel()
+
+
+@task
+def start_method():
+    return multiprocessing.get_start_method()
 
 
 @task(atomic=True)

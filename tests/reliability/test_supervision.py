@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import time
@@ -199,3 +200,11 @@ def test_crash_loop_is_logged_with_its_cause(start):
     until(lambda: "crash loop: the last 5 processes died" in log_of(child))
 
     assert "ended with exit code 3" in log_of(child)
+
+
+def test_multiprocessing_starts_processes_in_a_worker_as_elsewhere(runqueue):
+    result = tasks.start_method.enqueue()
+
+    assert runqueue("--drain").wait(LONG) == 0
+
+    assert result.wait(1).return_value == multiprocessing.get_start_method()

@@ -39,6 +39,8 @@ def main(
     """
     import django
 
+    # A spawned process would spawn its own too, instead of the platform's default or the project's.
+    multiprocessing.set_start_method(None, force=True)
     django.setup()
     if STACKS:
         faulthandler.register(STACKS, file=open(stacks, "w"), all_threads=True)  # noqa: SIM115
