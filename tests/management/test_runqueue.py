@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -159,6 +160,54 @@ def test_second_signal_shuts_down_immediately(runqueue, second):
 
     assert child.wait(LONG) == 0
     assert state_of(result) == "ready"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
+def test_signal_to_reloader_lets_running_jobs_finish(runqueue, send, number):
+    result = tasks.tell_and_sleep.enqueue(2)
+    child = runqueue("--reload")
+    until(Run.objects.exists)
+
+    send(child.pid, number)
+
+    assert child.wait(LONG) == 0
+    assert state_of(result) == "successful"
+    assert not Process.objects.exists()
+
+
+def test_second_signal_to_reloader_shuts_down_immediately(runqueue):
+    result = tasks.tell_and_sleep.enqueue(3600)
+    child = runqueue("--reload", "--shutdown-timeout", "3600")
+    until(Run.objects.exists)
+
+    child.send_signal(signal.SIGTERM)
+    until(lambda: "jobs still running:" in log_of(child))
+    child.send_signal(signal.SIGTERM)
+
+    assert child.wait(LONG) == 0
+    assert state_of(result) == "ready"
+    assert not Process.objects.exists()
+
+
+def test_change_of_code_releases_running_jobs(runqueue, tmp_path):
+    module = tmp_path / "changing.py"
+    module.write_text("")
+    tasks.tell_and_sleep.enqueue(3600)
+    child = runqueue(
+        "--reload",
+        PYTHONPATH=str(tmp_path),
+        DBQUEUE_OPTIONS=json.dumps({"task_modules": ["changing"]}),
+    )
+    until(Run.objects.exists)
+
+    def is_released():
+        os.utime(module)
+        return Execution.objects.filter(outcome="interrupted").exists()
+
+    until(is_released)
+    until(lambda: log_of(child).count("in this process") > 1)
+    assert child.poll() is None
 
 
 def test_prefetched_jobs_are_released_at_shutdown(runqueue):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import _thread
-import atexit
 import faulthandler
 import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -35,13 +34,24 @@ from ...runtime import lifecycle
 from ...runtime.connections import discard, keep_connections, prepare
 from ...runtime.logging_setup import RepeatedProblem, log_to_console, logs_json, silence_polling
 from ...runtime.shutdown import Shutdown
-from ...runtime.signals import obey_hangup, obey_signals, obey_supervisor, run_beside_signals
+from ...runtime.signals import (
+    NOW,
+    obey_hangup,
+    obey_signals,
+    obey_supervisor,
+    run_beside_signals,
+)
 from ...runtime.supervisor import health
 from ...runtime.supervisor.drain import JointDrain
 from ...runtime.supervisor.multi_backend import run_all
 from ...runtime.supervisor.reload import Reload
 from ...runtime.supervisor.supervisor import Supervisor
 from ...runtime.supervisor.systemd import Notifier
+
+# Exit code by which Django's reloader asks for a restart.
+CODE_CHANGED = 3
+# Seconds after a change of the code that running jobs have to be released.
+RELEASE = 5.0
 
 # Log levels by --verbosity. The normal level is the project's own, or INFO.
 LEVELS = {0: logging.WARNING, 1: None}
@@ -155,8 +165,11 @@ class Command(BaseCommand):
     def handle(self, *args: object, **options: Any) -> None:
         stop, reload = Shutdown(), threading.Event()
         is_own_process = threading.current_thread() is threading.main_thread()
-        if is_own_process and not options["reload"]:
-            (obey_supervisor if options.get("beside") else obey_signals)(stop)
+        if is_own_process:
+            is_controlled = options.get("beside") or (
+                options["reload"] and not _is_reloader(options)
+            )
+            (obey_supervisor if is_controlled else obey_signals)(stop)
             # Before others can know of this process: a request is fulfilled after the start.
             obey_hangup(stop, reload.set)
         log_to_console(
@@ -175,9 +188,10 @@ class Command(BaseCommand):
     ) -> None:
         if options["reload"] and options["drain"]:
             raise CommandError("--reload and --drain exclude each other. Leave one out.")
+        if _is_reloader(options):
+            sys.exit(_restart_after_changes(stop))
         if options["reload"]:
-            self._run_with_reloader(options)
-            return
+            options = {**options, "embedded": True}
         supervisors = _supervisors(options)
         _serve_others(options, supervisors)
         if reload:
@@ -186,10 +200,13 @@ class Command(BaseCommand):
                 notifier.watch(supervisors, stop)
             Reload(supervisors, reload, notifier.reloading)
             _end_after(stop, supervisors)
-        code = run_beside_signals(
-            lambda: run_all([partial(_run, each, stop) for each in supervisors], stop),
-            partial(_end_if_any_is_stuck, supervisors, is_own_process=reload is not None),
-        )
+        if options["reload"]:
+            code = run_beside_signals(lambda: _run_until_change(supervisors, stop))
+        else:
+            code = run_beside_signals(
+                lambda: _run_all(supervisors, stop),
+                partial(_end_if_any_is_stuck, supervisors, is_own_process=reload is not None),
+            )
         faulthandler.cancel_dump_traceback_later()
         if reload:
             # A thread left behind by a task must not block the exit.
@@ -197,30 +214,59 @@ class Command(BaseCommand):
         if code:
             sys.exit(code)
 
-    def _run_with_reloader(self, options: dict[str, Any]) -> None:
-        # The reloader exits this process from its main thread, to restart it. Jobs are released on
-        # the way out.
-        def run() -> None:
-            stop, ended = Shutdown(), threading.Event()
-            atexit.register(ended.wait, 5.0)
-            atexit.register(stop.request, immediate=True)
-            supervisors = _supervisors({**options, "embedded": True})
-            _serve_others(options, supervisors)
-            for each in supervisors:
-                _have_broken_modules_watched(each.options)
-            code = run_all([partial(_run, each, stop) for each in supervisors], stop)
-            ended.set()
-            if code == 0 and not stop.immediate:  # An operator has asked its supervisor to stop.
-                _thread.interrupt_main(signal.SIGTERM)
 
-        autoreload.run_with_reloader(run)
+def _is_reloader(options: dict[str, Any]) -> bool:
+    """Return True in the main process of ``--reload``. Its child process serves the queues."""
+    return options["reload"] and os.environ.get(autoreload.DJANGO_AUTORELOAD_ENV) != "true"
+
+
+def _restart_after_changes(stop: Shutdown) -> int:
+    """Run this command in a child process, anew after each change of the code.
+
+    Django's own loop kills the child on a signal. Returns the child's exit code.
+    """
+    environment = {**os.environ, autoreload.DJANGO_AUTORELOAD_ENV: "true"}
+    if getattr(sys.stdout, "write_through", False):  # python -u
+        environment.setdefault("PYTHONUNBUFFERED", "1")
+    while not stop.requested:
+        child = subprocess.Popen(autoreload.get_child_arguments(), env=environment, close_fds=False)
+        stop.on_request(partial(_shut_down, child, stop))
+        if (code := child.wait()) != CODE_CHANGED:
+            return code if code >= 0 else 128 - code
+    return 0
+
+
+def _shut_down(child: subprocess.Popen[bytes], stop: Shutdown) -> None:
+    child.send_signal(NOW if stop.immediate else signal.SIGTERM)
+
+
+def _run_until_change(supervisors: Sequence[Supervisor], stop: Shutdown) -> int:
+    """Run the supervisors. Returns CODE_CHANGED after a change of the code, or their exit code.
+
+    After a failure, waits for a change, which may correct it, or for ``stop``.
+    """
+    changed, serving = threading.Event(), Shutdown()
+
+    def watch() -> None:
+        try:
+            autoreload.get_reloader().run(threading.main_thread())
+        except SystemExit:
+            changed.set()
+            _in(RELEASE, lambda: os._exit(CODE_CHANGED))
+            stop.request(immediate=True)
+
+    for each in supervisors:
+        _have_broken_modules_watched(each.options)
+    threading.Thread(target=watch, name="reloader", daemon=True).start()
+    stop.on_request(lambda: serving.request(immediate=stop.immediate))
+    if code := _run_all(supervisors, serving):
+        stop.wait(None)
+    return CODE_CHANGED if changed.is_set() else code
 
 
 @contextmanager
 def _pidfile(options: dict[str, Any]) -> Iterator[None]:
-    # The process that serves under a reloader is its child.
-    is_reloader = options["reload"] and os.environ.get(autoreload.DJANGO_AUTORELOAD_ENV) != "true"
-    if options["pidfile"] is None or is_reloader:
+    if options["pidfile"] is None or _is_reloader(options):
         yield
         return
     from ...runtime.pidfile import InvalidPidfile, Pidfile, PidfileTaken  # Not on Windows.
@@ -267,6 +313,10 @@ def _said_of(flag: str, where: tuple[str, int]) -> Iterator[None]:
     except OSError as error:
         said = f"{flag}: {where[0]}:{where[1]} cannot be used: {error}. Give another."
         raise CommandError(said) from None
+
+
+def _run_all(supervisors: Sequence[Supervisor], stop: Shutdown) -> int:
+    return run_all([partial(_run, each, stop) for each in supervisors], stop)
 
 
 def _run(supervisor: Supervisor, stop: Shutdown) -> int:
