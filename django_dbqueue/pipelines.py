@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 
 from .compat import InvalidTask
 from .core import serialization
-from .core.transactions import on_commit_all
 from .tasks import AnyTask, PreparedCall, Task, TaskCall, split
 
 if TYPE_CHECKING:
@@ -103,8 +101,7 @@ class Pipeline:
         Without an open transaction, enqueue immediately. Raises TypeError or ValueError at once for
         arguments that do not fit or are not JSON.
         """
-        serialization.bind(self.stages[0].func, self.stages[0].takes_context, args, kwargs)
-        on_commit_all(partial(self.enqueue, *args, **kwargs))
+        self.using(enqueue="on_commit").enqueue(*args, **kwargs)
 
     def enqueue_many(self, calls: Iterable[TaskCall]) -> Sequence[JobResult]:
         """Write many jobs, all or none.

@@ -233,10 +233,14 @@ class Task(BaseTask[P, R], Generic[P, R]):
     def enqueue_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Enqueue after the caller's open transactions have committed.
 
-        Without an open transaction, enqueue immediately.
+        Without an open transaction, enqueue immediately. Raises TypeError or ValueError at once for
+        arguments that do not fit or are not JSON.
         """
-        serialization.bind(self.func, self.takes_context, args, kwargs)
-        on_commit_all(partial(self.enqueue, *args, **kwargs))
+        if hasattr(self.get_backend(), "waits_for_commit"):
+            self.using(enqueue="on_commit").enqueue(*args, **kwargs)
+        else:  # Django's own backends ignore the option.
+            serialization.bind(self.func, self.takes_context, args, kwargs)
+            on_commit_all(partial(self.enqueue, *args, **kwargs))
 
     def enqueue_many(self, calls: Iterable[TaskCall]) -> Sequence[JobResult]:
         """Enqueue many jobs with a few statements, all or none.

@@ -8,10 +8,10 @@ from datetime import timedelta
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import DatabaseError, connections, transaction
-from django.test import TestCase
+from django.test import TestCase, override_settings
 
 from django_dbqueue import batch, enqueue_many, limit, pipeline, task
-from django_dbqueue.compat import InvalidTask, TaskResultDoesNotExist
+from django_dbqueue.compat import InvalidTask, TaskResultDoesNotExist, task_backends
 from django_dbqueue.core.options import Options
 from django_dbqueue.exceptions import InvalidOption, NotYetVisible
 from django_dbqueue.models import Batch, Job, RecurringExecution, RecurringTask
@@ -155,6 +155,25 @@ class TestTransactions:
 
         assert Job.objects.count() == 1
 
+    @pytest.mark.parametrize("called", [tasks.add, pipeline(tasks.add)], ids=["task", "pipeline"])
+    def test_enqueue_on_commit_has_the_arguments_of_the_call(self, called):
+        argument = [1]
+        with transaction.atomic():
+            called.enqueue_on_commit(argument)
+            argument.append(2)
+
+        assert Job.objects.get().args == [[1]]
+
+    def test_enqueue_on_commit_waits_with_another_backend(self):
+        path = task_backends["default"].__class__.__mro__[1].__module__.rpartition(".")[0]
+        with override_settings(TASKS={"default": {"BACKEND": f"{path}.dummy.DummyBackend"}}):
+            results = task_backends["default"].results
+            with transaction.atomic():
+                tasks.add.enqueue_on_commit(1)
+                assert results == []
+
+            assert [result.args for result in results] == [[1]]
+
 
 class TestCaptured(TestCase):
     """In TestCase, as with any on_commit callback."""
@@ -250,6 +269,16 @@ class TestWithBatches:
         assert seen == [False]
         assert drain() == 4
         assert Batch.objects.get().finished_at
+
+    @pytest.mark.parametrize(
+        "called", [tasks.add, pipeline(tasks.add, tasks.add)], ids=["task", "pipeline"]
+    )
+    def test_enqueue_on_commit_adds_the_job_to_the_batch(self, called):
+        with transaction.atomic(), batch(on_finish=sum_up) as members:
+            called.enqueue_on_commit(1)
+
+        assert Job.objects.get().batch_id == members.id
+        assert Batch.objects.get().finished_at is None
 
     def test_failed_block_writes_no_jobs(self):
         with transaction.atomic():
