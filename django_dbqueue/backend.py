@@ -41,7 +41,7 @@ from .core.time_values import LONGEST_WAIT, problem_of
 from .core.uuid7 import uuid7
 from .engine import batches
 from .engine.enqueue import Insert, LazyJobs, run_inserts
-from .engine.unique import UniquePolicy
+from .engine.unique import Effect, UniquePolicy
 from .exceptions import InvalidOption
 from .middleware import EnqueueCall, TaskMiddleware
 from .models import Batch, Execution, Job
@@ -445,7 +445,7 @@ class DatabaseBackend(BaseTaskBackend):
         new: Sequence[Job],
         results: Enqueued,
         entry: Entry | None,
-        effects: Mapping[UUID, tuple[Job, EnqueueStatus]],
+        effects: Mapping[UUID, Effect],
     ) -> None:
         results.written(effects)
         if entry and not entry.opens:
@@ -453,10 +453,10 @@ class DatabaseBackend(BaseTaskBackend):
             # the existing jobs.
             entry.added.append(new)
         elif entry and effects:
-            for row, effect in (effects[job.pk] for job in jobs if job.key):
-                if effect == EnqueueStatus.CREATED:
+            for row, status, begins in (effects[job.pk] for job in jobs if job.key):
+                if begins:
                     entry.began.add(row.pk)
-                elif effect == EnqueueStatus.MERGED:
+                elif status == EnqueueStatus.MERGED:
                     entry.met.add(row.pk)
         woken = jobs[0], *(() if isinstance(jobs, LazyJobs) else jobs)
         for queue, priority in {(job.queue, job.priority) for job in woken}:

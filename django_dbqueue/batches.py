@@ -27,7 +27,7 @@ class Entry:
 
     added: the jobs enqueued in the block, unless it is the opener's block.
     began: the ids of jobs with keys whose run the opener's block has enqueued.
-    met: those of waiting and running jobs that took over a call of that block.
+    met: those of jobs with a waiting or requested run that took over a call of that block.
     waits_for_commit: whether a call in the block has been left for the caller's commit.
     has_failed: whether the block has ended with an exception.
     """

@@ -21,6 +21,7 @@ from .compat import (
 )
 from .core.progress_value import ProgressValue
 from .core.serialization import Json
+from .engine.unique import Effect
 from .exceptions import NotYetVisible
 from .models import Execution, Job, Progress
 from .models.document import Unreadable
@@ -147,7 +148,7 @@ class Enqueued(Sequence[JobResult]):
         """Hold the jobs of the calls, and ``make``, which makes the result of a new job."""
         self._jobs, self._make = jobs, make
         self._made: dict[int, JobResult] = {}
-        self._met: Mapping[UUID, tuple[Job, EnqueueStatus]] = {}
+        self._met: Mapping[UUID, Effect] = {}
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -175,10 +176,10 @@ class Enqueued(Sequence[JobResult]):
     def __repr__(self) -> str:
         return f"<{len(self)} results>"
 
-    def written(self, met: Mapping[UUID, tuple[Job, EnqueueStatus]]) -> None:
+    def written(self, met: Mapping[UUID, Effect]) -> None:
         """Record that the jobs have been written.
 
-        met: the jobs whose keys had a row, each with that row and the outcome of the call.
+        met: the effects of the calls with keys, by the ids of their jobs.
         """
         self._met = met
         for place in self._made:
@@ -190,7 +191,8 @@ class Enqueued(Sequence[JobResult]):
 
     def _learn(self, place: int) -> None:
         job = self._jobs[place]
-        row, fate = self._met.get(job.pk, (job, EnqueueStatus.CREATED))
+        new = Effect(job, EnqueueStatus.CREATED, begins=True)
+        row, fate, _begins = self._met.get(job.pk, new)
         known: dict[str, object] = {
             "id": str(row.pk),
             "enqueued_at": row.enqueued_at,

@@ -15,17 +15,16 @@ from django.db import OperationalError, connections
 from ..core.serialization import Json
 from ..core.transactions import is_conflict, on_commit_all, writing
 from ..models import Job
-from ..models.enums import EnqueueStatus
 from ..models.job import JobQuerySet
 from .batches import join
 from .fast_sql import create, insert
 from .limits import block_surplus
 from .statistics import insert_of_enqueued
-from .unique import OF_A_NEW_JOB, TIMES, UniquePolicy, upsert
+from .unique import OF_A_NEW_JOB, TIMES, Effect, UniquePolicy, upsert
 
 TRIES = 6
-# The rows of keys and the effects of the calls, by the ids of the calls' jobs.
-Effects = dict[UUID, tuple[Job, EnqueueStatus]]
+# The effects of calls with keys, by the ids of the calls' jobs.
+Effects = dict[UUID, Effect]
 
 _DIFFERING = ["id", "args", "kwargs"]
 _COMMON = [name for name in OF_A_NEW_JOB if name not in _DIFFERING]
@@ -84,7 +83,7 @@ class Insert(NamedTuple):
     new: Sequence[Job]
     keyed: Sequence[tuple[Job, UniquePolicy]]
     batch: BatchEntry | None
-    written: Callable[[Mapping[UUID, tuple[Job, EnqueueStatus]]], None]
+    written: Callable[[Mapping[UUID, Effect]], None]
 
     @property
     def waits(self) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from django.db import connections
@@ -15,7 +15,7 @@ from django.db.models.functions import Greatest
 
 from ..core.time_values import LONGEST_WAIT
 from ..models import BatchShare, Job
-from ..models.enums import FINISHED, Conflict, EnqueueStatus, State
+from ..models.enums import FINISHED, WAITING, Conflict, EnqueueStatus, State
 from ..models.expressions import Now, now_plus
 from ..models.job import JobQuerySet
 from ..models.locking import lock_waiting
@@ -82,20 +82,27 @@ class UniquePolicy:
     max_wait: timedelta = LONGEST_WAIT
 
 
-def upsert(
-    database: str, calls: Sequence[tuple[Job, UniquePolicy]]
-) -> dict[UUID, tuple[Job, EnqueueStatus]]:
+class Effect(NamedTuple):
+    """The effect of an enqueue call on the row of its key.
+
+    begins: whether the call has added a run; if not, one was waiting already, or is not changed.
+    """
+
+    row: Job
+    status: EnqueueStatus
+    begins: bool
+
+
+def upsert(database: str, calls: Sequence[tuple[Job, UniquePolicy]]) -> dict[UUID, Effect]:
     """Upsert jobs with keys, each into the one row of its key, in the caller's transaction.
 
-    Returns, by the id of each job, the row of its key and the effect of the call on it. Of calls
-    with the same key, the later one counts.
+    Returns the effects of the calls by the ids of their jobs. Of calls with the same key, the later
+    one counts.
     """
     rows, merge = Job.objects.using(database), _Merge()
     found = _insert_or_lock(rows, [job for job, _policy in calls])
-    effects = {
-        job.pk: (row := found[job.key or ""], merge(row, job, policy)) for job, policy in calls
-    }
-    created = [row for row, effect in effects.values() if effect == EnqueueStatus.CREATED]
+    effects = {job.pk: merge(found[job.key or ""], job, policy) for job, policy in calls}
+    created = [row for row, status, _ in effects.values() if status == EnqueueStatus.CREATED]
     count_enqueued(database, Counter((row.queue, row.task) for row in created))
     close_shares(database, merge.ended)
     BatchShare.objects.using(database).bulk_create(merge.shares)
@@ -189,14 +196,15 @@ class _Merge:
         self.ended: list[EndedRun] = []
         self.shares: list[BatchShare] = []
 
-    def __call__(self, row: Any, job: Job, policy: UniquePolicy) -> EnqueueStatus:
+    def __call__(self, row: Any, job: Job, policy: UniquePolicy) -> Effect:
         if row.pk == job.pk:
-            return EnqueueStatus.CREATED
+            return Effect(row, EnqueueStatus.CREATED, begins=True)
         if row.version is not None and job.version is not None and job.version < row.version:
-            return EnqueueStatus.IGNORED
+            return Effect(row, EnqueueStatus.IGNORED, begins=False)
         ends, on_conflict = row.state in FINISHED, policy.on_conflict
         if on_conflict == Conflict.ONCE or (on_conflict == Conflict.SKIP and not ends):
-            return EnqueueStatus.IGNORED
+            return Effect(row, EnqueueStatus.IGNORED, begins=False)
+        is_to_come = _is_to_come(row)
         self._assign_batch(row, job.batch_id)
         for name in OF_THE_CALL:
             setattr(row, name, getattr(job, name))
@@ -209,7 +217,8 @@ class _Merge:
         else:
             _start_run(row, State.SCHEDULED if row.run_after > row.db_now else State.READY)
         self.changed[row.pk] = row
-        return EnqueueStatus.CREATED if ends else EnqueueStatus.MERGED
+        status = EnqueueStatus.CREATED if ends else EnqueueStatus.MERGED
+        return Effect(row, status, begins=not is_to_come)
 
     def _assign_batch(self, row: Job, batch: UUID | None) -> None:
         """Assign the requested run to the call's batch.
@@ -222,7 +231,7 @@ class _Merge:
             )
             row.batch_id = batch
             return
-        is_to_come = row.state != State.RUNNING or row.rerun_requested
+        is_to_come = _is_to_come(row)
         if row.batch_id == batch or (batch is None and is_to_come):
             return
         if row.batch_id:
@@ -230,6 +239,11 @@ class _Merge:
                 BatchShare(batch_id=row.batch_id, job=row.pk, attempt=row.attempt + is_to_come)
             )
         row.batch_id = batch
+
+
+def _is_to_come(row: Job) -> bool:
+    """Return True if a run of the row is waiting, or requested after the current one."""
+    return row.state in WAITING or row.rerun_requested
 
 
 def _time(row: Any, policy: UniquePolicy) -> Any:

@@ -397,6 +397,32 @@ def test_failed_opener_discards_run_that_it_has_enqueued():
     assert Job.objects.get().state == State.DISCARDED
 
 
+def test_failed_opener_takes_back_rerun_that_it_has_requested(claim):
+    keyed.enqueue(1)
+    (job,) = claim()
+    with pytest.raises(LookupError), batch(**BOTH):
+        keyed.enqueue(2)
+        keyed.enqueue(3)
+        raise LookupError
+    settle(job)
+
+    assert Job.objects.get().state == State.SUCCESSFUL
+    assert finish() == []
+
+
+def test_failed_opener_leaves_rerun_that_was_requested_before(claim):
+    keyed.enqueue(1)
+    (job,) = claim()
+    keyed.enqueue(2)
+    with pytest.raises(LookupError), batch(**BOTH):
+        keyed.enqueue(3)
+        raise LookupError
+    settle(job)
+
+    job = Job.objects.get()
+    assert (job.state, job.args, job.batch_id) == (State.READY, [3], None)
+
+
 # Pipelines with a key
 
 
