@@ -7,7 +7,7 @@ from datetime import datetime
 from operator import itemgetter
 
 from django.db import models
-from django.db.models import Case, Count, F, Value, When
+from django.db.models import Case, Count, F, Q, Value, When
 from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 
@@ -46,25 +46,34 @@ class FailureQuerySet(PrimaryQuerySet["Failure"]):
 
         With ``until``, they are open again from then on. Returns how many were open.
         """
-        return self.open().update_in_parts(state=Failure.State.MUTED, muted_until=until)
+        return self.update_in_parts(
+            FailureQuerySet.open, state=Failure.State.MUTED, muted_until=until
+        )
 
     def unmute(self) -> int:
         """Reopen failures that were muted until now. Returns how many."""
-        over = self.filter(state=Failure.State.MUTED, muted_until__lt=Now())
-        return over.update_in_parts(state=Failure.State.OPEN, muted_until=None)
+        over = Q(state=Failure.State.MUTED, muted_until__lt=Now())
+        return self.update_in_parts(
+            lambda failures: failures.filter(over), state=Failure.State.OPEN, muted_until=None
+        )
 
     def resolve(self) -> int:
         """Resolve failures: they were fixed. A failure that is seen again is open again.
 
         Returns how many were not resolved before.
         """
-        return self.unresolved().update_in_parts(
-            state=Failure.State.RESOLVED, reopened_at=None, muted_until=None
+        return self.update_in_parts(
+            FailureQuerySet.unresolved,
+            state=Failure.State.RESOLVED,
+            reopened_at=None,
+            muted_until=None,
         )
 
     def reopen(self) -> int:
         """Reopen failures. Returns how many were muted or resolved."""
-        return self.closed().update_in_parts(state=Failure.State.OPEN, muted_until=None)
+        return self.update_in_parts(
+            FailureQuerySet.closed, state=Failure.State.OPEN, muted_until=None
+        )
 
     def identify(self, seen: Mapping[str, tuple[ErrorReport, str]]) -> dict[str, int]:
         """Return the group's id for each fingerprint. A new fingerprint gets a new group.

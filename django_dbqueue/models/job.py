@@ -143,7 +143,8 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
         is_ahead = Q(run_after__gt=Now())
         queues = list(self.retriable().order_by().values_list("queue", flat=True).distinct())
         # MySQL sets one column after the other: the first two depend on the time.
-        retried = self.retriable().update_in_parts(
+        retried = self.update_in_parts(
+            JobQuerySet.retriable,
             state=Case(When(is_ahead, then=Value(State.SCHEDULED)), default=Value(State.READY)),
             expires_at=Case(When(is_ahead, then=F("expires_at"))),
             run_after=Greatest(F("run_after"), Now()),
@@ -161,7 +162,7 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
         Among them are failed jobs that wait for a retry. They keep the attempts that are left.
         """
         queues = list(self.scheduled().order_by().values_list("queue", flat=True).distinct())
-        changed = self.scheduled().update_in_parts(state=State.READY, run_after=Now())
+        changed = self.update_in_parts(JobQuerySet.scheduled, state=State.READY, run_after=Now())
         notify_queues(self.db, queues)
         return changed
 
@@ -172,8 +173,13 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
         expire before are left unchanged. Raises TypeError or ValueError for an invalid time.
         """
         time = now_plus(seconds_or_time(when, "reschedule()"))
-        rows = self.waiting().filter(Q(expires_at=None) | Q(expires_at__gt=time))
-        return rows.update_in_parts(state=State.SCHEDULED, run_after=time, blocked_by=None)
+        lasts = Q(expires_at=None) | Q(expires_at__gt=time)
+        return self.update_in_parts(
+            lambda jobs: jobs.waiting().filter(lasts),
+            state=State.SCHEDULED,
+            run_after=time,
+            blocked_by=None,
+        )
 
     def discardable(self) -> JobQuerySet:
         """Filter jobs that ``discard()`` discards: waiting and failed."""
@@ -181,8 +187,8 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
 
     def discard(self) -> int:
         """Discard waiting and failed jobs; running and finished ones stay. Return their number."""
-        return self.discardable().update_in_parts(
-            state=State.DISCARDED, blocked_by=None, finished_at=Now()
+        return self.update_in_parts(
+            JobQuerySet.discardable, state=State.DISCARDED, blocked_by=None, finished_at=Now()
         )
 
     def move(self, queue: str) -> int:
@@ -193,7 +199,9 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
         """
         check_name(queue)
         check_known(self.db, queue)
-        if moved := self.waiting().exclude(queue=queue).update_in_parts(queue=queue):
+        if moved := self.update_in_parts(
+            lambda jobs: jobs.waiting().exclude(queue=queue), queue=queue
+        ):
             notify_queues(self.db, [queue])
         return moved
 
@@ -207,7 +215,9 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
             raise ValueError(
                 f"priority={priority!r} is not a whole number from -100 to 100. Change it."
             )
-        return self.waiting().exclude(priority=priority).update_in_parts(priority=priority)
+        return self.update_in_parts(
+            lambda jobs: jobs.waiting().exclude(priority=priority), priority=priority
+        )
 
     def stoppable(self) -> JobQuerySet:
         """Filter running jobs without a stop request."""
@@ -226,7 +236,7 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
         if then not in ("discard", "retry"):
             raise ValueError(f'then={then!r} is neither "discard" nor "retry". Give one of them.')
         how = {"retry_requested": True} if then == "retry" else {"rerun_requested": False}
-        return self.stoppable().update_in_parts(stop_requested_at=Now(), **how)
+        return self.update_in_parts(JobQuerySet.stoppable, stop_requested_at=Now(), **how)
 
     # Lanes, and places in line.
 

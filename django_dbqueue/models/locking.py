@@ -8,7 +8,7 @@ primary key.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.core.exceptions import EmptyResultSet
@@ -100,10 +100,10 @@ def _key_of(row: Any) -> object:
     return row[0] if isinstance(row, tuple) else row
 
 
-def lock_keys(rows: QS, keys: Sequence[K]) -> list[K]:
-    """Lock the rows with these keys, except rows that other transactions have locked.
+def lock_keys(rows: QS, keys: Sequence[K], lock: Callable[[QS], QS] = lock) -> list[K]:
+    """Lock the rows with these keys, and return their keys.
 
-    Return the keys of the locked rows.
+    ``lock`` skips rows that other transactions have locked, or waits for them.
     """
     if _is_mysql(rows):
         field = rows.model._meta.pk
@@ -111,6 +111,13 @@ def lock_keys(rows: QS, keys: Sequence[K]) -> list[K]:
     else:
         wanted = rows.filter(pk__in=keys)
     return list(lock(wanted).order_by("pk").values_list("pk", flat=True))
+
+
+def is_of_one_table(rows: models.QuerySet[models.Model, object]) -> bool:
+    """Return True if the query reads each row of one table, and nothing beside it."""
+    query = rows.query
+    joined = [alias for alias in query.alias_map if query.alias_refcount[alias]]
+    return len(joined) <= 1 and not (query.distinct or query.annotations or query.extra_tables)
 
 
 def delete(rows: models.QuerySet[models.Model, object]) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import chain
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
 from django.db import connections, models, router
@@ -14,8 +14,11 @@ from django.db.models.constants import OnConflict
 from django.utils.duration import duration_iso_string
 
 from ..core.transactions import writing
-from .locking import lock_keys
+from .locking import is_of_one_table, lock, lock_keys, lock_waiting
 from .statement_size import in_statements
+
+if TYPE_CHECKING:
+    from typing import Self
 
 M = TypeVar("M", bound=models.Model)
 
@@ -96,24 +99,37 @@ class PrimaryQuerySet(models.QuerySet[M]):
         values = [[getattr(row, name) for name in names] for row in rows]
         self.upsert(names, values, key=(self.model._meta.pk.name,), fields=fields)
 
-    def update_in_parts(self, **changes: object) -> int:
-        """Update the rows that match now, in transactions of up to a thousand rows.
+    def update_in_parts(self, eligible: Callable[[Self], Self], **changes: object) -> int:
+        """Update the rows that are eligible now, in transactions of up to a thousand rows.
 
         Like ``update()``, but no transaction waits for a row while it holds another one. So none
-        is part of a deadlock, and no row is locked for long.
+        is part of a deadlock, and no row is locked for long. ``eligible`` filters by columns of
+        the rows themselves.
         """
-        ids = sorted(self.order_by().values_list("pk", flat=True))
+        rows, table = eligible(self), type(self)(self.model, using=self.db)
+        # Joined rows are not locked, and PostgreSQL locks neither them nor distinct or grouped
+        # rows: the conditions of such a query are evaluated again once the rows are locked.
+        is_lockable = is_of_one_table(rows)
+        lockable = rows if is_lockable else eligible(table)
         changed = 0
+
+        def change(keys: Sequence[Any], lock: Callable[[Self], Self] = lock) -> list[Any]:
+            nonlocal changed
+            with writing(self.db, savepoint=False):
+                locked = lock_keys(lockable, keys, lock)
+                matching = locked if is_lockable else keys_of(rows.filter(pk__in=locked))
+                changed += table.filter(pk__in=matching).update(**changes)
+            return locked
+
+        def keys_of(rows: Self) -> list[Any]:
+            return sorted(set(rows.order_by().values_list("pk", flat=True)))
+
+        ids = keys_of(rows)
         for start in range(0, len(ids), PART):
             part = ids[start : start + PART]
-            with writing(self.db, savepoint=False):
-                free = lock_keys(self, part)
-                changed += (
-                    self.model._base_manager.using(self.db).filter(pk__in=free).update(**changes)
-                )
-            if held := set(part).difference(free):
-                for pk in self.filter(pk__in=held).values_list("pk", flat=True):
-                    changed += self.filter(pk=pk).update(**changes)
+            if held := set(part).difference(change(part)):
+                for pk in keys_of(rows.filter(pk__in=held)):
+                    change([pk], lock_waiting)
         return changed
 
 
