@@ -69,7 +69,11 @@ OPERATED = [
     models.TaskState,
 ]
 # Methods that return the number of changed rows, and are not for operators.
-OF_THE_ENGINE = {"ProcessQuerySet.erase", "PrimaryQuerySet.update_in_parts"}
+OF_THE_ENGINE = {
+    "JobQuerySet.take_back_reruns",
+    "PrimaryQuerySet.update_in_parts",
+    "ProcessQuerySet.erase",
+}
 
 
 def described() -> Iterator[tuple[str, Any]]:

@@ -15,7 +15,6 @@ from .document import DocumentField
 from .enums import UNFINISHED, State
 from .expressions import Now
 from .job import Job, JobQuerySet
-from .locking import lock_waiting
 from .primary import PrimaryQuerySet
 
 
@@ -121,28 +120,10 @@ class Batch(models.Model):
 
     def discard(self) -> int:
         """Discard the batch's waiting jobs, and requested reruns of its jobs. Returns how many."""
-        return self._discard_reruns() + int(self.jobs().waiting().discard())
-
-    def _discard_reruns(self) -> int:
-        """Take back the requested reruns of running jobs.
-
-        They count as failed for all batches that wait for them. The current runs continue.
-        """
-        database, discarded = self._state.db, 0
-        shares = BatchShare.objects.using(database)
-        requested = self.jobs().running().filter(rerun_requested=True)
-        # One by one: no transaction waits for a row while it holds another one.
-        for pk in list(requested.values_list("pk", flat=True)):
-            with writing(database, savepoint=False):
-                row = lock_waiting(requested.filter(pk=pk)).values_list("attempt", flat=True)
-                if (attempt := row.first()) is None:
-                    continue
-                self.jobs().filter(pk=pk).update(rerun_requested=False)
-                awaited = shares.filter(job=pk, attempt__gt=attempt).values_list("pk", flat=True)
-                shares.filter(pk__in=list(awaited)).update(has_failed=True)
-                shares.bulk_create([BatchShare(batch_id=self.pk, job=pk, has_failed=True)])
-                discarded += 1
-        return discarded
+        reruns = self.jobs().take_back_reruns(
+            lambda jobs: jobs.running().filter(rerun_requested=True)
+        )
+        return reruns + int(self.jobs().waiting().discard())
 
     def leave(self, ids: Sequence[UUID]) -> None:
         """Remove jobs from the batch, as if it had not enqueued them."""

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 from uuid import UUID
 
@@ -18,6 +18,7 @@ from ..core.serialization import Json
 from ..core.time_values import seconds_or_time
 from ..core.uuid7 import uuid7
 from ..limits import LONGEST_KEY
+from .batch_share import BatchShare
 from .document import DocumentField
 from .enums import FINISHED, HIGHEST_PRIORITY, UNSUCCESSFUL, WAITING, Lane, OnLost, State
 from .expressions import (
@@ -235,8 +236,45 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
         """
         if then not in ("discard", "retry"):
             raise ValueError(f'then={then!r} is neither "discard" nor "retry". Give one of them.')
-        how = {"retry_requested": True} if then == "retry" else {"rerun_requested": False}
-        return self.update_in_parts(JobQuerySet.stoppable, stop_requested_at=Now(), **how)
+        if then == "retry":
+            return self.update_in_parts(
+                JobQuerySet.stoppable, stop_requested_at=Now(), retry_requested=True
+            )
+        return self.take_back_reruns(JobQuerySet.stoppable, stop_requested_at=Now())
+
+    def take_back_reruns(
+        self, eligible: Callable[[JobQuerySet], JobQuerySet], **changes: object
+    ) -> int:
+        """Change eligible running jobs, and take back their requested reruns.
+
+        Return the number of jobs. A rerun counts as failed for all batches that wait for it; the
+        current run continues.
+        """
+        return self.update_in_parts(
+            eligible, before=JobQuerySet._fail_reruns, rerun_requested=False, **changes
+        )
+
+    def _fail_reruns(self) -> None:
+        """Record the requested reruns of locked jobs as failed, for the batches that wait."""
+        shares = BatchShare.objects.using(self.db)
+        requested = self.filter(rerun_requested=True).values_list("pk", "attempt", "batch")
+        reruns = {pk: (attempt, batch) for pk, attempt, batch in requested}
+        if not reruns:
+            return
+        pending = shares.filter(job__in=list(reruns), has_failed=False)
+        awaited = [
+            pk
+            for pk, job, attempt in pending.values_list("pk", "job", "attempt")
+            if attempt > reruns[job][0]
+        ]
+        shares.filter(pk__in=awaited).update(has_failed=True)
+        shares.bulk_create(
+            [
+                BatchShare(batch_id=batch, job=pk, has_failed=True)
+                for pk, (_attempt, batch) in reruns.items()
+                if batch
+            ]
+        )
 
     # Lanes, and places in line.
 

@@ -99,12 +99,18 @@ class PrimaryQuerySet(models.QuerySet[M]):
         values = [[getattr(row, name) for name in names] for row in rows]
         self.upsert(names, values, key=(self.model._meta.pk.name,), fields=fields)
 
-    def update_in_parts(self, eligible: Callable[[Self], Self], **changes: object) -> int:
+    def update_in_parts(
+        self,
+        eligible: Callable[[Self], Self],
+        *,
+        before: Callable[[Self], None] | None = None,
+        **changes: object,
+    ) -> int:
         """Update the rows that are eligible now, in transactions of up to a thousand rows.
 
         Like ``update()``, but no transaction waits for a row while it holds another one. So none
         is part of a deadlock, and no row is locked for long. ``eligible`` filters by columns of
-        the rows themselves.
+        the rows themselves. ``before`` is called with locked rows before they are updated.
         """
         rows, table = eligible(self), type(self)(self.model, using=self.db)
         # Joined rows are not locked, and PostgreSQL locks neither them nor distinct or grouped
@@ -118,7 +124,10 @@ class PrimaryQuerySet(models.QuerySet[M]):
             with writing(self.db, savepoint=False):
                 locked = lock_keys(lockable, keys, lock)
                 matching = locked if is_lockable else keys_of(rows.filter(pk__in=locked))
-                changed += table.filter(pk__in=matching).update(**changes)
+                found = table.filter(pk__in=matching)
+                if before and matching:
+                    before(found)
+                changed += found.update(**changes)
             return locked
 
         def keys_of(rows: Self) -> list[Any]:

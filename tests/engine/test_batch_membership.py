@@ -294,6 +294,38 @@ def test_discarded_rerun_counts_as_failed_for_each_batch_that_waits_for_it(claim
     assert finish() == [*ENDED, *ENDED]
 
 
+@pytest.mark.parametrize("then", ["discard", "retry"])
+@pytest.mark.parametrize("state", [State.SUCCESSFUL, State.DISCARDED])
+def test_rerun_taken_back_by_a_stop_counts_as_failed_for_each_batch(claim, then, state):
+    keyed.enqueue(1)
+    (job,) = claim()
+    for number in (2, 3):
+        with batch(**BOTH):
+            keyed.enqueue(number)
+
+    assert Job.objects.stop(then) == 1
+    settle(job, state=state)
+
+    if then == "discard":
+        assert finish() == [*ENDED, *ENDED]
+    else:
+        assert finish() == []
+        settle(*claim())
+        assert finish() == sorted(2 * SUCCESSFUL)
+
+
+def test_stop_counts_for_batch_of_the_run_once_it_has_ended(claim):
+    with batch(**BOTH):
+        keyed.enqueue(1)
+    (job,) = claim()
+    keyed.enqueue(2)
+
+    assert Job.objects.stop() == 1
+    settle(job)
+
+    assert finish() == SUCCESSFUL
+
+
 # Callbacks and transactions
 
 
