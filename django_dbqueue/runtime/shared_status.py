@@ -61,13 +61,21 @@ class SharedStatus:
 
     @classmethod
     def create(cls, jobs: int) -> SharedStatus:
-        """Create a status in a new file, which only this user can read."""
+        """Create a status in a new file, which only this user can read.
+
+        Raises OSError if there is no space: a write to a mapped file without space is SIGBUS.
+        """
         name = f"dbqueue-{secrets.token_hex(16)}.status"
-        with os.fdopen(
-            os.open(_path(name), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b"
-        ) as file:
-            file.truncate(cls.size(jobs))
-        return cls.open(name)
+        path = _path(name)
+        try:
+            with os.fdopen(
+                os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
+            ) as file:
+                file.write(bytes(cls.size(jobs)))
+            return cls.open(name)
+        except OSError as error:
+            cls.remove(name)
+            raise OSError(error.errno, error.strerror, path) from error
 
     @classmethod
     def open(cls, name: str) -> SharedStatus:
