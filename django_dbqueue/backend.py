@@ -324,8 +324,8 @@ class DatabaseBackend(BaseTaskBackend):
             return [
                 Error(
                     f"TASKS[{self.alias!r}]['QUEUES']: {queues!r} is not a list of queue names. "
-                    "A name has 1 to 100 characters without * and comma; the first is neither - "
-                    "nor a space.",
+                    "A name has 1 to 100 characters without *, comma and NUL; the first is neither "
+                    "- nor a space.",
                     id="dbqueue.E005",
                 )
             ]

@@ -200,6 +200,14 @@ class TestExpires:
         with pytest.raises(InvalidTask, match="expires must be later than run_after"):
             tasks.add.using(run_after=run_after, expires=timezone.now() + HOUR)
 
+    @pytest.mark.parametrize(
+        ("year", "said"), [(9999, "not within 36,500 days from now"), (999, "not later than")]
+    )
+    def test_expires_that_no_database_stores_is_refused(self, year, said):
+        expires = datetime(year, 12, 31, tzinfo=timezone.get_current_timezone())
+        with pytest.raises(InvalidTask, match=f"expires: .* is {said}"):
+            tasks.add.using(expires=expires)
+
     def test_job_is_not_retried_after_its_expires(self):
         result = drained(timely.greet_again_in_an_hour.enqueue())
 

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from ..exceptions import InvalidOption
 
 # A valid queue name: a selector can express it, and the column holds it.
-NAME = re.compile(r"[^-*,\s][^*,]{0,99}")
+# PostgreSQL cannot store NUL, and no database a lone surrogate.
+NAME = re.compile(r"(?!.*[*,\0\ud800-\udfff])[^-\s].{0,99}", re.DOTALL)
 
 
 def check_name(name: object) -> None:
     """Raise ValueError for a value that cannot be a queue's name."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(
-            f"{name!r} is not a queue name. Give 1 to 100 characters without * and comma; the "
+            f"{name!r} is not a queue name. Give 1 to 100 characters without *, comma and NUL; the "
             "first must not be - or a space."
         )
 

@@ -34,6 +34,8 @@ def check_expires(expires: object, run_after: object) -> None:
         raise InvalidTask(
             f"expires must be {_a_datetime()}, not {expires!r}. Take it from django.utils.timezone."
         )
+    elif problem := problem_of(expires):
+        raise InvalidTask(f"expires: {problem}")
     else:
         _check_order(expires, run_after)
 
@@ -72,7 +74,7 @@ def seconds_of(delay: object, name: str) -> float:
 
 
 def problem_of(at: datetime) -> str:
-    """Return why a job cannot start at this time; "" if it can."""
+    """Return why a job cannot start or expire at this time; "" if it can."""
     if at.year <= FIRST_YEAR:
         return f"{at} is not later than the year {FIRST_YEAR}. Give a later time."
     if at - datetime.now(at.tzinfo) > LONGEST_WAIT:

@@ -29,7 +29,7 @@ class TaskState(Pausable):
 
     @classmethod
     def check_name(cls, name: object) -> None:
-        if not isinstance(name, str) or "." not in name or len(name) > 255:
+        if not isinstance(name, str) or "." not in name or "\0" in name or len(name) > 255:
             raise ValueError(
                 f"{name!r} is not a task. "
                 "Give its path, such as 'shop.tasks.confirm': its module_path."

@@ -114,13 +114,13 @@ def test_invalid_end_of_pause_is_refused(until):
         Queue.objects.named("mail").pause(until=until)
 
 
-@pytest.mark.parametrize("name", ["", "a,b", "*", "-mail", "x" * 101, None])
+@pytest.mark.parametrize("name", ["", "a,b", "*", "-mail", "x" * 101, "a\0", "\ud800", None])
 def test_invalid_queue_name_is_refused(name):
     with pytest.raises(ValueError, match="is not a queue"):
         Queue.objects.named(name)
 
 
-@pytest.mark.parametrize("name", ["", "confirm", "x." + "x" * 255, None, tasks.add])
+@pytest.mark.parametrize("name", ["", "confirm", "x." + "x" * 255, "x.\0", None, tasks.add])
 def test_invalid_task_path_is_refused(name):
     with pytest.raises(ValueError, match="is not a task"):
         TaskState.objects.named(name)

@@ -114,7 +114,7 @@ def test_waiting_jobs_are_moved_to_another_queue():
     assert states_of("mail") == sorted(every[3:])
 
 
-@pytest.mark.parametrize("name", ["", "a,b", "*", "-mail", "x" * 101, None])
+@pytest.mark.parametrize("name", ["", "a,b", "*", "-mail", "x" * 101, "a\0", "\ud800", None])
 def test_invalid_queue_name_is_refused(name):
     with pytest.raises(ValueError, match=r"is not a queue name\. Give 1 to 100 characters"):
         Job.objects.move(name)
