@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from inspect import Parameter
@@ -11,6 +10,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 from django import forms
 from django.db import transaction
+from django.utils.crypto import salted_hmac
 from django.utils.text import format_lazy
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -148,11 +148,14 @@ class EnqueueForm(forms.Form):
 
     @property
     def token(self) -> str:
-        """A digest of what the form would enqueue: a confirmation holds for this only."""
+        """A keyed digest of what the form would enqueue: a confirmation holds for this only."""
         values = self.cleaned_data
         place = [values["queue_name"], values["priority"], values["run_after"]]
         text = json.dumps([self._args, self._kwargs, place], default=repr)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        # Keyed: the arguments may have hidden values that can be guessed.
+        return salted_hmac(
+            "django_dbqueue.admin.enqueue_form", text, algorithm="sha256"
+        ).hexdigest()
 
     def enqueue(self) -> JobResult | None:
         """Enqueue the job. If the task refuses the call, add an error and return None."""

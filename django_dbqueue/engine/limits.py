@@ -67,7 +67,8 @@ def acquire(
             blocked[job.blocked_by].append(job.pk)
     for key, ids in blocked.items():
         Job.objects.using(database).filter(pk__in=ids).update(state=State.BLOCKED, blocked_by=key)
-    assign_times(database, [row for row in semaphores.values() if row.is_behind])
+    rates = [row for row in semaphores.values() if row.interval]
+    assign_times(database, [row for row in rates if row.pk in blocked or row.is_behind])
     behind = next_in_line(
         ClaimedJob.objects.using(database), admitted, limit - len(jobs), group_size
     )

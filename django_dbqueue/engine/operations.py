@@ -238,9 +238,26 @@ def _change_of(operation: Operation) -> _Change:
     is_same_attempt = Exists(item.filter(attempt=OuterRef("attempt")))
     # A key's job that has ended gets its next run in the same row.
     is_same_run = Q(key=None) | Q(enqueued_at__lte=undone.created_at)
+    is_last = ~Exists(_changes_since(undone, verb))
     return _Change(
-        lambda jobs: verb.untouched(jobs, value).filter(is_same_run, is_same_attempt),
+        lambda jobs: verb.untouched(jobs, value).filter(is_same_run, is_same_attempt, is_last),
         lambda jobs: _restore(jobs, verb, item),
+    )
+
+
+def _changes_since(operation: Operation, verb: Verb) -> QuerySet[OperationJob]:
+    """Return what later operations have changed of a job's columns that an undo would restore.
+
+    A change that was undone itself does not count.
+    """
+    database = operation._state.db
+    verbs = [name for name, each in VERBS.items() if {*each.restored}.intersection(verb.restored)]
+    later = Operation.objects.using(database).filter(pk__gt=operation.pk, verb__in=verbs)
+    changed = OperationJob.objects.using(database).filter(job=OuterRef("job"), changed=True)
+    undone = Exists(changed.filter(operation__undoes=OuterRef("operation")))
+    ids = list(later.values_list("pk", flat=True))
+    return OperationJob.objects.using(database).filter(
+        ~undone, job=OuterRef("pk"), operation__in=ids, changed=True
     )
 
 

@@ -132,6 +132,41 @@ def test_undo_leaves_jobs_that_ran_again_and_were_discarded_again():
     assert Job.objects.get(pk=job.pk).state == "discarded"
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((Verb.RUN_NOW,), (Verb.RESCHEDULE, far(9))),
+        ((Verb.RESCHEDULE, far(1)), (Verb.RESCHEDULE, far(9))),
+        ((Verb.RETRY,), (Verb.RESCHEDULE, far(9))),
+    ],
+)
+def test_undo_leaves_jobs_that_a_later_operation_has_changed(first, second):
+    """An undo took back the later change of another operator, too, and its own undo did nothing."""
+    a_job("failed" if first == (Verb.RETRY,) else "scheduled", run_after=far(5))
+    before = rows()
+    one = do(*first)
+    between = rows()
+    other = do(*second)
+    after = rows()
+
+    assert undo(one).changed == 0
+    assert rows() == after
+    assert undo(other).changed == 1
+    assert rows() == between != before
+
+
+def test_undo_restores_jobs_whose_later_change_was_undone_or_is_of_another_column():
+    a_job("scheduled", run_after=far(5))
+    before = rows()
+    one = do(Verb.RUN_NOW)
+    undo(do(Verb.DISCARD))
+    do(Verb.REPRIORITISE, 7)
+
+    assert undo(one).changed == 1
+    Job.objects.update(priority=0)
+    assert rows() == before
+
+
 def test_undo_of_move_leaves_jobs_that_were_moved_on():
     a_job()
     operation = do(Verb.MOVE, "slow")
