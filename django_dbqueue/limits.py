@@ -96,11 +96,11 @@ class Rate:
     The starts follow one another at even intervals, of ``per / number`` seconds.
 
     number: a whole number, at least 1 and below a million.
-    per: seconds, or a timedelta; above 0 and below 100 million seconds. A million jobs may start in
-        a second, no more.
+    per: seconds, or a timedelta; above 0 and below 100 million seconds. At most a million jobs
+        start in a second.
     key, group: as for Limit.
     burst: the number of jobs that may start together after a pause; a whole number, at least 1 and
-        below a million. At the rate, so many starts may take 36,500 days, no more.
+        below a million. At most 36,500 days of starts at the rate.
 
     Raises ValueError for another value.
     """

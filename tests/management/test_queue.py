@@ -392,9 +392,10 @@ def test_listings_show_naive_times(settings: Any, zone: str) -> None:
     drain()
     a_process("worker@here:1:abc")
     RecurringTask.objects.create(name="nightly", task="tests.tasks.add", cron="0 3 * * *")
-    finished = f"{Job.objects.get(pk=job.id).finished_at:%Y-%m-%d %H:%M:%S}"
+    row = Job.objects.get(pk=job.id)
 
-    assert finished in queue("jobs") and finished in queue("show", job.id)
+    assert f"{row.run_after:%Y-%m-%d %H:%M:%S}" in queue("jobs")
+    assert f"{row.finished_at:%Y-%m-%d %H:%M:%S}" in queue("show", job.id)
     for listing in (["queues"], ["failures"], ["recurring"], ["workers"], ["top", "--once"]):
         assert queue(*listing)
 
