@@ -5,6 +5,7 @@ Each child calls ``ended`` at its end. An outdated child is to be replaced.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -14,7 +15,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType
@@ -35,7 +35,7 @@ START = 60.0
 _spawning = threading.Lock()
 
 
-@contextmanager
+@contextlib.contextmanager
 def no_main_module() -> Iterator[None]:
     """Keep a spawned child from running the project's ``manage.py`` again.
 
@@ -155,7 +155,7 @@ class ChildProcess:
 
     def stop(self, *, now: bool = False) -> None:
         if self.exitcode is None and self.pid:
-            os.kill(self.pid, getattr(signal, "SIGQUIT", signal.SIGTERM) if now else signal.SIGTERM)
+            _kill(self.pid, getattr(signal, "SIGQUIT", signal.SIGTERM) if now else signal.SIGTERM)
 
     def join(self, timeout: float) -> None:
         self._process.join(timeout)
@@ -170,7 +170,7 @@ class ChildProcess:
         """
         if not child_main.STACKS or not self.pid:
             return ""
-        os.kill(self.pid, child_main.STACKS)
+        _kill(self.pid, child_main.STACKS)
         time.sleep(0.2)
         threads = Path(self._stacks.name).read_text(errors="replace").split("\n\n")
         return "\n\n".join(each for each in threads if executor.__file__ in each)
@@ -185,3 +185,9 @@ class ChildProcess:
 
 
 Child = ChildThread | ChildProcess
+
+
+def _kill(pid: int, number: int) -> None:
+    # It may have ended, and other code may have waited for it: then no process has this number.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import threading
 import time
 
@@ -40,6 +42,17 @@ def elsewhere(action):
     thread = threading.Thread(target=act)
     thread.start()
     thread.join(LONG)
+
+
+def test_child_whose_end_was_waited_for_elsewhere_is_stopped():
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(0,))
+    process.start()
+    os.waitpid(process.pid, 0)
+    child = object.__new__(children.ChildProcess)
+    child._process = process
+
+    child.stop()
+    child.stop(now=True)
 
 
 def test_child_that_fails_to_start_is_retried(backend, monkeypatch):
