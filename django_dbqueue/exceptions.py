@@ -26,7 +26,8 @@ class InvalidSchedule(QueueError, ValueError):
 class NotYetVisible(QueueError):
     """A result was waited for inside the transaction that enqueued its job.
 
-    No worker can see the job before the commit.
+    No worker can see the job before the commit. On SQLite this holds for any transaction: no worker
+    can end a job before it ends.
     """
 
 

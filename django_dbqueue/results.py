@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, overload
 from uuid import UUID
 
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .compat import (
     AnyFrameworkTask,
@@ -78,25 +82,30 @@ class JobResult(BaseResult):  # type: ignore[misc]
 
         timeout: the longest wait, in seconds; None waits without a limit.
 
-        Polls the database, every 5 ms at first and every 0.5 s in the end. Raises TimeoutError
-        after the timeout, while the job continues; NotYetVisible inside the transaction that
-        enqueued the job; and TaskResultDoesNotExist if the job was deleted.
+        Polls the database, every 5 ms at first and every 0.5 s in the end; inside a transaction, on
+        a connection of its own, as the transaction may not see what others commit. Raises
+        TimeoutError after the timeout, while the job continues; NotYetVisible inside the
+        transaction that enqueued the job, and inside any on SQLite; and TaskResultDoesNotExist if
+        the job was deleted.
         """
-        for pause in self._pauses(timeout):
-            try:
-                self.refresh()
-            except TaskResultDoesNotExist:
-                # If the queue is in another database, the job is written after the commit.
-                if self.enqueued_at is None and any(
-                    each.in_atomic_block for each in connections.all(initialized_only=True)
-                ):
-                    raise self._not_yet_visible() from None
-                raise
-            if self.is_finished:
-                break
-            if not pause:
-                self._must_be_visible()
-            time.sleep(pause)
+        with ExitStack() as stack:
+            refresh = self.refresh
+            for pause in self._pauses(timeout):
+                try:
+                    refresh()
+                except TaskResultDoesNotExist:
+                    # If the queue is in another database, the job is written after the commit.
+                    if self.enqueued_at is None and any(
+                        each.in_atomic_block for each in connections.all(initialized_only=True)
+                    ):
+                        raise self._not_yet_visible() from None
+                    raise
+                if self.is_finished:
+                    break
+                if not pause and self._connection.in_atomic_block:
+                    self._must_be_visible()
+                    refresh = partial(stack.enter_context(_other_thread()), refresh)
+                time.sleep(pause)
         return self
 
     async def await_(self, timeout: float | None = None) -> JobResult:
@@ -125,12 +134,19 @@ class JobResult(BaseResult):  # type: ignore[misc]
             "Is a worker running, and is the job due?"
         )
 
-    def _must_be_visible(self) -> None:
+    @property
+    def _connection(self) -> BaseDatabaseWrapper:
         backend: Any = self.task.get_backend()
-        if connections[backend.database].in_atomic_block and not _is_committed(
-            self.id, backend.database
-        ):
+        return connections[backend.database]
+
+    def _must_be_visible(self) -> None:
+        if not _is_committed(self.id, self._connection.alias):
             raise self._not_yet_visible()
+        if self._connection.vendor == "sqlite":
+            raise NotYetVisible(
+                f"On SQLite no worker can end job {self.id} before this transaction ends. "
+                "Wait for it after that."
+            )
 
     def _not_yet_visible(self) -> NotYetVisible:
         return NotYetVisible(
@@ -212,6 +228,16 @@ def _is_committed(result_id: str, database: str) -> bool:
             return cursor.fetchone() is not None
     finally:
         other.close()
+
+
+@contextmanager
+def _other_thread() -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Yield a function that calls another one on a thread, hence on a connection, of its own."""
+    with ThreadPoolExecutor(1, "dbqueue-wait") as thread:
+        try:
+            yield lambda function: thread.submit(function).result()
+        finally:
+            thread.submit(connections.close_all).result()
 
 
 def result_of(

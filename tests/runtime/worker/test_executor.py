@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from datetime import timedelta
 
 import pytest
-from django.db import OperationalError, transaction
+from django.db import OperationalError, connection, connections, transaction
 from django.test import override_settings
 from django.utils import timezone
 
 from django_dbqueue import testing
 from django_dbqueue.compat import TaskResultStatus, signals
+from django_dbqueue.exceptions import NotYetVisible
 from django_dbqueue.models import Execution, Failure, Job
 from django_dbqueue.models.execution import ExecutionQuerySet
 from django_dbqueue.results import result_of
@@ -365,15 +367,11 @@ class TestSignals:
 
 class TestWait:
     def test_wait_inside_enqueuing_transaction_is_refused(self):
-        from django_dbqueue.exceptions import NotYetVisible
-
         with pytest.raises(NotYetVisible, match="before this transaction commits"):
             tasks.add.enqueue(1).wait(timeout=1)
 
     @pytest.mark.django_db(transaction=True, databases=["default", "other"])
     def test_wait_inside_transaction_of_other_database_is_refused(self):
-        from django_dbqueue.exceptions import NotYetVisible
-
         with (
             transaction.atomic(),
             pytest.raises(NotYetVisible, match="before this transaction commits"),
@@ -381,10 +379,32 @@ class TestWait:
             tasks.add.using(backend="other").enqueue(1).wait(timeout=1)
 
     @pytest.mark.django_db(transaction=True)
-    def test_wait_inside_later_transaction_is_allowed(self):
+    @pytest.mark.skipif(connection.vendor == "sqlite", reason="No worker could end the job.")
+    def test_wait_inside_later_transaction_sees_what_others_commit(self):
         result = tasks.add.enqueue(1)
-        with transaction.atomic(), pytest.raises(TimeoutError):
-            result.wait(timeout=0.05)
+
+        def work():
+            time.sleep(0.2)
+            testing.drain()
+            connections.close_all()
+
+        worker = threading.Thread(target=work)
+        if connection.vendor == "mysql":
+            connection.cursor().execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        with transaction.atomic():
+            if connection.vendor == "postgresql":
+                connection.cursor().execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            assert Job.objects.count() == 1
+            worker.start()
+            assert result.wait(timeout=30).return_value == 1
+        worker.join()
+
+    @pytest.mark.django_db(transaction=True)
+    @pytest.mark.skipif(connection.vendor != "sqlite", reason="Others can write.")
+    def test_wait_inside_any_transaction_of_sqlite_is_refused(self):
+        result = tasks.add.enqueue(1)
+        with transaction.atomic(), pytest.raises(NotYetVisible, match="before this transaction"):
+            result.wait()
 
     def test_wait_with_zero_timeout_checks_once(self):
         assert run(tasks.add, 1).wait(timeout=0).return_value == 1
