@@ -24,6 +24,7 @@ from django.utils import timezone
 from django_dbqueue.contrib.mail import EmailBackend
 from django_dbqueue.core.alert_targets import CHECKS, AlertTarget
 from django_dbqueue.core.options import Options
+from django_dbqueue.doctor import queue as queue_checks
 from django_dbqueue.doctor.database import database_of
 from django_dbqueue.doctor.finding import Finding, Severity
 from django_dbqueue.doctor.queue import undelivered_alerts
@@ -37,7 +38,7 @@ from django_dbqueue.runtime.alert_watch import AlertWatch
 from django_dbqueue.testing import drain
 
 from . import tasks
-from .conftest import LONG, log_of, until, with_options
+from .conftest import LONG, a_process, log_of, until, with_options
 
 pytestmark = [
     pytest.mark.django_db,
@@ -196,8 +197,8 @@ class TestProblem:
         assert due() == ["over lag mail"]
         examine(LATE)
         assert due() == []
-        for _minute in range(61):
-            pass_time(60)
+        for _look in range(122):
+            pass_time(30)
             examine(LATE)
         assert due() == ["active lag mail"]
 
@@ -256,8 +257,8 @@ class TestProblem:
         being_sent = take_due("default", TARGET)
         examine(LATE)
         note_sent("default", being_sent)
-        for _minute in range(61):
-            pass_time(60)
+        for _look in range(122):
+            pass_time(30)
             examine(LATE)
         assert due() == ["active lag mail"]
 
@@ -621,6 +622,26 @@ class TestWatch:
         drain()
         (said,) = round_of_the_watch()
         assert "It was resolved, and has been seen again since" in said
+
+    def test_problem_that_is_only_counted_is_not_over(self, backend, monkeypatch):
+        target = AlertTarget(way="function", to=TARGET.to, after=0.0, checks=("lag",))
+        watch = AlertWatch(backend, backend.config)
+        a_process("worker@here:1:abc", details={"queues": "other", "threads": 8})
+
+        def look(*late: str) -> list[str]:
+            for age, queue in enumerate(late, 1):
+                at = timezone.now() - timedelta(hours=age)
+                Job.objects.create(task="t", queue=queue, run_after=at)
+            pass_time(70)
+            watch._examine(database_of(backend), target)
+            return due(target)
+
+        monkeypatch.setattr(queue_checks, "MOST", 1)
+        assert look("mail") == ["active lag mail"]
+        assert look("mail", "pdf") == ["active lag (others)", "active lag pdf"]
+        assert look() == []
+        Job.objects.filter(queue="mail").delete()
+        assert sorted(look()) == ["over lag (others)", "over lag mail"]
 
 
 @pytest.mark.django_db(transaction=True)

@@ -124,7 +124,7 @@ class EnqueueForm(forms.Form):
     def _value(self, parameter: Parameter) -> Any:
         """Return the value of a field; EMPTY for the default of the function."""
         name = parameter.name
-        if self.data.get(PREFIX + name, "") != "":
+        if self._is_filled_in(name):
             return self.cleaned_data[PREFIX + name]
         if name in self._given and self._is_hidden(name):
             return self._given[name]
@@ -132,18 +132,24 @@ class EnqueueForm(forms.Form):
             return EMPTY
         return "" if isinstance(self.fields[PREFIX + name], TextField) else None
 
+    def _is_filled_in(self, name: str) -> bool:
+        return bool(self.data.get(PREFIX + name, "") != "")
+
     @property
     def changes(self) -> list[Change]:
-        """The differences to the job that is run again. Hidden values are not shown."""
+        """The differences to the job that is run again.
+
+        Hidden values are neither shown nor compared, as a value could be guessed: those that the
+        user has entered count as changed.
+        """
         found = []
         for each in self._parameters:
-            before, after = self._given.get(each.name, EMPTY), self._value(each)
-            if _as_text(before) == _as_text(after):
-                continue
+            before, after = map(_as_text, (self._given.get(each.name, EMPTY), self._value(each)))
             if self._is_hidden(each.name):
-                found.append(Change(each.name, HIDDEN, _("changed")))
-            else:
-                found.append(Change(each.name, _as_text(before), _as_text(after)))
+                if self._is_filled_in(each.name):
+                    found.append(Change(each.name, HIDDEN, _("changed")))
+            elif before != after:
+                found.append(Change(each.name, before, after))
         return found
 
     @property

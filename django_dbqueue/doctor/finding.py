@@ -28,7 +28,7 @@ class Finding:
     what: the finding, with its figure. why: its effect on a queue. remedy: a statement or a setting
     to copy. subject: the queue, row or process kind that it is about, if a check finds several; it
     stays the same while figures change. is_event: whether it reports an event, which is not over
-    when it is no longer found.
+    when it is no longer found. further: the subjects that it counts without naming them.
     """
 
     what: str
@@ -37,6 +37,7 @@ class Finding:
     severity: Severity = Severity.WARNING
     subject: str = ""
     is_event: bool = False
+    further: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

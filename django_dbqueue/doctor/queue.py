@@ -6,7 +6,7 @@ These checks do index lookups only.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -173,6 +173,7 @@ def lag(database: QueueDatabase) -> Iterator[Finding]:
             _("As above. The page Queues of the admin lists all queues."),
             Severity.WARNING if rest[0][-1] else Severity.CRITICAL,
             OTHERS,
+            further=tuple(queue for _rank, _seconds, queue, _serving in rest),
         )
 
 
@@ -262,6 +263,7 @@ def overdue_recurring_tasks(database: QueueDatabase) -> Iterator[Finding]:
             _("Correct the recurring task in the admin or by SQL, or disable it."),
             Severity.CRITICAL,
             f"{OTHERS}, invalid",
+            further=tuple(row.name for row in invalid),
         )
     if rest := [row for row in overdue[MOST:] if not row.problem]:
         said = ngettext(
@@ -275,6 +277,7 @@ def overdue_recurring_tasks(database: QueueDatabase) -> Iterator[Finding]:
             DISPATCH,
             Severity.CRITICAL,
             OTHERS,
+            further=tuple(row.name for row in rest),
         )
 
 
@@ -371,7 +374,8 @@ def stalled_operations(database: QueueDatabase) -> Iterator[Finding]:
     old = Operation.objects.using(database.alias).filter(
         created_at__lt=now_plus(-LATE["operations"])
     )
-    for each in old.stalled().order_by("pk")[:MOST]:
+    stalled = list(old.stalled().order_by("pk")[:1000])
+    for each in stalled[:MOST]:
         yield Finding(
             _(
                 "The operation %(name)s has not ended, and no job goes on with it: %(done)s of "
@@ -382,6 +386,7 @@ def stalled_operations(database: QueueDatabase) -> Iterator[Finding]:
             _("The page Operations of the admin can continue it, or stop and undo it."),
             subject=str(each.pk),
         )
+    yield from _further(str(each.pk) for each in stalled[MOST:])
 
 
 def unknown_tasks(database: QueueDatabase) -> Iterator[Finding]:
@@ -393,7 +398,8 @@ def unknown_tasks(database: QueueDatabase) -> Iterator[Finding]:
     tried = database.jobs.scheduled().attempted().order_by("run_after")
     errors = tried.values_list("task", Subquery(last.values("error_type")[:1]))[:MOST_TRIED]
     found = Counter(task for task, error in errors if error == UNKNOWN_TASK)
-    for task, number in sorted(found.items(), key=lambda it: (-it[1], it[0]))[:MOST]:
+    ranked = sorted(found.items(), key=lambda it: (-it[1], it[0]))
+    for task, number in ranked[:MOST]:
         yield Finding(
             _("No live worker knows the task %(task)s. Jobs that wait for it: %(count)s.")
             % {"task": one_line(task), "count": _number(number)},
@@ -401,11 +407,14 @@ def unknown_tasks(database: QueueDatabase) -> Iterator[Finding]:
             _("Deploy workers that have the task, or discard its jobs."),
             subject=task,
         )
+    yield from _further(task for task, _number in ranked[MOST:])
 
 
 def interrupted_moves(database: QueueDatabase) -> Iterator[Finding]:
     moves = Operation.objects.using(database.alias).holding()
-    for each in moves.filter(finished_at__lt=now_plus(-LATE["operations"])).order_by("pk")[:MOST]:
+    late = moves.filter(finished_at__lt=now_plus(-LATE["operations"])).order_by("pk")
+    interrupted = list(late[:1000])
+    for each in interrupted[:MOST]:
         yield Finding(
             _("A move to the backend %(backend)s was interrupted. It holds jobs: %(count)s.")
             % {"backend": each.value, "count": _number(each.total - each.done)},
@@ -413,6 +422,7 @@ def interrupted_moves(database: QueueDatabase) -> Iterator[Finding]:
             _("Repeat manage.py queue move: it completes interrupted moves first."),
             subject=str(each.pk),
         )
+    yield from _further(str(each.pk) for each in interrupted[MOST:])
 
 
 def orphaned_jobs(database: QueueDatabase) -> Iterator[Finding]:
@@ -471,7 +481,8 @@ def _kept_too_long(rows: JobQuerySet, name: str, seconds: float | None) -> Itera
 def undelivered_alerts(database: QueueDatabase) -> Iterator[Finding]:
     rows = Alert.objects.using(database.alias).undelivered().order_by("-pk")[:1000]
     errors = {alert.target: alert.error for alert in rows}
-    for target, error in list(errors.items())[:MOST]:
+    ranked = list(errors.items())
+    for target, error in ranked[:MOST]:
         yield Finding(
             _("Alerts cannot be sent by %(target)s: %(error)s")
             % {"target": target, "error": one_line(error) or _("there is no answer.")},
@@ -479,6 +490,18 @@ def undelivered_alerts(database: QueueDatabase) -> Iterator[Finding]:
             "python manage.py queue alerts --test",
             subject=target,
         )
+    yield from _further(target for target, _error in ranked[MOST:])
+
+
+def _further(subjects: Iterable[str]) -> Iterator[Finding]:
+    if rest := tuple(subjects):
+        said = ngettext(
+            "%(count)s further finding of this kind.",
+            "%(count)s further findings of this kind.",
+            len(rest),
+        )
+        named = {"count": _number(len(rest))}
+        yield Finding(said % named, _("As above."), _("As above."), subject=OTHERS, further=rest)
 
 
 def _alive(database: QueueDatabase) -> list[Process]:

@@ -50,11 +50,16 @@ Problems = Mapping[tuple[str, str], Problem]
 
 
 def note(
-    database: str, target: AlertTarget, found: Problems, unknown: Collection[str] = ()
+    database: str,
+    target: AlertTarget,
+    found: Problems,
+    unknown: Collection[str] = (),
+    further: Collection[tuple[str, str]] = (),
 ) -> None:
     """Update the target's alerts by what the checks find now.
 
     ``unknown`` are the checks that could not run: the problems that they found may last.
+    ``further`` are problems that are found, but counted together in another one.
     """
     alerts = Alert.objects.using(database)
     named = Q(check_name__in={key[0] for key in found}, subject__in={key[1] for key in found})
@@ -76,6 +81,8 @@ def note(
     for key, row in known.items():
         if problem := found.get(key):
             _note_found(alerts.filter(pk=row.pk), row, target, problem)
+        elif key in further:
+            alerts.filter(pk=row.pk, ended_at=None).update(found_at=Now())
         elif row.check_name not in unknown and not row.is_over:
             _note_absent(alerts.filter(pk=row.pk), row, target)
 

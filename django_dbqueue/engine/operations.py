@@ -189,6 +189,9 @@ def _finish_next(database: str, pk: int) -> Operation:
             return operation
         if job is None or operation.stop_requested_at:
             row.update(finished_at=Now())
+            if job is None:
+                # Without an effect: the operation can still be undone.
+                row.filter(verb=Operation.Verb.UNDO, changed=0).update(undoes=None)
             return row.get()
         list(lock_waiting(Job.objects.using(database).filter(pk=job)).values_list("pk"))
         operation.done += _process(operation, [job])

@@ -73,7 +73,9 @@ def undo(operation: Operation, **columns: Any) -> Operation:
             if all(_stored(getattr(row, name)) == value for name, value in after.items()):
                 restored = {name: _loaded(value) for name, value in before.items()}
                 undoing.changed += table.filter(pk=row.pk).update(**restored)
-        operations.store(undoing, "changed")
+        if not undoing.changed:
+            undoing.undoes = None  # The operation can be undone once this has an effect.
+        operations.store(undoing, "changed", "undoes")
         if model is Queue:  # Workers wait for a notification of a queue that is not paused.
             notify_queues(str(database), list(changes)[:WOKEN])
     undoing.refresh_from_db(using=database)

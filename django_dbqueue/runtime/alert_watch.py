@@ -83,7 +83,13 @@ class AlertWatch:
             for name, each in results
             if isinstance(each, Finding) and target.wants(name, each.severity)
         }
-        note(queue.alias, target, found, unknown)
+        further = {
+            (name, subject[:255])
+            for name, each in results
+            if isinstance(each, Finding)
+            for subject in each.further
+        }
+        note(queue.alias, target, found, unknown, further)
 
     def _send(self, database: str, target: AlertTarget) -> None:
         with deadline(self._options.answer_limit):

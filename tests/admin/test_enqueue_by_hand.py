@@ -304,10 +304,13 @@ class TestRunAgain:
         assert re.search(r'name="queue_name" value="slow"', text)
         assert "secret" not in text
 
+    @pytest.mark.parametrize("is_guessed", [False, True])
     def test_changes_are_shown_before_anything_is_enqueued(
-        self, operator: Client, job: Job, address: str
+        self, operator: Client, job: Job, address: str, is_guessed: bool
     ) -> None:
-        values = {"customer": "18", "text": "x", "token": "secret-3", "queue_name": "slow"}
+        # The value that the job has counts as changed, too: else it could be guessed.
+        token = "secret-1" if is_guessed else "secret-3"
+        values = {"customer": "18", "text": "x", "token": token, "queue_name": "slow"}
         response = submit(operator, address, **values)
 
         assert Job.objects.count() == 1
@@ -316,17 +319,17 @@ class TestRunAgain:
             ("customer", "17", "18"),
             ("token", "••••••", "changed"),
         ]
-        token = response.context["form"].token
+        digest = response.context["form"].token
         other = operator.post(
-            address, {**PLACE, "arg_customer": "19", "arg_text": "x", "confirmed": token}
+            address, {**PLACE, "arg_customer": "19", "arg_text": "x", "confirmed": digest}
         )
         assert Job.objects.count() == 1 and other.status_code == 200
 
         given = {f"arg_{name}": value for name, value in values.items() if name not in PLACE}
-        operator.post(address, {**PLACE, **given, "queue_name": "slow", "confirmed": token})
+        operator.post(address, {**PLACE, **given, "queue_name": "slow", "confirmed": digest})
 
         new = Job.objects.exclude(pk=job.pk).get()
-        assert new.kwargs == {**job.kwargs, "customer": 18, "token": "secret-3"}
+        assert new.kwargs == {**job.kwargs, "customer": 18, "token": token}
         assert new.queue == "slow"
 
     def test_hidden_values_that_are_left_empty_are_those_of_the_job(

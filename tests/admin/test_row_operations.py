@@ -72,6 +72,9 @@ def test_undo_leaves_a_row_that_was_changed_since(operator: Client, mail: Queue)
 
     assert "Unchanged, as they have started or changed since: 1." in text
     assert Queue.objects.get().limit == 2
+    Queue.objects.restrict(9)
+    assert "Undone: 1 change." in undo(operator, verb="restrict")
+    assert Queue.objects.get().limit == 4
 
 
 def test_undo_of_a_limit_leaves_a_pause_of_another_time(operator: Client, mail: Queue) -> None:

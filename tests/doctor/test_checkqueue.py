@@ -690,7 +690,7 @@ def test_operation_whose_job_has_ended_is_found(alive):
     assert findings("stalled-operations") == []
 
 
-def test_jobs_that_no_worker_knows_are_found(alive):
+def test_jobs_that_no_worker_knows_are_found(alive, monkeypatch):
     for number in range(3):
         row = tasks.add.enqueue(number)
         Job.objects.filter(pk=row.id).update(
@@ -705,6 +705,9 @@ def test_jobs_that_no_worker_knows_are_found(alive):
         "No live worker knows the task shop.tasks.renamed. Jobs that wait for it: 2.",
         "No live worker knows the task shop.tasks.gone. Jobs that wait for it: 1.",
     ]
+    with monkeypatch.context() as patch:
+        patch.setattr(queue, "MOST", 1)
+        assert findings("unknown-tasks")[1]["what"] == "1 further finding of this kind."
     # A new run of its key.
     Job.objects.filter(task="shop.tasks.gone").update(attempts_before=F("attempt"))
     assert [each["what"] for each in findings("unknown-tasks")] == [found[0]["what"]]

@@ -267,6 +267,19 @@ def test_operation_is_undone_once():
         operations.create_undo(operation)
 
 
+def test_undo_without_an_effect_leaves_the_operation_undoable():
+    job = a_job()
+    operation = do(Verb.DISCARD)
+    Job.objects.update(state="ready", finished_at=None)
+
+    assert undo(operation).changed == 0
+
+    assert list(Operation.objects.undoable()) == [operation]
+    Job.objects.filter(pk=job.pk).discard()
+    assert undo(operation).changed == 1
+    assert not Operation.objects.undoable().exists()
+
+
 def test_operation_of_no_jobs_ends_at_once():
     operation = do(Verb.DISCARD)
 
