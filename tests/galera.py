@@ -10,9 +10,10 @@ import socket
 import subprocess
 import tempfile
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
+from .ports import free_port
 from .proxy import Proxy
 
 PROVIDER = next(
@@ -158,7 +159,7 @@ class Cluster:
         (self._folder / "new" / "grastate.dat").write_text(state)
 
     def _start(self) -> None:
-        ports = _free_ports(3 * NUMBER)
+        ports = [free_port() for _ in range(3 * NUMBER)]
         members = [
             f"0000000{number}-0000-11ee-8000-000000000001" for number in range(1, NUMBER + 1)
         ]
@@ -223,11 +224,3 @@ class Balancer(Proxy):
             with suppress(OSError):
                 return socket.create_connection(("127.0.0.1", node.port))
         raise OSError("No node serves.")
-
-
-def _free_ports(number: int) -> list[int]:
-    with ExitStack() as stack:
-        return [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-            for _ in range(number)
-        ]

@@ -7,7 +7,6 @@ import fcntl
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,8 @@ from typing import Any
 import psycopg
 import pytest
 from django.conf import settings
+
+from .ports import free_port
 
 # Nothing has to outlive the machine, and what a killed process has written the system still has.
 QUICK = {
@@ -73,11 +74,6 @@ def _user() -> str | None:
 
 def run(*command: Any) -> None:
     subprocess.run(list(map(str, command)), check=True, capture_output=True, user=_user(), cwd="/")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 class Server:

@@ -33,7 +33,8 @@ from django_dbqueue.testing import drain
 from . import tasks
 from .conftest import LONG, a_process, address_of_the_test_database, log_of, until
 from .management.test_health import ask
-from .servers import find, free_port
+from .ports import free_port
+from .servers import find
 from .tables.test_query_plans import analyze, double, explained
 
 FILES = settings.BASE_DIR / "docs" / "deployment"

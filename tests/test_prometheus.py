@@ -32,6 +32,7 @@ from django_dbqueue.testing import drain
 
 from . import tasks
 from .conftest import LONG, a_process, log_of, until
+from .ports import free_port
 from .servers import find
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -306,11 +307,6 @@ class TestView:
 
         assert answer["Content-Type"].startswith("application/openmetrics-text")
         assert answer.content.endswith(b"# EOF\n")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def fetch(port: int, path: str = "/metrics") -> str:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import urllib.request
-from contextlib import closing
 
 import pytest
 from django.conf import settings
 from django.db import connection
 
 from ..conftest import until
+from ..ports import free_port
 from .test_accessibility import violations
 
 pytestmark = [
@@ -54,8 +53,7 @@ def example(tmp_path):
 
     for arguments in (["migrate", "-v0"], ["shell", "-v0", "-c", FILL]):
         subprocess.run(manage(*arguments), cwd=settings.BASE_DIR, env=env, check=True)
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     with (tmp_path / "log").open("w") as log:
         server = subprocess.Popen(
             manage("runserver", "--noreload", address),

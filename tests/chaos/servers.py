@@ -11,6 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from ..ports import free_port
+
 # Seconds that a server has to recover from a crash.
 STARTS_WITHIN = 300.0
 
@@ -71,8 +73,7 @@ class MariaDB:
             *self._user(),
         ]
         subprocess.run([*install, "--skip-test-db"], check=True, capture_output=True)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
+        self._port = free_port()
         self._start()
         self.url = f"mysql://root@127.0.0.1:{self._port}/chaos"
         subprocess.run(

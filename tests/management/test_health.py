@@ -20,7 +20,7 @@ from django_dbqueue.runtime.supervisor.supervisor import Supervisor
 
 from .. import tasks
 from ..conftest import LONG, a_process, log_of, until
-from ..test_prometheus import free_port
+from ..ports import free_port
 from .test_several_backends import through_proxy  # noqa: F401
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
