@@ -16,6 +16,7 @@ from django.utils import timezone
 from ..backend import DatabaseBackend
 from ..exceptions import InvalidTaskPath
 from ..models import ClaimedJob
+from ..models.enums import State
 from ..registry import load
 from ..runtime.worker.attempt import Attempt
 from ..runtime.worker.task_call import ThreadCall
@@ -27,6 +28,8 @@ from .selection import missing
 def run(pk: UUID, backend: DatabaseBackend, debugged: OutputWrapper | None) -> Row:
     """Run the task of a job, inside the project's middleware. Return what it ``returned``, if so.
 
+    The middleware's ``ended()`` is not called, as the job has not ended.
+
     debugged: where to write the traceback of a task that fails, before the debugger starts there;
         None raises its exception.
 
@@ -37,7 +40,10 @@ def run(pk: UUID, backend: DatabaseBackend, debugged: OutputWrapper | None) -> R
         raise CommandError(missing([pk], backend))
     unchanged = {"id": str(job.pk), "task": job.task, "state": job.state}
     job.claimed_at, job.process = timezone.now(), None
+    # As if it ran, for the number of the attempt.
+    job.state = State.RUNNING
     attempt = Attempt(ThreadCall(job), backend)
+    attempt.earlier = list(attempt.executions.of_this_stage(job))
     try:
         attempt.task = load(job.task)
     except InvalidTaskPath as error:
@@ -48,10 +54,9 @@ def run(pk: UUID, backend: DatabaseBackend, debugged: OutputWrapper | None) -> R
         call = async_to_sync(function) if is_coroutine(function.func) else function
         with transaction.atomic(backend.database) if attempt.task.atomic else nullcontext():
             value = call()
-    except (KeyboardInterrupt, SystemExit):
-        raise
     except BaseException as error:  # Also the task's request to run again later.
-        if not debugged:
+        attempt.error = error
+        if not debugged or isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         debugged.write("".join(traceback.format_exception(error)))
         pdb.post_mortem(error.__traceback__)

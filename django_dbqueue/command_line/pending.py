@@ -79,7 +79,9 @@ def _callbacks(backend: DatabaseBackend) -> Iterator[Row]:
 
 
 def _recurring(backend: DatabaseBackend) -> Iterator[Row]:
-    for row in RecurringTask.objects.using(backend.database).enabled().order_by("name"):
+    # Rows from code follow the code: dispatchers update them, and delete those that are gone.
+    rows = RecurringTask.objects.using(backend.database).enabled().filter(is_from_code=False)
+    for row in rows.order_by("name"):
         try:
             target.resolve(row, backend.database, backend.alias)
         except (InvalidTaskPath, InvalidSchedule) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from django.db import DEFAULT_DB_ALIAS, Error
+from django.db import DEFAULT_DB_ALIAS
 
 from . import bloat, innodb, mysql, postgresql, queue, snapshots, sqlite, vacuum
 from .database import QueueDatabase
@@ -97,7 +97,7 @@ def _results(check: Check, database: QueueDatabase) -> list[Finding | NotChecked
     try:
         with database.bounded():
             return list(check(database))
-    except Error as error:
+    except Exception as error:
         return [
             NotChecked(
                 f"This check failed: {_first_line(error)}",
@@ -108,7 +108,7 @@ def _results(check: Check, database: QueueDatabase) -> list[Finding | NotChecked
         ]
 
 
-def _missing_grant(database: QueueDatabase, error: Error) -> str:
+def _missing_grant(database: QueueDatabase, error: Exception) -> str:
     is_refused = (
         database.connection.vendor == "mysql"
         and error.args
@@ -120,7 +120,7 @@ def _missing_grant(database: QueueDatabase, error: Error) -> str:
 def _unusable(database: QueueDatabase) -> tuple[str, Finding | NotChecked] | None:
     try:
         database.connection.ensure_connection()
-    except Error as error:
+    except Exception as error:
         return "connection", NotChecked(
             f"The database cannot be reached: {_first_line(error)}",
             f"Start the database server, or correct {database.setting}.",
@@ -128,7 +128,7 @@ def _unusable(database: QueueDatabase) -> tuple[str, Finding | NotChecked] | Non
         )
     try:
         database.jobs.exists()
-    except Error as error:
+    except Exception as error:
         migrate = (
             "migrate"
             if database.alias == DEFAULT_DB_ALIAS
@@ -143,6 +143,6 @@ def _unusable(database: QueueDatabase) -> tuple[str, Finding | NotChecked] | Non
     return None
 
 
-def _first_line(error: Error) -> str:
+def _first_line(error: Exception) -> str:
     # MySQL's driver gives the error code first.
     return str(error.args[-1] if error.args else error).strip().partition("\n")[0]

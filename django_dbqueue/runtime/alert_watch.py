@@ -56,11 +56,11 @@ class AlertWatch:
         database = self._backend.database
         prepare(database, self._options.statement_limit)
         problem = RepeatedProblem(f"alerts: the queue could not be examined for {target.name}")
-        # By the alias of the backend: the connection of this one is prepared.
-        queue = QueueDatabase(database, database_of(self._backend).backends)
         while not self._ended.is_set():
             leave_old_connections()
             try:
+                # By the alias of the backend: the connection of this one is prepared.
+                queue = QueueDatabase(database, database_of(self._backend).backends)
                 with deadline(self._options.answer_limit):
                     self._examine(queue, target)
                 self._send(database, target)

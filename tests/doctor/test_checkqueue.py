@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 from django.db.models import F
@@ -247,6 +248,42 @@ def test_misuse_is_unknown_to_monitoring(transactional_db, settings):
     with pytest.raises(CommandError, match="Did you mean 'ready_within'") as error:
         call_command("checkqueue")
     assert error.value.returncode == 3
+
+
+@pytest.mark.parametrize("command", ["checkqueue", "queuehealth"])
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        ({"BACKEND": "gone.Backend"}, "InvalidTaskBackend: .*gone.Backend"),
+        ({"OPTIONS": {"database": "gone"}}, "gone"),
+    ],
+    ids=["backend", "database"],
+)
+def test_wrong_settings_are_unknown_to_monitoring(
+    transactional_db, settings, command, backend, said
+):
+    settings.TASKS = {**settings.TASKS, "wrong": {**settings.TASKS["default"], **backend}}
+
+    with pytest.raises(CommandError, match=said) as error:
+        call_command(command)
+    assert error.value.returncode == 3
+
+
+@pytest.mark.parametrize("command", ["checkqueue", "queuehealth"])
+def test_database_without_its_driver_is_unknown_to_monitoring(
+    transactional_db, monkeypatch, command
+):
+    def connect():
+        raise ImproperlyConfigured("Error loading psycopg_pool module.")
+
+    monkeypatch.setattr(connections["default"], "ensure_connection", connect)
+    out = io.StringIO()
+
+    with pytest.raises(SystemExit) as ended:
+        call_command(command, "--database=default", stdout=out)
+
+    assert ended.value.code == 3
+    assert "Error loading psycopg_pool module." in out.getvalue()
 
 
 def test_ignored_check_is_not_reported(transactional_db):

@@ -436,7 +436,9 @@ class TestPending:
                 tasks.add.enqueue(1)
             callback = {**opened._batch.on_finish, "task": "tests.tasks.gone"}
             Batch.objects.filter(pk=opened.id).update(on_finish=callback)
-        RecurringTask.objects.create(name="old", task="tests.tasks.gone", cron="0 3 * * *")
+        gone = {"task": "tests.tasks.gone", "cron": "0 3 * * *"}
+        RecurringTask.objects.create(name="old", **gone)
+        RecurringTask.objects.create(name="from older code", is_from_code=True, **gone)
 
         code, said = self.check()
         out = io.StringIO()

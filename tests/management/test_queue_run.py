@@ -14,7 +14,8 @@ from django_dbqueue.exceptions import Snoozed
 from django_dbqueue.models import Execution, Job, Process
 from django_dbqueue.models.expressions import now_plus
 
-from .. import tasks, timely
+from .. import tasks, test_middleware, timely
+from ..conftest import with_options
 from ..models import Run
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
@@ -50,6 +51,20 @@ def test_job_of_another_database_is_found() -> None:
     assert "returned 5" in run(pk, "--backend", "other")
     with pytest.raises(CommandError, match="The backend 'default' has no job"):
         run(pk, "--backend", "default")
+
+
+def test_middleware_sees_the_error_and_the_first_attempt() -> None:
+    pk = tasks.fail.enqueue("no such order").id
+    test_middleware.log.clear()
+
+    with with_options(middleware=["tests.test_middleware.Noted"]), pytest.raises(ValueError):
+        run(pk)
+
+    assert test_middleware.log == [
+        ("noted", "enter", 1),
+        ("noted", "raised", "ValueError"),
+        ("noted", "exit"),
+    ]
 
 
 def test_error_is_raised_without_a_debugger() -> None:

@@ -6,9 +6,10 @@ import json
 import sys
 import textwrap
 from argparse import ArgumentParser
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from typing import Any, NoReturn
+from functools import wraps
+from typing import Any, NoReturn, ParamSpec
 
 from django.core.management.base import (
     BaseCommand,
@@ -23,11 +24,29 @@ from ...core.documentation import reference
 from ...doctor.database import QueueDatabase, queue_databases
 from ...doctor.finding import Finding, NotChecked, Severity
 from ...doctor.runner import examine, names
-from ...exceptions import InvalidOption
 
+P = ParamSpec("P")
 Found = list[tuple[str, Finding | NotChecked]]
 # Exit codes of monitoring plugins; the first severity that a result has decides.
 EXIT_CODES = {Severity.CRITICAL: 2, Severity.UNKNOWN: 3, Severity.WARNING: 1}
+
+
+def unknown_if_it_fails(handle: Callable[P, None]) -> Callable[P, None]:
+    """Have a command that fails end with UNKNOWN: Python's own exit code is that of WARNING."""
+
+    @wraps(handle)
+    def handle_or_fail(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            handle(*args, **kwargs)
+        except CommandError:
+            raise
+        except Exception as error:
+            raise CommandError(
+                f"The queue could not be checked: {type(error).__name__}: {error}",
+                returncode=EXIT_CODES[Severity.UNKNOWN],
+            ) from error
+
+    return handle_or_fail
 
 
 class Command(BaseCommand):
@@ -57,6 +76,7 @@ class Command(BaseCommand):
 
     # Monitoring and its searches need the same words in each project.
     @no_translations
+    @unknown_if_it_fails
     def handle(self, *args: object, **options: Any) -> None:
         if unknown := set(options["ignore"]) - set(names()):
             raise CommandError(
@@ -127,16 +147,13 @@ def chosen_databases(database: str | None, backend: str | None) -> list[QueueDat
         for each in map(task_backends.__getitem__, task_backends)
         if isinstance(each, DatabaseBackend)
     ]
-    try:
-        found = [
-            each
-            for each in queue_databases(
-                backend_of for backend_of in backends if backend in (None, backend_of.alias)
-            )
-            if database in (None, each.alias)
-        ]
-    except InvalidOption as error:
-        raise CommandError(str(error), returncode=EXIT_CODES[Severity.UNKNOWN]) from error
+    found = [
+        each
+        for each in queue_databases(
+            backend_of for backend_of in backends if backend in (None, backend_of.alias)
+        )
+        if database in (None, each.alias)
+    ]
     if not found:
         known = ", ".join(f"{each.alias} (in the database {each.database})" for each in backends)
         raise CommandError(

@@ -10,7 +10,13 @@ from django.core.management.base import BaseCommand, CommandParser, no_translati
 
 from ...doctor.finding import Severity, one_line
 from ...doctor.runner import OF_A_VENDOR, examine, name_of
-from .checkqueue import EXIT_CODES, chosen_databases, exit_by, with_exit_code_unknown
+from .checkqueue import (
+    EXIT_CODES,
+    chosen_databases,
+    exit_by,
+    unknown_if_it_fails,
+    with_exit_code_unknown,
+)
 
 OF_THE_DATABASE = {name_of(check) for checks in OF_A_VENDOR.values() for check in checks}
 # The most serious first, as their exit codes are chosen.
@@ -35,6 +41,7 @@ class Command(BaseCommand):
 
     # Monitoring and its searches need the same words in each project.
     @no_translations
+    @unknown_if_it_fails
     def handle(self, *args: object, **options: Any) -> None:
         found = [
             (each.alias, check, one)
