@@ -26,7 +26,7 @@ class CountedProcess(Protocol):
     """A process with the number of its running jobs."""
 
     pk: int
-    details: dict[str, Any]
+    threads: int
     running: int
 
 
@@ -50,7 +50,7 @@ def state(process: Process) -> str:
 def running(process: CountedProcess) -> str:
     """Return the number of jobs that the process runs or holds to run next, and its threads."""
     number = formatting.job_count(process.running, process=process.pk)
-    if threads := process.details.get("threads"):
+    if threads := process.threads:
         said = format_html(gettext("threads: {}"), threads)
         return format_html("{}<br>{}", number, formatting.quiet(said))
     return number
@@ -58,7 +58,7 @@ def running(process: CountedProcess) -> str:
 
 @admin.display(description=_("queues"))
 def queues(process: Process) -> str:
-    return str(process.details.get("queues", "–"))
+    return str(process.facts.get("queues", "–"))
 
 
 @admin.display(description=_("memory"))

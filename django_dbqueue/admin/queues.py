@@ -22,11 +22,12 @@ from .config import limit_of, options
 
 
 class LoadedQueue(Protocol):
-    """A queue with its load, its counts of the last hour, and the number of its workers."""
+    """A queue with its load, its counts of the last hour and minutes, and its workers' number."""
 
     name: str
     load: Load
     counts: Counts
+    recent: Counts
     workers: int
 
 
@@ -44,7 +45,7 @@ def oldest(queue: LoadedQueue) -> str:
 
 @admin.display(description=gettext_lazy("ready jobs end in"))
 def drained_in(queue: LoadedQueue) -> str:
-    return rates.drained_in(queue.load.ready, queue.counts)
+    return rates.drained_in(queue.load.ready, queue.recent)
 
 
 @admin.display(description=gettext_lazy("workers"))
@@ -141,10 +142,11 @@ class QueueAdmin(PausableAdmin):
         shown = [queue.name for queue in rows]
         lanes = request.lanes if hasattr(request, "lanes") else Job.objects.lanes(shown)
         loads = Queue.objects.loads(lane for lane in lanes if lane.queue in shown)
-        counts = rates.of_queues()
+        counts, recent = rates.of_queues(), rates.of_queues(rates.RECENT)
         alive = list(Process.objects.workers())
         for queue in rows:
             queue.load = loads.get(queue.name, Load())
             queue.counts = counts.get(queue.name, Counts())
+            queue.recent = recent.get(queue.name, Counts())
             queue.workers = sum(worker.serves(queue.name) for worker in alive)
         return rows

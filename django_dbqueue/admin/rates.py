@@ -17,12 +17,12 @@ from ..core.counts import Counts, Times
 from ..models import Statistic
 from . import formatting
 
-# Rates are those of the last hour.
-SPAN = timedelta(hours=1)
+# Rates are those of the last hour; what is to come is estimated by the last minutes.
+SPAN, RECENT = timedelta(hours=1), timedelta(minutes=10)
 
 
-def of_queues() -> dict[str, Counts]:
-    return Statistic.objects.per_queue(timezone.now() - SPAN)
+def of_queues(span: timedelta = SPAN) -> dict[str, Counts]:
+    return Statistic.objects.per_queue(timezone.now() - span)
 
 
 def of_tasks() -> dict[str, Counts]:
@@ -93,11 +93,11 @@ def percentiles(times: Times, percents: Iterable[int] = (50, 95)) -> str:
     )
 
 
-def drained_in(waiting: int, counts: Counts) -> str:
-    """Return when the waiting jobs will have run, at the rates of the last hour."""
+def drained_in(waiting: int, recent: Counts) -> str:
+    """Return when the waiting jobs will have run, at the rates of the last minutes."""
     if not waiting:
         return "–"
-    gain = (counts.runs - counts.retries - counts.enqueued) / SPAN.total_seconds()
+    gain = (recent.runs - recent.retries - recent.enqueued) / RECENT.total_seconds()
     if gain <= 0:
-        return _("never: more jobs come than end") if counts.runs else _("unknown")
+        return _("never: more jobs come than end") if recent.runs else _("unknown")
     return formatting.duration(timedelta(seconds=waiting / gain))

@@ -208,8 +208,7 @@ class _Database:
             of_kind = [each for each in alive if each.kind == kind]
             processes.add_metric([self.alias, kind.value], len(of_kind))
             memory.add_metric([self.alias, kind.value], sum(each.memory or 0 for each in of_kind))
-        numbers = (each.details.get("threads", 0) for each in alive)
-        threads.add_metric([self.alias], sum(each for each in numbers if isinstance(each, int)))
+        threads.add_metric([self.alias], sum(each.threads for each in alive))
         failures = GaugeMetricFamily(
             "dbqueue_open_failures", "Failures that are open.", labels=["database"]
         )

@@ -200,7 +200,7 @@ def _late(database: QueueDatabase, queue: str, seconds: float, serving: list[Pro
         "within": format_duration(within),
         "ready": _number(ready),
         "workers": _number(len(serving)),
-        "threads": _number(sum(worker.details.get("threads", 0) for worker in serving)),
+        "threads": _number(sum(worker.threads for worker in serving)),
     }
     return Finding(
         _(

@@ -235,9 +235,20 @@ class Process(models.Model):
         return bool(self.request or (self.supervisor and self.supervisor.request))
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """What the process has said of itself; empty if its row was written by other means."""
+        return self.details if isinstance(self.details, dict) else {}
+
+    @property
     def queues(self) -> tuple[str, ...]:
         """The names and patterns of the queues that this worker serves."""
-        return tuple(name.strip() for name in str(self.details.get("queues", "*")).split(","))
+        return tuple(name.strip() for name in str(self.facts.get("queues", "*")).split(","))
+
+    @property
+    def threads(self) -> int:
+        """The number of threads of this worker."""
+        number = self.facts.get("threads")
+        return number if isinstance(number, int) else 0
 
     def is_alive(self, now: datetime) -> bool:
         """Return True if the process counts as alive at this moment of the database's time."""

@@ -75,7 +75,7 @@ def recover(
     if dead.using(database).exists():
         with writing(database):
             processes = _deregister_dead(dead.using(database), death)
-            statuses = [process.details.get("shared_status", "") for process in processes.values()]
+            statuses = [str(each.facts.get("shared_status", "")) for each in processes.values()]
             death = replace(
                 death, not_started=death.not_started.union(*map(not_started_of, statuses))
             )

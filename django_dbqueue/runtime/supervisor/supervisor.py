@@ -476,7 +476,7 @@ class Supervisor:
         rows = Process.objects.using(self._backend.database)
         here = rows.filter(hostname=self._process.hostname).exclude(pk=self._process.pk)
         return rows.filter(
-            pk__in=[each.pk for each in here if process_identity.is_gone(each.pid, each.details)]
+            pk__in=[each.pk for each in here if process_identity.is_gone(each.pid, each.facts)]
         )
 
     def _recover(self, dead: ProcessQuerySet, death: ExitReason) -> None:
