@@ -255,6 +255,8 @@ class ActionAdmin(ReadOnlyAdmin):
         number = count(eligible)
         request.current_app = self.admin_site.name
         question = _("%(action)s: are you sure?") % {"action": action.label}
+        # The page is of queues or failures, and the action of their jobs.
+        may_view = eligible.model is self.model or request.user.has_perm("dbqueue.view_job")
         context = {
             **self.admin_site.each_context(request),
             "title": action.label if action.field else question,
@@ -267,7 +269,7 @@ class ActionAdmin(ReadOnlyAdmin):
             "unchanged": _unchanged(total, number),
             "warning": action.warning(eligible),
             "one": one,
-            "examples": eligible[:EXAMPLES],
+            "examples": eligible[:EXAMPLES] if may_view else (),
             "has_more": number > EXAMPLES,
             "filters": [] if one else _filters(request),
             "fields": _fields(request),

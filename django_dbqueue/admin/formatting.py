@@ -265,7 +265,9 @@ def short_id(pk: UUID | str) -> str:
 
 
 def link(model: str, pk: UUID | int | str, text: object) -> str:
-    """Return a link to the page of a row."""
+    """Return a link to the page of a row; without an id, such as an empty name, the text."""
+    if pk == "":
+        return format_html("{}", text)
     address = page_address(f"{model}_change", pk)
     return format_html('<a href="{}">{}</a>', with_backend(address), text)
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django import forms
 from django.db import router
 from django.utils.translation import gettext_lazy as _
 
+from ..core.redaction import has_hidden, with_secrets
 from ..exceptions import InvalidSchedule, InvalidTaskPath
 from ..models import RecurringTask
 from ..models.document import Unreadable
 from ..recurrence.target import resolve
 from ..registry import discover
 from .config import alias, options
+from .redaction import call_without_secrets
+
+ARGUMENTS = ("args", "kwargs")
 
 
 class RecurringTaskForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -24,15 +30,40 @@ class RecurringTaskForm(forms.ModelForm):  # type: ignore[type-arg]
         )
         widgets = {"args": forms.Textarea({"rows": 2}), "kwargs": forms.Textarea({"rows": 2})}
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        shown = call_without_secrets(self.instance) if self.instance.pk else ([], {})
+        # The arguments as they are shown: without hidden values.
+        self._shown = dict(zip(ARGUMENTS, shown, strict=True))
+        for name, value in self._shown.items():
+            if name in self.fields and has_hidden(value):
+                self.fields[name].help_text = _("Hidden values stay as they are if left so.")
+
     def get_initial_for_field(self, field: forms.Field, field_name: str) -> object:
         value = super().get_initial_for_field(field, field_name)
-        return None if isinstance(value, Unreadable) else value
+        if isinstance(value, Unreadable):
+            return None
+        return self._shown[field_name] if self.instance.pk and field_name in ARGUMENTS else value
 
     def clean_args(self) -> object:
-        return [] if self.cleaned_data["args"] is None else self.cleaned_data["args"]
+        return self._argument("args", [])
 
     def clean_kwargs(self) -> object:
-        return {} if self.cleaned_data["kwargs"] is None else self.cleaned_data["kwargs"]
+        return self._argument("kwargs", {})
+
+    def _argument(self, name: str, empty: object) -> object:
+        """Return the value of a field, with the hidden values of the row that is changed."""
+        value, row = self.cleaned_data[name], self.instance
+        if value is None:
+            return empty
+        # Another task could show them.
+        if all(self.cleaned_data.get(each) == getattr(row, each) for each in ("task", "command")):
+            value = with_secrets(value, self._shown[name], getattr(row, name))
+        if has_hidden(value):
+            raise forms.ValidationError(
+                _("Enter the hidden values again: they would have another place or task.")
+            )
+        return value
 
     def clean(self) -> dict[str, object] | None:
         given = super().clean() or self.cleaned_data

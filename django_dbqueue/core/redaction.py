@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from inspect import Parameter
 from itertools import chain, repeat
@@ -57,3 +58,27 @@ def call_without_secrets(
     if isinstance(kwargs, dict) and is_hidden(extra, hidden):
         kwargs = {name: each if name in by_name else HIDDEN for name, each in kwargs.items()}
     return without_secrets(args, hidden), without_secrets(kwargs, hidden)
+
+
+def with_secrets(value: object, shown: object, stored: object) -> object:
+    """Give a value that was edited as ``shown`` the hidden values of what is ``stored``.
+
+    A hidden value whose place has changed stays hidden: see ``has_hidden()``.
+    """
+    if value == shown:
+        return stored
+    if isinstance(value, dict) and isinstance(shown, dict) and isinstance(stored, dict):
+        return {
+            name: with_secrets(each, shown[name], stored[name]) if name in shown else each
+            for name, each in value.items()
+        }
+    if isinstance(value, list) and isinstance(shown, list) and isinstance(stored, list):
+        known = min(len(value), len(shown))
+        kept = map(with_secrets, value[:known], shown, stored)
+        return [*kept, *value[known:]]
+    return value
+
+
+def has_hidden(value: object) -> bool:
+    """Return True if a part of a JSON value is hidden."""
+    return json.dumps(HIDDEN) in json.dumps(value)

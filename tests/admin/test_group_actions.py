@@ -13,7 +13,7 @@ from django.urls import reverse
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Failure, Job, Queue, TaskState
 
-from .conftest import a_failure, a_job, act, an_execution, press, states
+from .conftest import a_client, a_failure, a_job, act, an_execution, press, states
 
 JOBS = reverse("admin:dbqueue_job_changelist")
 State = Job.State
@@ -157,6 +157,20 @@ class TestQueues:
             "Discarded: 2 jobs." in press(operator, "queue", "clear", "mail", confirmed="yes").text
         )
         assert sorted(states()) == [State.DISCARDED, State.DISCARDED, State.FAILED, State.READY]
+
+    def test_question_names_jobs_only_to_those_who_may_view_them(self, db: Any) -> None:
+        Queue.objects.ensure_rows(["mail"])
+        a_job(queue="mail", task="shop.secret_plan")
+        for permissions, is_named in ((["view_queue"], False), (["view_queue", "view_job"], True)):
+            client = a_client(str(is_named), [*permissions, "discard_job"])
+            text = press(client, "queue", "clear", "mail").text
+            assert "1 job" in text and ("secret_plan" in text) == is_named
+
+    def test_job_without_a_task_is_shown(self, operator: Client, db: Any) -> None:
+        job = a_job(task="")
+        for page in ("job_changelist", "taskstate_changelist", "queue_changelist"):
+            assert operator.get(reverse(f"admin:dbqueue_{page}")).status_code == 200
+        assert operator.get(reverse("admin:dbqueue_job_change", args=[job.pk])).status_code == 200
 
     def test_selected_jobs_are_moved_to_another_queue(self, operator: Client, db: Any) -> None:
         chosen = [a_job(queue="mail").pk, a_job(queue="mail", state=State.FAILED).pk]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import zoneinfo
 from datetime import datetime, timedelta
@@ -18,6 +19,7 @@ from django.utils import timezone
 from django_dbqueue.admin.calendar import Calendar
 from django_dbqueue.admin.formatting import schedule
 from django_dbqueue.core.counts import Counts, Times
+from django_dbqueue.core.redaction import HIDDEN
 from django_dbqueue.core.uuid7 import uuid7
 from django_dbqueue.models import Job, RecurringExecution, RecurringTask, Statistic
 from django_dbqueue.models.enums import State
@@ -158,6 +160,38 @@ class TestAddedInAdmin:
 
         row = RecurringTask.objects.get()
         assert (row.args, row.next_run_at) == ([2], soon)
+
+    def test_hidden_arguments_are_not_shown_and_stay(self, editor: Client) -> None:
+        secret = {
+            "task": "tests.tasks.sign_in",
+            "args": ["ann", "hunter2"],
+            "kwargs": {"headers": {"password": "swordfish", "to": ["x"]}, "token": "t0p"},
+        }
+        row = a_recurring_task(**secret)
+        page = url("change", row.pk)
+
+        text = editor.get(page).text
+        assert "ann" in text and not [
+            each for each in ("hunter2", "swordfish", "t0p") if each in text
+        ]
+        given = {name: json.dumps(value) for name, value in secret.items() if name != "task"}
+        given["args"] = json.dumps(["bob", HIDDEN])
+        given["kwargs"] = json.dumps(
+            {"headers": {"password": HIDDEN, "to": ["y", "z"]}, "token": HIDDEN}
+        )
+        values = {**FORM_DATA, "name": row.name, "task": row.task, **given}
+        editor.post(page, values)
+        row.refresh_from_db()
+        assert row.args == ["bob", "hunter2"]
+        headers = {"password": "swordfish", "to": ["y", "z"]}
+        assert row.kwargs == {"headers": headers, "token": "t0p"}
+
+        moved = {**values, "args": json.dumps([HIDDEN, "bob"])}
+        other = {**values, "task": "tests.tasks.echo"}
+        for each in (moved, other):
+            assert "Enter the hidden values again" in editor.post(page, each).text
+        row.refresh_from_db()
+        assert row.args == ["bob", "hunter2"]
 
     def test_task_is_deleted_with_its_executions(self, editor: Client) -> None:
         row = a_recurring_task()
