@@ -21,6 +21,7 @@ from types import ModuleType
 
 from ...core.internal_errors import report
 from ...core.safe_log import logger
+from ..connections import close_connections
 from ..logging_setup import logs_json
 from ..shared_status import SharedStatus
 from ..shutdown import Shutdown
@@ -99,6 +100,7 @@ class ChildThread:
             )
         except BaseException as error:
             report(error, "%s: crashed.", self.role)
+            close_connections()
             code = 1
         self.status.mark_exit(code)
         self.exitcode = code

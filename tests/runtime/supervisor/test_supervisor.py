@@ -106,6 +106,27 @@ def test_crash_of_a_replacement_loses_no_jobs_of_the_thread_that_it_replaces(
     assert list(Execution.objects.values_list("outcome", "attempt")) == [("successful", 1)]
 
 
+def test_embedded_child_that_crashes_leaves_no_connection(backend, monkeypatch):
+    used = []
+
+    def crash(*args):
+        used.append(connections["default"])
+        Job.objects.exists()
+        raise RuntimeError
+
+    monkeypatch.setattr(children, "run_role", crash)
+    supervisor, stop = Supervisor(backend, ["worker"], {"embedded": True}), Shutdown()
+    thread = threading.Thread(target=lambda: elsewhere(lambda: supervisor.run(stop)))
+    thread.start()
+    try:
+        until(lambda: any(child.exitcode for child in [*supervisor._children]) or len(used) > 1)
+    finally:
+        stop.request()
+        thread.join(LONG)
+
+    assert used[0].connection is None
+
+
 @pytest.mark.parametrize("embedded", [True, False])
 def test_ended_child_is_replaced_without_delay(backend, monkeypatch, embedded):
     for name, value in address_of_the_test_database().items():
