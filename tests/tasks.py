@@ -211,6 +211,16 @@ def fail(message="it failed"):
     raise ValueError(message)
 
 
+class NoText(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+@task
+def fail_without_text():
+    raise NoText
+
+
 @task(max_attempts=3, backoff=Constant(delay=0, jitter=0))
 def fail_thrice():
     raise ValueError("again")

@@ -101,16 +101,6 @@ async def fails_in_a_coroutine() -> None:
     raise ValueError("wrong")
 
 
-class NoText(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-
-@task
-def fails_without_text() -> None:
-    raise NoText
-
-
 @task
 def makes_a_span() -> None:
     with sentry_sdk.start_span(op="http.client", name="GET"):
@@ -151,7 +141,7 @@ def test_each_failure_is_an_event_where_that_is_wanted(sent: Kept) -> None:
         (tasks.nothing, 0, "ok"),
         (is_discarded, 0, "aborted"),
         (fails_in_a_coroutine, 1, "internal_error"),
-        (fails_without_text, 1, "internal_error"),
+        (tasks.fail_without_text, 1, "internal_error"),
     ],
 )
 def test_transaction_and_events_by_outcome(

@@ -143,8 +143,12 @@ class ChildProcess:
             logs_json(),
         )
         self._process = context.Process(target=child_main.main, args=arguments, name=spec.role)
-        with no_main_module():
-            self._process.start()
+        try:
+            with no_main_module():
+                self._process.start()
+        except BaseException:
+            SharedStatus.remove(self.status.name)
+            raise
         threading.Thread(target=self._await_end, name=f"{spec.role}-end", daemon=True).start()
 
     @property

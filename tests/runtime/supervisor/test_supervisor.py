@@ -55,6 +55,28 @@ def test_child_whose_end_was_waited_for_elsewhere_is_stopped():
     child.stop(now=True)
 
 
+def test_child_that_cannot_be_spawned_leaves_no_file(backend, monkeypatch):
+    def spawn(process):
+        raise OSError("Cannot allocate memory")
+
+    monkeypatch.setattr(multiprocessing.get_context("spawn").Process, "start", spawn)
+    supervisor = Supervisor(backend, ["worker"], {})
+    (spec,) = supervisor._specs
+    created, create = [], SharedStatus.create
+
+    def noted(jobs):
+        created.append(create(jobs))
+        return created[-1]
+
+    monkeypatch.setattr(SharedStatus, "create", noted)
+
+    with pytest.raises(OSError, match="Cannot allocate"):
+        children.ChildProcess(spec, "default", 1, None, lambda: None)
+
+    with pytest.raises(OSError):
+        SharedStatus.open(created[0].name)
+
+
 def test_child_that_fails_to_start_is_retried(backend, monkeypatch):
     result = tasks.add.enqueue(1)
     original, failures = module.ChildThread, [OSError("Resource temporarily unavailable")] * 2
