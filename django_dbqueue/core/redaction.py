@@ -81,4 +81,4 @@ def with_secrets(value: object, shown: object, stored: object) -> object:
 
 def has_hidden(value: object) -> bool:
     """Return True if a part of a JSON value is hidden."""
-    return json.dumps(HIDDEN) in json.dumps(value)
+    return json.dumps(HIDDEN) in json.dumps(value, default=repr)

@@ -254,7 +254,7 @@ def test_misuse_is_unknown_to_monitoring(transactional_db, settings):
 @pytest.mark.parametrize(
     ("backend", "said"),
     [
-        ({"BACKEND": "gone.Backend"}, "InvalidTaskBackend: .*gone.Backend"),
+        ({"BACKEND": "gone.Backend"}, r"InvalidTaskBackend\w*: .*gone.Backend"),
         ({"OPTIONS": {"database": "gone"}}, "gone"),
     ],
     ids=["backend", "database"],
