@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy as _
 from ..models import Execution, Job, TaskState
 from ..models.expressions import Now
 from ..models.job import JobQuerySet
-from . import columns, formatting, progress, sources
+from . import columns, formatting, progress, rates, sources
 from .actions import (
     DISCARD,
     MOVE,
@@ -54,7 +54,7 @@ from .filters import (
     window_of,
 )
 from .limits import limits_of
-from .overview import bars_of, merged
+from .overview import bars_of
 from .redaction import (
     HIDDEN,
     arguments_text,
@@ -222,7 +222,7 @@ def task_history(job: Job) -> str:
     """Return the attempts of the job's task by hour, their number, and how many failed."""
     axis = Axis.until_now(USUAL)
     of = bars_of(axis, axis.counts(job.task))
-    total = merged(of)
+    total = rates.merged(of)
     if not total.runs:
         return "–"
     chart = sparkline(gettext("attempts"), [each.runs for each in of], "runs")

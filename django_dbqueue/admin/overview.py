@@ -71,7 +71,7 @@ def _over_time(span: Span, queue: str) -> dict[str, object]:
     axis = Axis.until_now(span)
     read = Statistic.objects.by_queue(axis.start, axis.span.period, queue or None)
     by_queue = {name: bars_of(axis, counts) for name, counts in read.items()}
-    every = [merged(each) for each in zip(*by_queue.values(), strict=True)]
+    every = [rates.merged(each) for each in zip(*by_queue.values(), strict=True)]
     most = heapq.nlargest(MOST_ROWS, by_queue, key=lambda name: _number(by_queue[name]))
     return {
         "charts": charts_of(axis, every or bars_of(axis, {})),
@@ -85,7 +85,7 @@ def _number(of: Iterable[Counts]) -> int:
 
 
 def _row(axis: Axis, name: str, of: list[Counts]) -> dict[str, Any]:
-    counts, title = merged(of), _("attempts")
+    counts, title = rates.merged(of), _("attempts")
     query = urlencode({"hours": axis.span.hours, "queue": name})
     return {
         "name": name,
@@ -150,11 +150,3 @@ def bars_of(axis: Axis, of: Mapping[datetime, Counts]) -> list[Counts]:
         if (place := axis.place(start)) < axis.span.bars:
             found[place].merge(counts)
     return found
-
-
-def merged(each: Iterable[Counts]) -> Counts:
-    """Return the sum of counts."""
-    total = Counts()
-    for counts in each:
-        total.merge(counts)
-    return total

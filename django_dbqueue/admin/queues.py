@@ -142,11 +142,10 @@ class QueueAdmin(PausableAdmin):
         shown = [queue.name for queue in rows]
         lanes = request.lanes if hasattr(request, "lanes") else Job.objects.lanes(shown)
         loads = Queue.objects.loads(lane for lane in lanes if lane.queue in shown)
-        counts, recent = rates.of_queues(), rates.of_queues(rates.RECENT)
+        counts, none = rates.of_queues(), (Counts(), Counts())
         alive = list(Process.objects.workers())
         for queue in rows:
             queue.load = loads.get(queue.name, Load())
-            queue.counts = counts.get(queue.name, Counts())
-            queue.recent = recent.get(queue.name, Counts())
+            queue.counts, queue.recent = counts.get(queue.name, none)
             queue.workers = sum(worker.serves(queue.name) for worker in alive)
         return rows

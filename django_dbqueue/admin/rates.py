@@ -15,18 +15,35 @@ from django.utils.translation import gettext_lazy
 
 from ..core.counts import Counts, Times
 from ..models import Statistic
+from ..models.statistic import Period
 from . import formatting
 
 # Rates are those of the last hour; what is to come is estimated by the last minutes.
 SPAN, RECENT = timedelta(hours=1), timedelta(minutes=10)
 
 
-def of_queues(span: timedelta = SPAN) -> dict[str, Counts]:
-    return Statistic.objects.per_queue(timezone.now() - span)
+def of_queues() -> dict[str, tuple[Counts, Counts]]:
+    """Return the counts of each queue in the last hour, and in the last minutes."""
+    now = timezone.now()
+    return {
+        queue: (
+            merged(counts.values()),
+            merged(each for start, each in counts.items() if start > now - RECENT),
+        )
+        for queue, counts in Statistic.objects.by_queue(now - SPAN, Period.MINUTE).items()
+    }
 
 
 def of_tasks() -> dict[str, Counts]:
     return Statistic.objects.per_task(timezone.now() - SPAN)
+
+
+def merged(each: Iterable[Counts]) -> Counts:
+    """Return the sum of counts."""
+    total = Counts()
+    for counts in each:
+        total.merge(counts)
+    return total
 
 
 class Counted(Protocol):

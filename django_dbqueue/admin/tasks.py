@@ -26,7 +26,7 @@ from .addresses import page_address
 from .backend_choice import on_chosen_backend, with_backend
 from .base import Fields
 from .enqueue_form import EnqueueForm, backend_for
-from .overview import bars_of, charts_of, distribution_of, merged
+from .overview import bars_of, charts_of, distribution_of
 from .queues import PausableAdmin
 from .redaction import known_task
 from .spans import Axis, span_links, span_of
@@ -127,7 +127,7 @@ class TaskStateAdmin(PausableAdmin):
         return {
             **super().page_context(request, row),
             "enqueue_address": enqueue_address(request, row.name),
-            "charts": [*charts_of(axis, of), distribution_of(merged(of).run_time)],
+            "charts": [*charts_of(axis, of), distribution_of(rates.merged(of).run_time)],
             "spans": span_links(axis.span),
         }
 
