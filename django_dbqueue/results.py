@@ -99,10 +99,12 @@ class JobResult(BaseResult):  # type: ignore[misc]
                         each.in_atomic_block for each in connections.all(initialized_only=True)
                     ):
                         raise self._not_yet_visible() from None
-                    raise
+                    # The snapshot of a transaction may be older than the job.
+                    if pause or not (self._is_in_transaction and self._is_committed()):
+                        raise
                 if self.is_finished:
                     break
-                if not pause and self._connection.in_atomic_block:
+                if not pause and self._is_in_transaction:
                     self._must_be_visible()
                     refresh = partial(stack.enter_context(_other_thread()), refresh)
                 time.sleep(pause)
@@ -139,8 +141,23 @@ class JobResult(BaseResult):  # type: ignore[misc]
         backend: Any = self.task.get_backend()
         return connections[backend.database]
 
+    @property
+    def _is_in_transaction(self) -> bool:
+        return self._connection.in_atomic_block
+
+    def _is_committed(self) -> bool:
+        """Return True if another connection sees the job."""
+        other = connections.create_connection(self._connection.alias)
+        try:
+            with other.cursor() as cursor:
+                key = Job._meta.pk.get_db_prep_value(UUID(self.id), other)
+                cursor.execute(f"SELECT 1 FROM {Job._meta.db_table} WHERE id = %s", [key])
+                return cursor.fetchone() is not None
+        finally:
+            other.close()
+
     def _must_be_visible(self) -> None:
-        if not _is_committed(self.id, self._connection.alias):
+        if not self._is_committed():
             raise self._not_yet_visible()
         if self._connection.vendor == "sqlite":
             raise NotYetVisible(
@@ -216,18 +233,6 @@ class Enqueued(Sequence[JobResult]):
         }
         for name, value in known.items():
             object.__setattr__(self._made[place], name, value)
-
-
-def _is_committed(result_id: str, database: str) -> bool:
-    """Return True if another connection sees the job."""
-    other = connections.create_connection(database)
-    try:
-        with other.cursor() as cursor:
-            key = Job._meta.pk.get_db_prep_value(UUID(result_id), other)
-            cursor.execute(f"SELECT 1 FROM {Job._meta.db_table} WHERE id = %s", [key])
-            return cursor.fetchone() is not None
-    finally:
-        other.close()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from django_dbqueue import Constant, FanOut, Finish, GoTo, Interrupted, Rate, li
 from django_dbqueue.compat import task_backends
 from django_dbqueue.models.expressions import Now
 
-from . import timely  # noqa: F401
+from . import timely
 from .models import Effect, Interval, Run
 
 
@@ -211,14 +211,9 @@ def fail(message="it failed"):
     raise ValueError(message)
 
 
-class NoText(Exception):
-    def __str__(self):
-        raise RuntimeError("no text")
-
-
 @task
 def fail_without_text():
-    raise NoText
+    raise timely.NoText
 
 
 @task(max_attempts=3, backoff=Constant(delay=0, jitter=0))
@@ -405,6 +400,14 @@ def hang_the_claim_loop(seconds):
 
     Claimer.claim = lambda *args: time.sleep(3600)
     time.sleep(seconds)
+
+
+@task(atomic=True)
+def atomic_left_open(fails):
+    for _ in range(2):
+        transaction.atomic().__enter__()
+    Run.objects.create(job="left open")
+    return 1 / 0 if fails else None
 
 
 @task(atomic=True)

@@ -139,11 +139,11 @@ def test_error_whose_text_cannot_be_made_is_recorded() -> None:
 
     (span,) = spans("process")
     assert span.status.status_code == StatusCode.ERROR
-    assert span.attributes["error.type"] == "tests.tasks.NoText"
+    assert span.attributes["error.type"] == "tests.timely.NoText"
     (event,) = span.events
     assert event.name == "exception"
     assert event.attributes["exception.message"] == "<str() of it raised RuntimeError>"
-    assert "raise NoText" in event.attributes["exception.stacktrace"]
+    assert "raise timely.NoText" in event.attributes["exception.stacktrace"]
 
 
 def test_a_snoozed_attempt_is_no_error() -> None:

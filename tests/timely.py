@@ -16,6 +16,12 @@ from django_dbqueue import Constant, task
 
 from .models import Run
 
+
+class NoText(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
 logger = logging.getLogger("shop.orders")
 
 DELAYS = {
@@ -216,6 +222,8 @@ def talk_at_length(how):
             logger.warning("a \x00 and a \ud800 <script>alert(1)</script>")
         case "broken":
             logger.warning("%d", "no number")
+        case "without a text":
+            logger.warning(NoText())
         case "error":
             try:
                 raise ValueError("inside")

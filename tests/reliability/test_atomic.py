@@ -45,6 +45,20 @@ def test_failure_rolls_back_effects(backend):
     assert backend.get_result(result.id).status == "FAILED"
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_task_that_leaves_a_transaction_open_has_failed(backend, claim, fails):
+    result = tasks.atomic_left_open.enqueue(fails)
+    (job,) = claim()
+
+    direct.settle([run(job, backend)])
+
+    (error,) = backend.get_result(result.id).errors
+    assert error.exception_class is (ZeroDivisionError if fails else RuntimeError)
+    assert not connections["default"].in_atomic_block
+    assert not Run.objects.exists()
+    assert Job.objects.get().state == "failed"
+
+
 def test_lost_job_rolls_back_effects(backend, claim):
     tasks.atomic_row.enqueue("once")
     (late,) = claim()

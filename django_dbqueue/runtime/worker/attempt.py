@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
 from types import TracebackType
 from typing import Any
 
-from django.db import DatabaseError, InterfaceError, transaction
+from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.dispatch import Signal
 
 from ...backend import DatabaseBackend
@@ -215,7 +215,9 @@ class Attempt:
                 # The first on_commit hook: distinguishes an error of the task's own hooks from an
                 # error that rolled back the transaction.
                 transaction.on_commit(lambda: committed.append(True), using=database)
-                success = self.succeed(run())
+                with _leaving_open_blocks(database):
+                    value = run()
+                success = self.succeed(value)
                 # Wait for a transaction that holds the row's lock: settle() would skip the locked
                 # row.
                 if not Job.objects.using(database).owned(self.job).select_for_update().exists():
@@ -294,6 +296,30 @@ class Attempt:
         except (Exception, SystemExit) as error:
             # send_robust() logs a subclass of Exception, and a logging handler may raise.
             self.warn("continues: a signal receiver raised %s", type(error).__qualname__)
+
+
+@contextmanager
+def _leaving_open_blocks(database: str) -> Iterator[None]:
+    """Leave the ``atomic()`` blocks that a task has left open, and raise RuntimeError.
+
+    The end of the task's transaction would only end the innermost of them.
+    """
+    depth = len(_blocks(database))
+    error = RuntimeError(
+        "The task has entered transaction.atomic() and not left it. Use it in a with statement."
+    )
+    try:
+        yield
+    finally:
+        for block in (left_open := _blocks(database)[: depth - 1 : -1]):
+            block.__exit__(RuntimeError, error, None)
+    if left_open:
+        raise error
+
+
+def _blocks(database: str) -> list[transaction.Atomic]:
+    connection: Any = connections[database]
+    return list(connection.atomic_blocks)
 
 
 def frames_of_the_task(error: BaseException) -> TracebackType | None:

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from contextvars import ContextVar, Token
 
-from ...core.error_reports import clean
+from ...core.error_reports import clean, text_of
 from ...models import ClaimedJob
 
 LONGEST_LINE = 2_000
@@ -41,8 +41,9 @@ class LogCapture:
         try:
             said = _format(record)
         except Exception as error:
-            head = f"{record.levelname} {record.name}: {record.msg!r}"
-            said = f"{head} <it could not be formatted: {error!r}>"
+            head = f"{record.levelname} {record.name}: {text_of(record.msg)}"
+            why = f"{type(error).__name__}: {text_of(error)}"
+            said = f"{head} <it could not be formatted: {why}>"
         time = self._job.now().isoformat(" ", "milliseconds").replace("+00:00", "Z")
         line = clean(f"{time} {said}")
         with self._lock:

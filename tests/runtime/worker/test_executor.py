@@ -380,10 +380,15 @@ class TestWait:
 
     @pytest.mark.django_db(transaction=True)
     @pytest.mark.skipif(connection.vendor == "sqlite", reason="No worker could end the job.")
-    def test_wait_inside_later_transaction_sees_what_others_commit(self):
-        result = tasks.add.enqueue(1)
+    @pytest.mark.parametrize("is_older", [False, True])
+    def test_wait_inside_later_transaction_sees_what_others_commit(self, is_older):
+        results = [] if is_older else [tasks.add.enqueue(1)]
+        enqueued = threading.Event()
 
         def work():
+            if is_older:
+                results.append(tasks.add.enqueue(1))
+            enqueued.set()
             time.sleep(0.2)
             testing.drain()
             connections.close_all()
@@ -394,9 +399,10 @@ class TestWait:
         with transaction.atomic():
             if connection.vendor == "postgresql":
                 connection.cursor().execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            assert Job.objects.count() == 1
+            assert Job.objects.count() == len(results)
             worker.start()
-            assert result.wait(timeout=30).return_value == 1
+            assert enqueued.wait(30)
+            assert results[0].wait(timeout=30).return_value == 1
         worker.join()
 
     @pytest.mark.django_db(transaction=True)

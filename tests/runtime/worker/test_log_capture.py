@@ -104,7 +104,8 @@ def test_task_that_starts_a_thread_keeps_its_own_log(stored_logs):
     ("how", "found"),
     [
         ("nul", "a \ufffd and a \\ud800 <script>alert(1)</script>"),
-        ("broken", "WARNING shop.orders: '%d' <it could not be formatted: TypeError"),
+        ("broken", "WARNING shop.orders: %d <it could not be formatted: TypeError"),
+        ("without a text", "<str() of it raised RuntimeError> <it could not be formatted"),
         ("error", "it was caught\nTraceback (most recent call last):"),
         ("long", "xxx[…]"),
     ],
