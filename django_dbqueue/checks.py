@@ -214,7 +214,8 @@ def _problems_of_tasks() -> Iterator[CheckMessage]:
         except InvalidSchedule as error:
             yield Error(f"{name}: {error}", id="dbqueue.E006")
         except Exception as error:
-            if not all(config.allows_import_error(name) for config in _configs()):
+            configs = list(_configs())
+            if not (configs and all(each.allows_import_error(name) for each in configs)):
                 yield Error(
                     f"{name} holds tasks and cannot be imported: {type(error).__name__}: {error}",
                     hint="Fix or remove the module: runqueue does not start with it. To run the "

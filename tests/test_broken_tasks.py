@@ -14,7 +14,8 @@ from django.conf import settings
 from django.core.checks import run_checks
 from django.utils import timezone
 
-from django_dbqueue import testing
+from django_dbqueue import checks, testing
+from django_dbqueue.compat import task_backends
 from django_dbqueue.models import Execution, Job
 from django_dbqueue.runtime.worker import failed_attempt
 
@@ -54,6 +55,16 @@ def test_check_names_each_task_module_that_cannot_be_imported(broken, allow, nam
         in said
     )
     assert not named or "unfinished_tasks holds tasks and cannot be imported: SyntaxError" in said
+
+
+def test_check_names_the_module_with_another_backend_too(broken, settings, monkeypatch):
+    immediate = task_backends["default"].__class__.__mro__[1].__module__.rpartition(".")[0]
+    settings.TASKS = {"default": {"BACKEND": f"{immediate}.immediate.ImmediateBackend"}}
+    monkeypatch.setattr(checks, "modules_with_tasks", lambda names: ["broken_tasks"])
+
+    (found,) = [each for each in run_checks() if each.id == "dbqueue.E008"]
+
+    assert found.msg.startswith("broken_tasks holds tasks and cannot be imported")
 
 
 @pytest.mark.parametrize("embedded", [True, False])

@@ -38,6 +38,7 @@ from ..models import (
 )
 from ..models.enums import Lane
 from ..models.expressions import now_plus
+from ..models.job import JobQuerySet
 from ..models.recurring_task import aware
 from ..recurrence.target import enqueue
 from ..registry import decide_limits, discover
@@ -79,8 +80,9 @@ def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
 
     ``drain()`` works inside ``TestCase``, as no other process or connection takes part. If a task
     ends with an error of the database, what it has written may be rolled back there. Jobs that
-    wait for their time, or for a retry, stay unchanged. KeyboardInterrupt ends it and releases the
-    current job. Jobs that wait for a commit, which a ``TestCase`` never makes, are enqueued first.
+    wait for their time, for a retry, or for the end of a pause, stay unchanged. KeyboardInterrupt
+    ends it and releases the current job. Jobs that wait for a commit, which a ``TestCase`` never
+    makes, are enqueued first.
 
     A task's timeout is raised in it as in a worker: between two of the task's own instructions, not
     while it waits in C code; in a coroutine at an ``await``.
@@ -94,19 +96,30 @@ def drain(backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> int:
     with _process(queue) as process, _watched(queue, call):
         while True:
             dispatch(queue.database)
-            lanes = [lane for lane in jobs.lanes() if selector.position(lane.queue) is not None]
+            wanted, lanes = _not_paused(jobs)
+            lanes = [lane for lane in lanes if selector.position(lane.queue) is not None]
             if not lanes:
                 reserve_times(queue.database)  # For jobs that wait for a rate.
                 if not dispatch(queue.database):
                     return attempts
                 continue
             lane = max(lanes, key=lambda lane: lane.priority)
-            for job in claim(jobs, lane, process, limit=1, decide_limits=decide_limits):
+            for job in claim(wanted, lane, process, limit=1, decide_limits=decide_limits):
                 call[:] = [_call(job)]
                 _run(call[0], queue)
                 call.clear()
                 attempts += 1
             run_commit_hooks()
+
+
+def _not_paused(jobs: JobQuerySet) -> tuple[JobQuerySet, list[Lane]]:
+    """Return the jobs whose tasks are not paused, and their lanes in queues that are not."""
+    queues = Queue.objects.using(jobs.db).names_of_paused()
+    lanes = [lane for lane in jobs.lanes() if lane.queue not in queues]
+    if not (tasks := TaskState.objects.using(jobs.db).names_of_paused()):
+        return jobs, lanes
+    wanted = jobs.exclude(task__in=tasks)
+    return wanted, [lane for lane in lanes if wanted.of_lane(lane).exists()]
 
 
 def run_job(result: JobResult | Job) -> JobResult:

@@ -12,7 +12,7 @@ from django.test import TestCase
 from django.utils import timezone
 
 from django_dbqueue import Rate, batch, recurring, task
-from django_dbqueue.models import Job, Queue, RecurringTask
+from django_dbqueue.models import Job, Queue, RecurringTask, TaskState
 from django_dbqueue.testing import (
     advance,
     assert_enqueued,
@@ -146,6 +146,19 @@ class TestAdvance:
         Queue.objects.named("mail").pause(timedelta(minutes=5))
         advance(minutes=6)
         assert not Queue.objects.paused().exists()
+
+    def test_jobs_of_paused_queues_and_tasks_wait(self) -> None:
+        tasks.add.using(queue_name="mail").enqueue(1)
+        tasks.add.enqueue(1)
+        tasks.nothing.enqueue()
+        Queue.objects.named("mail").pause(timedelta(minutes=5))
+        TaskState.objects.named("tests.tasks.nothing").pause()
+
+        assert drain() == 1
+        advance(minutes=6)
+        assert drain() == 1
+        TaskState.objects.all().resume()
+        assert drain() == 1
 
     def test_debounce_runs_once(self) -> None:
         for _ in range(3):
