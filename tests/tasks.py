@@ -11,6 +11,7 @@ import threading
 import time
 from contextvars import ContextVar
 
+from asgiref.sync import sync_to_async
 from django.core.cache import caches
 from django.core.exceptions import SuspiciousOperation
 from django.db import Error, connection, connections, transaction
@@ -164,6 +165,17 @@ async def exit_beside():
 async def echo(value, wait=0.0):
     await asyncio.sleep(wait)
     return value
+
+
+@task
+async def hold_the_database_thread(seconds):
+    await sync_to_async(time.sleep)(seconds)
+
+
+@task(timeout=2, max_attempts=1)
+async def end_soon(name, wait):
+    await asyncio.sleep(wait)
+    return name
 
 
 @task

@@ -52,6 +52,23 @@ def test_coroutine_is_cancelled_and_cleans_up(runqueue):
     assert neighbour.wait(LONG).return_value == "x"
 
 
+def test_wait_of_a_coroutine_for_the_database_thread_is_not_its_run_time(runqueue):
+    """The thread is shared: starts and ends of coroutines wait for a query of another one."""
+    tasks.row_async.enqueue("first")  # From now on, starts need the thread.
+    child = runqueue("--embedded", DBQUEUE_OPTIONS='{"timeout_grace": 1}')
+    until(lambda: Run.objects.exists())
+    before = tasks.end_soon.enqueue("ends meanwhile", 1.0)
+    until(lambda: Job.objects.get(pk=before.id).state == "running")
+
+    tasks.hold_the_database_thread.enqueue(7)
+    later = [tasks.end_soon.enqueue(f"begins meanwhile {number}", 0) for number in range(3)]
+
+    assert before.wait(LONG).return_value == "ends meanwhile"
+    for each in later:
+        assert each.wait(LONG).attempts == 1 and each.status == "SUCCESSFUL"
+    assert "does not stop" not in log_of(child)
+
+
 @pytest.mark.skipif(
     connections["default"].vendor == "sqlite",
     reason="SQLite has no line on which an answer can be under way.",

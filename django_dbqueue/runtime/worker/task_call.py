@@ -41,8 +41,9 @@ if hasattr(os, "register_at_fork"):
 class Call:
     """One attempt's call of a task.
 
-    ``reason`` is the requested interruption, or None. ``is_retried`` tells whether a stopped job
-    runs again. ``log`` captures its log lines. ``connections`` are those of its thread.
+    ``began`` is when the task has begun; before that, when its job was taken. ``reason`` is the
+    requested interruption, or None. ``is_retried`` tells whether a stopped job runs again. ``log``
+    captures its log lines. ``connections`` are those of its thread.
     """
 
     connections: Mapping[str, BaseDatabaseWrapper] = MappingProxyType({})
@@ -57,6 +58,11 @@ class Call:
         self.interrupted_at = float("inf")
         self.log: LogCapture | None = None
         self._lock = threading.Lock()
+
+    @property
+    def runs_task(self) -> bool:
+        """Whether the task may run: not while its start or its end waits for another call."""
+        return True
 
     def interrupt(self, reason: type[Interruption]) -> None:
         """Raise ``reason`` in the task if its own code still runs. Only the first reason counts."""
@@ -131,12 +137,17 @@ class CoroutineCall(Call):
     _task: asyncio.Task[object] | None = None
     _coroutine: Any = None
 
+    @property
+    def runs_task(self) -> bool:
+        return self._task is not None
+
     async def run(self, function: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         with self._lock:
             if self.reason:
                 raise self.reason
             self._coroutine, self._task = function(), asyncio.current_task()
+            self.began, self.held_up = time.monotonic(), 0.0
         try:
             running_job.set(self.job)
             with self.log or NO_LOG:

@@ -52,7 +52,7 @@ class Watchdog:
         calls: Sequence[Call] = ()
         expected_at = time.monotonic() + self.IDLE
         while not ended.wait(self.BUSY if calls else self.IDLE):
-            calls = self._services.running()
+            calls = [call for call in self._services.running() if call.runs_task]
             self._forget(calls)
             self._note_hold_up(calls, time.monotonic() - expected_at)
             for call in calls:
