@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from asgiref.sync import sync_to_async
 from django.db import connections
 
 from .compat import DEFAULT_TASK_BACKEND_ALIAS, AnyFrameworkTask, InvalidTask, task_backends
+from .core.cancellation import run_to_completion
 from .core.serialization import Json
 from .core.transactions import on_commit_all
 
@@ -135,7 +135,11 @@ class batch:
 
     async def __aenter__(self) -> batch:
         # Set the context variable in the caller's own context, not in that of the thread.
-        entry = await sync_to_async(self._open)()
+        entry, cancellation = await run_to_completion(self._open)
+        if cancellation:
+            # The block does not begin, and __aexit__() is not called.
+            await run_to_completion(partial(self._close, entry, cancellation))
+            raise cancellation
         self._entries.append((entry, current.set(entry)))
         return self
 
@@ -145,7 +149,10 @@ class batch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await sync_to_async(self._close)(self._pop(), error)
+        closing = partial(self._close, self._pop(), error)
+        _, cancellation = await run_to_completion(closing)
+        if cancellation:
+            raise cancellation
 
     def _open(self) -> Entry:
         entry = Entry(id=self.id, database=self._backend.database, opens=self._is_new)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from contextlib import asynccontextmanager
 from datetime import timedelta
 
 import pytest
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection, connections, transaction
 
 from django_dbqueue import batch, pipeline
@@ -82,6 +84,103 @@ def test_error_in_async_batch_discards_its_jobs():
 
     assert {job.state for job in Job.objects.all()} == {State.DISCARDED}
     assert callbacks() == []
+
+
+async def cancel(task):
+    """Cancel an asyncio task, and continue when it waits again or has ended."""
+    task.cancel()
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def busy_database_thread():
+    free = threading.Event()
+    waiting = asyncio.create_task(sync_to_async(free.wait)(LONG))
+    await asyncio.sleep(0)
+    yield
+    free.set()
+    await waiting
+
+
+def assert_ended_without_callbacks(filled):
+    assert Batch.objects.get(pk=filled.id).sealed_at is not None
+    assert Batch.objects.get(pk=filled.id).finished_at is not None
+    assert not Job.objects.exclude(state=State.DISCARDED).exists()
+
+
+def test_batch_cancelled_while_it_opens_ends_without_callbacks(backend, monkeypatch):
+    filled = batch(on_finish=sum_up, on_success=rejoice)
+    open_batch = type(backend).open_batch
+
+    async def fill():
+        async with filled:
+            pytest.fail("The block has begun.")
+
+    async def main():
+        def open_and_cancel(*args):
+            open_batch(*args)
+            asyncio.run_coroutine_threadsafe(cancel(task), loop).result()
+
+        monkeypatch.setattr(type(backend), "open_batch", open_and_cancel)
+        loop, task = asyncio.get_running_loop(), asyncio.create_task(fill())
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async_to_sync(main)()
+
+    assert_ended_without_callbacks(filled)
+
+
+def test_batch_cancelled_in_its_block_discards_its_jobs():
+    filled = batch(on_finish=sum_up, on_success=rejoice)
+
+    async def fill():
+        async with filled:
+            await add.aenqueue_many([(1,), (2,)])
+            await asyncio.sleep(LONG)
+
+    async def main():
+        task = asyncio.create_task(fill())
+        while not await Job.objects.acount():
+            await asyncio.sleep(0.01)
+        async with busy_database_thread():
+            await cancel(task)
+            await cancel(task)  # While the end of the batch waits for the thread.
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async_to_sync(main)()
+
+    assert_ended_without_callbacks(filled)
+    assert Job.objects.count() == 2
+
+
+def test_batch_cancelled_after_its_block_keeps_its_jobs():
+    filled = batch(on_finish=sum_up)
+    leave = asyncio.Event()
+
+    async def fill():
+        async with filled:
+            await add.aenqueue(1)
+            await leave.wait()
+
+    async def main():
+        task = asyncio.create_task(fill())
+        while not await Job.objects.acount():
+            await asyncio.sleep(0.01)
+        async with busy_database_thread():
+            leave.set()
+            await asyncio.sleep(0.01)
+            await cancel(task)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async_to_sync(main)()
+
+    assert filled.progress() == {"ready": 1}
+    drain()
+    assert callbacks() == ["tests.tasks.sum_up"]
 
 
 def test_on_success_is_skipped_after_a_failure():

@@ -5,17 +5,17 @@ The outcome of a task is always a return value: no exception of a task leaves th
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import async_to_sync
 from django.db import DatabaseError, InterfaceError
 
 from ...backend import DatabaseBackend
+from ...core.cancellation import run_to_completion
 from ...core.error_reports import is_a
 from ...engine.attempt_result import AttemptResult, Settled
 from ...exceptions import Interruption
@@ -105,15 +105,8 @@ async def _uncancelled(step: Callable[[], R]) -> R:
     The task's own code or a late interruption may cancel the asyncio task. Without an outcome, the
     job would stay RUNNING.
     """
-    running = asyncio.ensure_future(sync_to_async(_with_ready_connections)(step))
-    while not running.done():
-        try:
-            await asyncio.shield(running)
-        except asyncio.CancelledError:
-            continue
-        except BaseException:
-            break
-    return running.result() if not running.cancelled() else await _uncancelled(step)
+    result, _ = await run_to_completion(partial(_with_ready_connections, step))
+    return result
 
 
 def _handle(error: BaseException, step: Callable[[BaseException], R]) -> R:
