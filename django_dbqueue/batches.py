@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
@@ -30,6 +31,9 @@ class Entry:
     met: those of jobs with a waiting or requested run that took over a call of that block.
     waits_for_commit: whether a call in the block has been left for the caller's commit.
     has_failed: whether the block has ended with an exception.
+    outer: the block around it.
+    token: resets ``current`` in the context that the block began in.
+    has_ended: whether the block has ended.
     """
 
     id: UUID
@@ -40,6 +44,9 @@ class Entry:
     met: set[UUID] = field(default_factory=set)
     waits_for_commit: bool = False
     has_failed: bool = False
+    outer: Entry | None = field(init=False)
+    token: Token[Entry | None] = field(init=False)
+    has_ended: bool = False
 
 
 # The block that newly enqueued jobs belong to.
@@ -59,7 +66,8 @@ class batch:
     and takes more jobs until it has finished; after that, an enqueue call in a block raises
     BatchFinished. A batch does not finish before its first block, the opener's, has ended. An
     exception in that block discards the batch's waiting jobs, and no callback follows; an exception
-    in a later block discards the waiting jobs that were added in it.
+    in a later block discards the waiting jobs that were added in it. Several coroutines and threads
+    may be in blocks of one object at once.
 
     Raises TypeError for a backend of another kind, and InvalidTask for a callback that is no task
     or cannot be called with the batch's id.
@@ -76,8 +84,7 @@ class batch:
         backend: str = DEFAULT_TASK_BACKEND_ALIAS,
     ) -> None:
         self._backend = task_backends[backend]
-        self._entries: list[tuple[Entry, Token[Entry | None]]] = []
-        self._is_new = True
+        self._prepare(is_new=True)
         if not hasattr(self._backend, "columns_of"):
             raise TypeError(
                 f"A batch needs a DatabaseBackend; TASKS[{backend!r}] is a "
@@ -97,7 +104,8 @@ class batch:
         Raises Batch.DoesNotExist, and ValidationError for text that is no UUID.
         """
         found = object.__new__(cls)
-        found._backend, found._entries, found._is_new = task_backends[backend], [], False
+        found._backend = task_backends[backend]
+        found._prepare(is_new=False)
         found._batch = found._backend.batches.get(pk=pk)
         return found
 
@@ -121,8 +129,7 @@ class batch:
         return self._batch.discard()
 
     def __enter__(self) -> batch:
-        entry = self._open()
-        self._entries.append((entry, current.set(entry)))
+        self._push(self._open())
         return self
 
     def __exit__(
@@ -140,7 +147,7 @@ class batch:
             # The block does not begin, and __aexit__() is not called.
             await run_to_completion(partial(self._close, entry, cancellation))
             raise cancellation
-        self._entries.append((entry, current.set(entry)))
+        self._push(entry)
         return self
 
     async def __aexit__(
@@ -154,16 +161,41 @@ class batch:
         if cancellation:
             raise cancellation
 
+    def _prepare(self, *, is_new: bool) -> None:
+        self._is_new = is_new
+        # The blocks that have not ended, of all contexts and threads.
+        self._entries: list[Entry] = []
+        self._lock = threading.Lock()
+
     def _open(self) -> Entry:
-        entry = Entry(id=self.id, database=self._backend.database, opens=self._is_new)
-        if self._is_new:
-            self._is_new = False
-            self._with_its_jobs(partial(self._backend.open_batch, self._batch))
+        # Other threads wait until the opener has written the batch.
+        with self._lock:
+            entry = Entry(id=self.id, database=self._backend.database, opens=self._is_new)
+            if self._is_new:
+                self._with_its_jobs(partial(self._backend.open_batch, self._batch))
+                self._is_new = False
         return entry
 
+    def _push(self, entry: Entry) -> None:
+        entry.outer = current.get()
+        entry.token = current.set(entry)
+        with self._lock:
+            self._entries.append(entry)
+
     def _pop(self) -> Entry:
-        entry, token = self._entries.pop()
-        current.reset(token)
+        """Return the entry of the block that ends: the newest that began in this context.
+
+        A block can end in another context, such as that of an async generator which the event loop
+        closes. It takes the newest entry, so that the opener's is the last.
+        """
+        innermost = current.get()
+        with self._lock:
+            entry = next(filter(_began_here, reversed(self._entries)), self._entries[-1])
+            self._entries.remove(entry)
+        entry.has_ended = True
+        while innermost and innermost.has_ended:
+            innermost = innermost.outer
+        current.set(innermost)
         return entry
 
     def _close(self, entry: Entry, error: BaseException | None) -> None:
@@ -212,3 +244,12 @@ class batch:
             return self._backend.columns_of(task, [str(self.id)])
         except TypeError as error:
             raise InvalidTask(f"{name} gets one argument, the batch's id: {error}") from None
+
+
+def _began_here(entry: Entry) -> bool:
+    """Test if a block began in this context. Resets ``current`` if it did."""
+    try:
+        current.reset(entry.token)
+    except ValueError:
+        return False
+    return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from datetime import timedelta
 
 import pytest
@@ -181,6 +182,204 @@ def test_batch_cancelled_after_its_block_keeps_its_jobs():
     assert filled.progress() == {"ready": 1}
     drain()
     assert callbacks() == ["tests.tasks.sum_up"]
+
+
+def members(filled):
+    return [(job.args, job.state) for job in Job.objects.filter(batch=filled.id).order_by("pk")]
+
+
+def test_concurrent_coroutines_end_their_own_blocks_of_one_batch():
+    filled = batch(on_finish=sum_up)
+
+    async def add_in_block(number, begun, leave, error=None):
+        async with filled:
+            begun.set()
+            await leave.wait()
+            await add.aenqueue(number)
+            if error:
+                raise error
+        await add.aenqueue(-number)
+
+    async def main():
+        begun, leave = [asyncio.Event() for _ in range(3)], [asyncio.Event() for _ in range(3)]
+        tasks = []
+        for number, error in enumerate([None, LookupError(), None]):
+            coroutine = add_in_block(number + 1, begun[number], leave[number], error)
+            tasks.append(asyncio.create_task(coroutine))
+            await begun[number].wait()
+        results = []
+        for number in (0, 1, 2):
+            leave[number].set()
+            results += await asyncio.gather(tasks[number], return_exceptions=True)
+            assert (await Batch.objects.aget()).sealed_at is not None
+        return results
+
+    results = async_to_sync(main)()
+
+    assert [type(each) for each in results] == [type(None), LookupError, type(None)]
+    assert members(filled) == [([1], State.READY), ([3], State.READY)]
+    drain()
+    assert callbacks() == ["tests.tasks.sum_up"]
+
+
+def test_opener_in_a_block_keeps_batch_open_while_coroutines_enter_it():
+    filled = batch(on_finish=sum_up)
+
+    async def add_in_block(begun, leave):
+        async with filled:
+            begun.set()
+            await leave.wait()
+
+    async def main():
+        async with filled:
+            leave = [asyncio.Event(), asyncio.Event()]
+            tasks = []
+            for each in leave:
+                begun = asyncio.Event()
+                tasks.append(asyncio.create_task(add_in_block(begun, each)))
+                await begun.wait()
+            for each, task in zip(leave, tasks, strict=True):
+                each.set()
+                await task
+                assert (await Batch.objects.aget()).sealed_at is None
+            await add.aenqueue(1)
+        assert (await Batch.objects.aget()).sealed_at is not None
+
+    async_to_sync(main)()
+
+    assert members(filled) == [([1], State.READY)]
+
+
+def test_concurrent_threads_end_their_own_blocks_of_one_batch():
+    filled = batch(on_finish=sum_up)
+    begun, leave = threading.Event(), threading.Event()
+    errors = []
+
+    def add_in_block():
+        try:
+            with filled:
+                begun.set()
+                assert leave.wait(LONG)
+                add.enqueue(2)
+                raise LookupError
+        except Exception as error:
+            errors.append(type(error))
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=add_in_block)
+    with filled:
+        add.enqueue(1)
+        thread.start()
+        assert begun.wait(LONG)
+    assert Batch.objects.get().sealed_at is not None
+    leave.set()
+    thread.join()
+
+    assert errors == [LookupError]
+    assert members(filled) == [([1], State.READY)]
+
+
+def test_threads_that_enter_a_new_batch_wait_until_it_is_written(backend, monkeypatch):
+    filled = batch()
+    open_batch = type(backend).open_batch
+    opening, entered = threading.Event(), threading.Event()
+    too_early = []
+
+    def open_slowly(*args):
+        opening.set()
+        too_early.append(entered.wait(0.2))
+        open_batch(*args)
+
+    def add_in_block():
+        assert opening.wait(LONG)
+        with filled:
+            entered.set()
+            add.enqueue(2)
+        connections.close_all()
+
+    monkeypatch.setattr(type(backend), "open_batch", open_slowly)
+    thread = threading.Thread(target=add_in_block)
+    thread.start()
+    with filled:
+        thread.join()
+
+    assert too_early == [False]
+    assert members(filled) == [([2], State.READY)]
+
+
+def test_batch_whose_opening_failed_is_opened_by_the_next_block(backend, monkeypatch):
+    filled = batch()
+    with monkeypatch.context() as broken, pytest.raises(TypeError):
+        broken.setattr(type(backend), "open_batch", None)
+        filled.__enter__()
+
+    with filled:
+        add.enqueue(1)
+
+    assert members(filled) == [([1], State.READY)]
+    assert Batch.objects.get().sealed_at is not None
+
+
+def test_block_of_an_async_generator_closed_by_another_task_ends_its_batch():
+    filled = batch(on_finish=sum_up)
+
+    async def generate():
+        async with filled:
+            await add.aenqueue(1)
+            yield
+
+    async def main():
+        generator = generate()
+        await asyncio.create_task(anext(generator))
+        await asyncio.create_task(generator.aclose())
+
+    async_to_sync(main)()
+
+    assert Batch.objects.get().finished_at is not None
+    assert members(filled) == [([1], State.DISCARDED)]
+
+
+def test_block_that_ends_in_another_context_does_not_end_the_openers():
+    filled = batch(on_finish=sum_up)
+    with filled:
+        copy_context().run(filled.__enter__)
+        copy_context().run(filled.__exit__, None, None, None)
+        assert Batch.objects.get().sealed_at is None
+        add.enqueue(1)
+    add.enqueue(2)
+
+    assert Batch.objects.get().sealed_at is not None
+    assert members(filled) == [([1], State.READY)]
+
+
+def test_block_ends_in_the_context_to_which_its_entry_was_copied():
+    filled = batch(on_finish=sum_up)
+
+    async def main():
+        await sync_to_async(filled.__enter__)()
+        await add.aenqueue(1)
+        await sync_to_async(filled.__exit__)(None, None, None)
+        await add.aenqueue(2)
+
+    async_to_sync(main)()
+
+    assert Batch.objects.get().sealed_at is not None
+    assert members(filled) == [([1], State.READY)]
+
+
+def test_batches_left_in_the_order_of_their_entry_keep_their_jobs():
+    first, second = batch(), batch()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    add.enqueue(1)
+    second.__exit__(None, None, None)
+    add.enqueue(2)
+
+    assert members(first) == []
+    assert members(second) == [([1], State.READY)]
+    assert not Batch.objects.filter(sealed_at=None).exists()
 
 
 def test_on_success_is_skipped_after_a_failure():
