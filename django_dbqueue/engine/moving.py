@@ -45,6 +45,9 @@ PART = 500
 # The time for which a held job is scheduled.
 NEVER = datetime(9999, 1, 1, tzinfo=timezone.utc)
 EXISTS = "A job with its id or key is there already. Let it run here, or discard it."
+# The task of contrib/operations.py. The operation's id names another one in the target, or none.
+OPERATES = "django_dbqueue.contrib.operations.run_operation"
+OPERATION = "It runs an operation of the admin, which is stored here. Let it run here."
 
 # A transaction of the project that has locked a key in the target may wait for one in the source,
 # which this move has locked: no server detects that deadlock. MySQL and MariaDB give up after 50 s.
@@ -84,6 +87,7 @@ def reasons(jobs: Sequence[Job], target: str) -> Reasons:
     batches |= {job.pk: job.batch_id for job in jobs if job.batch_id}
     return {
         job.pk: (job.pk in batches and f"The batch {batches[job.pk]}, which ends here, needs it.")
+        or (OPERATION if job.task == OPERATES else "")
         or of_queues.get(job.queue, "")
         or of_tasks.get(job.task, "")
         or (EXISTS if job.key in taken else "")

@@ -24,6 +24,7 @@ from django.test import override_settings
 
 from django_dbqueue import Rate, batch, limit, pipeline, task
 from django_dbqueue.backoff import Constant
+from django_dbqueue.contrib import operations
 from django_dbqueue.contrib.operations import start, undo
 from django_dbqueue.engine import moving
 from django_dbqueue.engine.dispatch import dispatch
@@ -436,6 +437,18 @@ def test_job_that_a_batch_waits_for_without_having_it_stays():
     (found,) = move(stays=True)
 
     assert found["problem"] == f"The batch {opened.id}, which ends here, needs it."
+
+
+def test_job_of_an_operation_stays_and_ends_it(monkeypatch, backend):
+    monkeypatch.setattr(operations, "AT_ONCE", 1)
+    tasks.add.using(run_after=timedelta(days=1), queue_name="later").enqueue_many([(1,), (2,)])
+    operation = start(here().filter(queue="later"), "discard", "", backend)
+
+    (found,) = move("--task", operations.run_operation.module_path, stays=True)
+
+    assert (found["number"], found["problem"]) == (1, moving.OPERATION)
+    drain()
+    assert Operation.objects.get(pk=operation.pk).changed == 2
 
 
 def test_finished_jobs_stay_finished_until_they_are_moved(monkeypatch):
