@@ -61,16 +61,13 @@ def settle(
         # of running jobs and, under a long transaction, all its dead entries (60 s instead of
         # 3 s for 100,000 jobs).
         rows = jobs.filter(Among(ids)).order_by("pk")
-        columns = "pk", "attempt", "process_id", "queue", "rerun_requested", "retry_requested"
-        running = [
-            row[:-1]
-            for row in lock(rows).values_list(*columns, "stop_requested_at", "state")
-            if row[-1] == State.RUNNING
-        ]
+        columns = "pk", "attempt", "process_id", "rerun_requested", "retry_requested"
+        locked = lock(rows).values_list(*columns, "stop_requested_at", "queue", "task", "state")
+        running = [row[:-1] for row in locked if row[-1] == State.RUNNING]
         seen = {row[0]: row[:3] for row in running}
-        # Re-enqueued jobs, with the queue of that call.
-        again = {pk: queue for pk, _, _, queue, is_again, _, _ in running if is_again}
-        stopped = {row[0]: row[-2] for row in running if row[-1]}
+        # Re-enqueued jobs, with the queue and the task of that call.
+        again = {row[0]: row[-2:] for row in running if row[3]}
+        stopped = {row[0]: row[4] for row in running if row[5]}
         if retried := [pk for pk, is_retried in stopped.items() if is_retried]:
             jobs.filter(Among(retried)).update(stop_requested_at=None, retry_requested=False)
         owned = [result for result in results if seen.get(result.fence[0]) == result.fence]
@@ -93,11 +90,11 @@ def settle(
         if repeated := [r for r in kept if r.job.key and r.fence[1] % KEPT == 0]:
             _forget_runs(database, repeated)
         left = [result.job for result in settled.written]
-        if restarted := [job for job in left if again and job.id in again]:
-            count_enqueued(database, Counter((again[job.id], job.task) for job in restarted))
+        if restarted := [again[job.id] for job in left if again and job.id in again]:
+            count_enqueued(database, Counter(restarted))
         if limited := [job for job in left if job.limits]:
             settled.unblocked.extend(release_slots(database, limited, keeps_slot))
-        settled.unblocked.extend(again[job.id] for job in restarted)
+        settled.unblocked.extend(queue for queue, _task in restarted)
         if len(settled.written) < len(results):
             _classify_unlocked(
                 database, rows, [r for r in results if seen.get(r.fence[0]) != r.fence], settled

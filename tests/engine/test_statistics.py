@@ -11,7 +11,7 @@ import pytest
 from django.db import DatabaseError, OperationalError, connection, connections, transaction
 from django.utils import timezone as django_timezone
 
-from django_dbqueue import batch, pipeline
+from django_dbqueue import batch, pipeline, task
 from django_dbqueue.core.counts import BOUNDS, Counts, Times
 from django_dbqueue.core.transactions import is_conflict
 from django_dbqueue.engine.attempt_result import AttemptResult
@@ -173,6 +173,25 @@ def test_callbacks_children_and_stages_of_jobs_are_counted():
     total = numbers()
     assert total[0] == Job.objects.count() == 3
     assert total[1] == Execution.objects.count() == 4
+
+
+@task
+def enqueue_once_more(number):
+    if Execution.objects.count() == 1:
+        keyed_pipeline().enqueue(number)
+
+
+def keyed_pipeline():
+    return pipeline(tasks.add, enqueue_once_more.using(queue_name="last")).using(key="line")
+
+
+def test_rerun_of_a_pipeline_that_its_last_stage_requests_counts_for_its_first_stage():
+    keyed_pipeline().enqueue(1)
+    drain()
+
+    assert counts(task="tests.tasks.add").enqueued == 2
+    assert counts(task=enqueue_once_more.module_path).enqueued == 0
+    assert numbers() == (2, 4, 0, 0)
 
 
 def test_times_are_those_of_the_attempts(claim):
@@ -379,8 +398,8 @@ def test_deploy_is_a_release_that_did_not_run_in_the_hour_before():
     ran = {0: ["v1"], 1: ["v1"], 2: ["v1", "v2"], 5: ["v2"], 6: ["v1"], 7: ["v1", "v3"], 8: [""]}
     for hours, releases in ran.items():
         for release in releases:
-            for task in ("one", "other"):
-                a_delta(at=HOUR + timedelta(hours=hours), release=release, task=task, runs=1)
+            for path in ("one", "other"):
+                a_delta(at=HOUR + timedelta(hours=hours), release=release, task=path, runs=1)
     a_delta(at=HOUR + timedelta(hours=3), release="web", enqueued=1)
     fold_all()
 
@@ -461,9 +480,9 @@ def test_time_without_zone_is_refused():
 
 
 def test_names_that_differ_by_case_are_apart():
-    for task in ("app.tasks.Report", "app.tasks.report", "app.tasks.répört", "app.tasks.report "):
-        a_delta(task=task, queue=task, enqueued=1)
-        a_delta(task=task, queue=task, enqueued=1)
+    for path in ("app.tasks.Report", "app.tasks.report", "app.tasks.répört", "app.tasks.report "):
+        a_delta(task=path, queue=path, enqueued=1)
+        a_delta(task=path, queue=path, enqueued=1)
     fold_all()
 
     hours = Statistic.objects.filter(period="hour")
