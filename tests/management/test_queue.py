@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import OperationalError, connection, connections
 from django.utils import timezone
 
 from django_dbqueue import batch, pipeline, task
@@ -476,6 +476,43 @@ class TestOutput:
 
         assert as_table(rows).splitlines() == ["name  number", "a          5", "long       -"]
         assert as_table(rows, width=6).splitlines()[0] == "name  "
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+@pytest.mark.parametrize(
+    ("database", "arguments"),
+    [
+        ("default", ["stats"]),
+        ("default", ["show", str(uuid4())]),
+        ("other", ["top", "--once", "--backend", "other"]),
+        ("other", ["move", "--backend", "default", "--to", "other", "--all"]),
+    ],
+)
+def test_unreachable_database_is_named_with_the_error(
+    monkeypatch: pytest.MonkeyPatch, database: str, arguments: list[str]
+) -> None:
+    tasks.add.enqueue(1)
+
+    def refuse() -> None:
+        raise OperationalError("connection refused\n")
+
+    connections[database].close()
+    monkeypatch.setattr(connections[database], "connect", refuse)
+    with pytest.raises(
+        CommandError, match=rf"^The database '{database}' is unreachable: connection refused$"
+    ):
+        queue(*arguments)
+
+
+def test_error_of_a_reachable_database_is_not_taken_for_an_outage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_backend: object) -> None:
+        raise OperationalError("deadlock detected")
+
+    monkeypatch.setattr("django_dbqueue.command_line.listings.stats", fail)
+    with pytest.raises(OperationalError, match="deadlock"):
+        queue("stats")
 
 
 @pytest.mark.django_db(transaction=True)

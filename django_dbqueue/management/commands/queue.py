@@ -17,6 +17,7 @@ from uuid import UUID
 
 from django.apps import apps
 from django.core.management.base import BaseCommand, CommandError, no_translations
+from django.db import InterfaceError, OperationalError, connections
 from django.utils import timezone
 
 from ...backend import DatabaseBackend
@@ -156,14 +157,17 @@ class Command(BaseCommand):
     # Scripts need the same words in each project.
     @no_translations
     def handle(self, *args: object, **options: Any) -> None:
-        backend = _backend(options)
-        discover(backend.config.task_modules)
         action: Callable[..., None] = getattr(self, f"_{options['action'].replace('-', '_')}")
         try:
+            backend = _backend(options)
+            discover(backend.config.task_modules)
             action(backend, options)
             sys.stdout.flush()
         except BrokenPipeError:  # The reader, such as head, has enough.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except (InterfaceError, OperationalError):
+            _check_connections()
+            raise
 
     def _stats(self, backend: DatabaseBackend, options: Mapping[str, Any]) -> None:
         self._show_one(listings.stats(backend), options)
@@ -367,6 +371,18 @@ class Command(BaseCommand):
 
     def _say(self, found: dict[str, Any], text: str, options: Mapping[str, Any]) -> None:
         self.stdout.write(as_json(found) if options["json"] else text)
+
+
+def _check_connections() -> None:
+    """Raise CommandError if a database that the command has used is unreachable."""
+    for connection in connections.all(initialized_only=True):
+        connection.close_if_unusable_or_obsolete()
+        try:
+            connection.ensure_connection()
+        except (InterfaceError, OperationalError) as error:
+            raise CommandError(
+                f"The database {connection.alias!r} is unreachable: {str(error).strip()}"
+            ) from error
 
 
 def _backend(options: Mapping[str, Any]) -> DatabaseBackend:
