@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db.models import Exists, OuterRef, Q
+from django.db.models.fields.json import KT
 
 from ..core.transactions import writing
 from ..models import (
@@ -33,7 +34,7 @@ from ..models.statistic import MINUTES_KEPT, Period
 from .batches import EndedRun, close_shares
 
 # The largest number of failures that are deleted in one transaction, and the number of their
-# executions that are changed together.
+# executions that are changed together, or of batches that are deleted together.
 MOST_FAILURES, TOGETHER = 10_000, 1000
 
 
@@ -68,17 +69,24 @@ def erase(database: str, ids: Sequence[UUID]) -> int:
 def prune_batches(database: str, older_than: float) -> None:
     """Delete batches without jobs that finished over ``older_than`` seconds ago.
 
-    Their shares are deleted too.
+    Their shares are deleted too. A batch whose callback is kept, and was not successful, stays: the
+    callback or its retry reads the batch.
     """
-    has_jobs = Exists(Job.objects.using(database).filter(batch=OuterRef("pk")))
-    rows = (
-        Batch.objects.using(database)
-        .filter(finished_at__lt=now_plus(-older_than))
-        .exclude(has_jobs)
+    jobs, last = Job.objects.using(database), UUID(int=0)
+    rows = Batch.objects.using(database)
+    old = rows.filter(finished_at__lt=now_plus(-older_than)).exclude(
+        Exists(jobs.filter(batch=OuterRef("pk")))
     )
-    with writing(database):
-        BatchShare.objects.using(database).filter(batch__in=rows)._raw_delete(database)
-        rows._raw_delete(database)
+    found = old.order_by("pk").values_list("pk", KT("on_finish__id"), KT("on_success__id"))
+    while part := list(found.filter(pk__gt=last)[:TOGETHER]):
+        last = part[-1][0]
+        callbacks = {UUID(each): pk for pk, *both in part for each in both if each}
+        waiting = jobs.filter(pk__in=list(callbacks)).exclude(state=State.SUCCESSFUL)
+        needed = {callbacks[pk] for pk in waiting.values_list("pk", flat=True)}
+        over = [pk for pk, *_both in part if pk not in needed]
+        with writing(database):
+            BatchShare.objects.using(database).filter(batch__in=over)._raw_delete(database)
+            rows.filter(pk__in=over)._raw_delete(database)
 
 
 def prune_failures(database: str, older_than: float) -> None:

@@ -500,6 +500,7 @@ def test_shares_are_pruned_with_their_batch(claim):
         fail.enqueue()
     settle(*claim(), state=State.FAILED)
     finish()
+    settle(*claim())
     Job.objects.filter(task=fail.module_path).update(finished_at=now_plus(-100))
     Batch.objects.update(finished_at=now_plus(-100))
 
@@ -508,3 +509,42 @@ def test_shares_are_pruned_with_their_batch(claim):
 
     assert not Batch.objects.exists()
     assert not BatchShare.objects.exists()
+
+
+@pytest.fixture(params=["on_finish", "on_success"])
+def finished(request, claim) -> batch:
+    """A batch without jobs whose callback waits."""
+    with batch(**{request.param: BOTH[request.param]}) as opened:
+        add.enqueue(1)
+    settle(*claim())
+    finish()
+    Job.objects.filter(task=add.module_path).delete()
+    Batch.objects.update(finished_at=now_plus(-100))
+    return opened
+
+
+def is_kept() -> bool:
+    direct.prune_batches(10)
+    return Batch.objects.exists()
+
+
+def test_batch_is_kept_until_its_callback_was_successful(finished, claim):
+    assert is_kept(), "ready"
+    (callback,) = claim()
+    assert is_kept(), "running"
+    settle(callback, state=State.FAILED)
+    assert is_kept(), "failed"
+    Job.objects.failed().retry()
+    assert is_kept(), "retried"
+    settle(*claim())
+
+    assert not is_kept()
+
+
+def test_batch_is_kept_until_its_failed_callback_is_pruned(finished, claim):
+    settle(*claim(), state=State.FAILED)
+    assert is_kept()
+    Job.objects.update(finished_at=now_plus(-100))
+    direct.prune_jobs([State.FAILED], 10, 100)
+
+    assert not is_kept()
