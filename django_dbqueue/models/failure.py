@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from operator import itemgetter
 
 from django.db import models
 from django.db.models import Case, Count, F, Q, Value, When
@@ -12,6 +11,7 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 
 from ..core.error_reports import ErrorReport
+from ..core.transactions import TRIES
 from .expressions import Now, now_plus
 from .identifier import IdentifierField
 from .primary import PrimaryQuerySet
@@ -84,25 +84,23 @@ class FailureQuerySet(PrimaryQuerySet["Failure"]):
         if missing := {key: report for key, (report, _release) in seen.items() if key not in known}:
             groups = self._grouped(missing)
             prints = {key: report.fingerprint for key, report in groups.items()}
-            found = self._ids(prints.values())
             new = {
-                report.fingerprint: (report, seen[key][1])
+                report.fingerprint: Failure(
+                    fingerprint=report.fingerprint,
+                    error_type=report.type[:255],
+                    message=report.message,
+                    location=report.location,
+                    release=seen[key][1],
+                )
                 for key, report in groups.items()
-                if report.fingerprint not in found
             }
-            if new:
-                rows = [
-                    Failure(
-                        fingerprint=key,
-                        error_type=r.type[:255],
-                        message=r.message,
-                        location=r.location,
-                        release=release,
-                    )
-                    for key, (r, release) in sorted(new.items(), key=itemgetter(0))
-                ]
-                self.bulk_create(rows, ignore_conflicts=True)
-                found = self._ids(prints.values())
+            found = self._ids(new)
+            # Again, if a dispatcher deletes the row of another worker before it is read here.
+            for _ in range(TRIES):
+                if not (absent := sorted(new.keys() - found)):
+                    break
+                self.bulk_create([new[key] for key in absent], ignore_conflicts=True)
+                found = self._ids(new)
             known |= {key: found[fingerprint] for key, fingerprint in prints.items()}
         return known
 

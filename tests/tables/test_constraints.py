@@ -17,6 +17,7 @@ from django_dbqueue.engine import settle as settling
 from django_dbqueue.engine.attempt_result import AttemptResult
 from django_dbqueue.models import Execution, Failure, Job, Process, Queue
 from django_dbqueue.models.enums import Lane, Outcome, State
+from django_dbqueue.models.failure import FailureQuerySet
 from django_dbqueue.runtime import announcer, recovery
 
 from .. import direct, tasks
@@ -325,6 +326,20 @@ def test_failures_of_one_location_merge_from_twenty_first_on(claim, together):
     assert sorted(counts.values()) == [*[1] * 19, 2, 10]
     assert Failure.objects.get(location="elsewhere").count == 1
     assert Execution.objects.filter(failure__count=10).count() == 10
+
+
+def test_failure_that_is_deleted_as_another_worker_inserts_it_is_inserted_again(monkeypatch):
+    report = ErrorReport(type="a", message="", traceback="", location="x", pattern="")
+    insert, lost = FailureQuerySet.bulk_create, []
+
+    def insert_into_conflict(rows, failures, **options):
+        return insert(rows, failures, **options) if lost else lost.append(failures)
+
+    monkeypatch.setattr(FailureQuerySet, "bulk_create", insert_into_conflict)
+
+    found = Failure.objects.identify({report.fingerprint: (report, "")})
+
+    assert lost and found == {report.fingerprint: Failure.objects.get().pk}
 
 
 @pytest.mark.parametrize(("failures", "state"), [(1, "scheduled"), (4, "failed")])
