@@ -27,15 +27,14 @@ from ..models import (
 from ..models.enums import UNSUCCESSFUL, State
 from ..models.expressions import Now, now_plus
 from ..models.job import JobQuerySet
-from ..models.locking import delete, lock, lock_first, lock_keys
+from ..models.locking import delete, lock, lock_first
 from ..models.primary import PrimaryQuerySet
 from ..models.semaphore import SemaphoreQuerySet
 from ..models.statistic import MINUTES_KEPT, Period
 from .batches import EndedRun, close_shares
 
-# The largest number of failures that are deleted in one transaction, and the number of their
-# executions that are changed together, or of batches that are deleted together.
-MOST_FAILURES, TOGETHER = 10_000, 1000
+# The largest numbers of failures and of batches that are deleted in one transaction.
+MOST_FAILURES, MOST_BATCHES = 10_000, 1000
 
 
 def prune_jobs(jobs: JobQuerySet, states: Sequence[str], older_than: float, limit: int) -> int:
@@ -78,7 +77,7 @@ def prune_batches(database: str, older_than: float) -> None:
         Exists(jobs.filter(batch=OuterRef("pk")))
     )
     found = old.order_by("pk").values_list("pk", KT("on_finish__id"), KT("on_success__id"))
-    while part := list(found.filter(pk__gt=last)[:TOGETHER]):
+    while part := list(found.filter(pk__gt=last)[:MOST_BATCHES]):
         last = part[-1][0]
         callbacks = {UUID(each): pk for pk, *both in part for each in both if each}
         waiting = jobs.filter(pk__in=list(callbacks)).exclude(state=State.SUCCESSFUL)
@@ -90,31 +89,18 @@ def prune_batches(database: str, older_than: float) -> None:
 
 
 def prune_failures(database: str, older_than: float) -> None:
-    """Delete failures that were not seen for ``older_than`` seconds.
+    """Delete failures without executions that were not seen for ``older_than`` seconds.
 
-    A failure is kept until the next time if another transaction is deleting executions of it.
+    An execution is deleted with its job, and may be kept for longer: queues have their own
+    retention.
     """
     with writing(database):
-        old = Failure.objects.using(database).filter(last_seen__lt=now_plus(-older_than))
-        found = lock_first(old.values_list("pk", flat=True), MOST_FAILURES)
-        if ids := _forget_failures(database, found):
+        has_executions = Exists(Execution.objects.using(database).filter(failure=OuterRef("pk")))
+        failures = Failure.objects.using(database)
+        old = failures.filter(last_seen__lt=now_plus(-older_than)).exclude(has_executions)
+        if ids := lock_first(old.values_list("pk", flat=True), MOST_FAILURES):
             delete(FailureStatistic.objects.using(database).filter(failure__in=ids))
-            old.filter(pk__in=ids)._raw_delete(database)
-
-
-def _forget_failures(database: str, failures: Sequence[int]) -> list[int]:
-    """Remove failures from their executions. Return the failures that have none any more.
-
-    Jobs are deleted with their executions in no order. Waiting for these rows could be a deadlock.
-    """
-    executions = Execution.objects.using(database)
-    theirs = executions.filter(failure__in=failures)
-    keys, last = theirs.order_by("pk").values_list("pk", flat=True), 0
-    while part := list(keys.filter(pk__gt=last)[:TOGETHER]):
-        executions.filter(pk__in=lock_keys(executions.all(), part)).update(failure=None)
-        last = part[-1]
-    kept = set(theirs.values_list("failure", flat=True).distinct())
-    return [each for each in failures if each not in kept]
+            failures.filter(pk__in=ids)._raw_delete(database)
 
 
 def prune_recurring_executions(database: str, older_than: float, limit: int) -> int:

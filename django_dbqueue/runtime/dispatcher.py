@@ -256,14 +256,19 @@ class Dispatcher:
             return True
         Failure.objects.using(self._database).unmute()
         prune_alerts(self._database)
-        if self._options.keep_failed is not None:
-            prune_failures(self._database, self._options.keep_failed)
-            prune_batches(self._database, self._options.keep_failed)
+        every = [self._options, *self._own_options().values()]
+        if times := [each.keep_failed for each in every if each.keep_failed is not None]:
+            prune_failures(self._database, max(times))
+            prune_batches(self._database, max(times))
         self._prune_at = time.monotonic() + self.PRUNE * random.uniform(0.8, 1.2)
         return False
 
+    def _own_options(self) -> dict[str, Options]:
+        """Return the options of the queues that have their own."""
+        return {queue: self._backend.options_of(queue) for queue in self._options.per_queue}
+
     def _prune_some(self) -> bool:
-        own = {queue: self._backend.options_of(queue) for queue in self._options.per_queue}
+        own = self._own_options()
         kept = [(self._jobs.filter(queue=queue), options) for queue, options in own.items()]
         return any(
             seconds is not None and prune_jobs(rows, states, seconds, self.BATCH)

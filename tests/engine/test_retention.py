@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from django_dbqueue import task, testing
+from django_dbqueue import batch, task, testing
 from django_dbqueue.compat import TaskResultDoesNotExist, task_backends
-from django_dbqueue.models import Execution, Failure, Job, StackTrace
+from django_dbqueue.models import Batch, Execution, Failure, Job, StackTrace
 from django_dbqueue.runtime.dispatcher import Dispatcher
 from django_dbqueue.runtime.shared_status import SharedStatus
 
@@ -97,15 +97,56 @@ def test_jobs_are_pruned_in_chunks(backend, monkeypatch):
     assert prune(backend) == set()
 
 
-def test_old_failures_are_pruned(backend):
-    tasks.fail.enqueue()
+def failed_batches(*queues: str, days: float) -> None:
+    """Leave a failure, and for each queue a finished batch with a failed and a successful job."""
+    for queue in queues:
+        with batch():
+            tasks.fail.using(queue_name=queue).enqueue()
+            tasks.add.using(queue_name=queue).enqueue(1)
     testing.drain()
-    Failure.objects.update(last_seen=timezone.now() - timedelta(days=100))
+    ended = timezone.now() - timedelta(days=days)
+    Job.objects.update(finished_at=ended)
+    Failure.objects.update(last_seen=ended)
+    Batch.objects.update(finished_at=ended)
+
+
+def test_old_failures_and_batches_are_pruned_with_their_jobs(backend):
+    failed_batches("default", days=100)
 
     prune(backend)
 
-    assert not Failure.objects.exists()
-    assert Execution.objects.get().failure is None
+    assert not Job.objects.exists() and not Failure.objects.exists() and not Batch.objects.exists()
+
+
+def test_failures_and_batches_are_kept_with_the_jobs_of_a_queue(backend):
+    failed_batches("default", "audit", days=100)
+    Failure.objects.create(fingerprint="of no job", last_seen=timezone.now() - timedelta(days=300))
+
+    assert prune(backend, per_queue={"audit": {"keep_failed": None}}) == {("failed", "audit")}
+
+    assert Execution.objects.get().failure == Failure.objects.get()
+    assert Batch.objects.get() == Job.objects.get().batch
+
+
+def test_queue_without_end_does_not_keep_failures_and_batches_of_others(backend):
+    failed_batches("default", days=2)
+
+    prune(backend, keep_failed=None, keep_successful=DAY, per_queue={"noise": {"keep_failed": DAY}})
+    assert Failure.objects.count() == Batch.objects.count() == 1
+    Job.objects.update(queue="noise")
+    prune(backend, keep_failed=None, keep_successful=DAY, per_queue={"noise": {"keep_failed": DAY}})
+
+    assert not Job.objects.exists() and not Failure.objects.exists() and not Batch.objects.exists()
+
+
+def test_failures_and_batches_are_kept_for_the_longest_time_of_a_queue(backend):
+    failed_batches("noise", days=2)
+
+    assert (
+        prune(backend, per_queue={"noise": {"keep_failed": DAY, "keep_successful": DAY}}) == set()
+    )
+
+    assert Failure.objects.count() == Batch.objects.count() == 1
 
 
 def test_delete_on_success_deletes_successful_job():
