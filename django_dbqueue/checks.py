@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from importlib import import_module
 
 from django.conf import settings
-from django.core import management
+from django.core import mail, management
 from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.inspect import func_accepts_kwargs
@@ -202,7 +203,8 @@ def check_recurring_tasks(app_configs: object = None, **kwargs: object) -> Itera
     """Check task modules, the recurring tasks that they declare, and shared limits.
 
     The modules can be imported, every declared recurring task can recur, tasks that share a limit
-    agree on it, and no setting of Celery promises that jobs run at once.
+    agree on it, queued mail has a mailer that sends it, and no setting of Celery promises that jobs
+    run at once.
     """
     return map(with_reference, _problems_of_tasks())
 
@@ -249,6 +251,7 @@ def _problems_of_tasks() -> Iterator[CheckMessage]:
         except InvalidSchedule as error:
             yield Error(str(error), id="dbqueue.E006")
     yield from _check_groups()
+    yield from _check_mailers()
     if any_runs_them:
         yield from _check_eager()
 
@@ -288,6 +291,22 @@ def _check_groups() -> Iterator[CheckMessage]:
                         hint="Give both the same limit, or each its own group.",
                         id="dbqueue.W005",
                     )
+
+
+def _check_mailers() -> Iterator[CheckMessage]:
+    """Check that each mailer that enqueues messages names one that sends them."""
+    for alias, mailer in getattr(settings, "MAILERS", {}).items():
+        try:
+            backend = import_string(mailer["BACKEND"])
+        except Exception:  # Django's own check reports it.
+            continue
+        # Its module is loaded by the settings alone: it has a task.
+        module = sys.modules.get("django_dbqueue.contrib.mail")
+        if module and isinstance(backend, type) and issubclass(backend, module.EmailBackend):
+            try:
+                _ = mail.mailers[alias]  # type: ignore[attr-defined, unused-ignore]
+            except ImproperlyConfigured as error:
+                yield Error(str(error), id="dbqueue.E014")
 
 
 def _check_eager() -> Iterator[CheckMessage]:

@@ -15,6 +15,7 @@ from django.core.mail.backends import locmem
 from django.db import transaction
 from django.utils.translation import gettext_lazy
 
+from django_dbqueue.checks import check_recurring_tasks
 from django_dbqueue.contrib.mail import EmailBackend, send_message
 from django_dbqueue.exceptions import InvalidMessage
 from django_dbqueue.models import Execution, Job
@@ -292,6 +293,7 @@ class TestSettings:
             }
             mail.outbox = []
 
+            assert "dbqueue.E014" not in [each.id for each in check_recurring_tasks()]
             assert mail.send_mail("Hello", "Text", None, ["ada@example.com"]) == 1
             drain()
 
@@ -304,5 +306,7 @@ class TestSettings:
                 "smtp": {"BACKEND": LOCMEM},
             }
 
+            (found,) = [each for each in check_recurring_tasks() if each.id == "dbqueue.E014"]
+            assert "['mailer'] is " in found.msg
             with pytest.raises(ImproperlyConfigured, match=r"\['mailer'\] is .*MAILERS has 'smtp'"):
                 mail.send_mail("Hello", "Text", None, ["ada@example.com"])
