@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any
 from uuid import UUID
@@ -22,6 +23,7 @@ from ..core.known_queues import check_known
 from ..core.notify import notify_queues
 from ..core.transactions import is_conflict, writing
 from ..models import (
+    Batch,
     BatchShare,
     Execution,
     Failure,
@@ -85,8 +87,10 @@ def reasons(jobs: Sequence[Job], target: str) -> Reasons:
     )
     batches = dict(shares.values_list("job", "batch"))
     batches |= {job.pk: job.batch_id for job in jobs if job.batch_id}
+    callbacks = _batches_of_callbacks(jobs, source)
     return {
         job.pk: (job.pk in batches and f"The batch {batches[job.pk]}, which ends here, needs it.")
+        or (job.pk in callbacks and f"It follows the batch {callbacks[job.pk]}, stored here only.")
         or (OPERATION if job.task == OPERATES else "")
         or of_queues.get(job.queue, "")
         or of_tasks.get(job.task, "")
@@ -356,6 +360,22 @@ def _reasons_of(
     return {
         name: f"The {kind} {name!r} is paused here only. Pause it there, or resume it here."
         for name in paused[0] - paused[1]
+    }
+
+
+def _batches_of_callbacks(jobs: Sequence[Job], source: str) -> dict[UUID, UUID]:
+    """Return the batches that callbacks among the jobs have as their argument, and may read."""
+    rows = Job.objects.using(source).filter(pk__in=[job.pk for job in jobs])
+    ids: dict[UUID, UUID] = {}
+    for pk, args in rows.exclude(state=State.SUCCESSFUL).values_list("pk", "args"):
+        if isinstance(args, list) and len(args) == 1:
+            with suppress(ValueError):
+                ids[pk] = UUID(str(args[0]))
+    batches = Batch.objects.using(source).in_bulk(set(ids.values()))
+    return {
+        pk: batch
+        for pk, batch in ids.items()
+        if batch in batches and str(pk) in map(batches[batch].follower, ("on_finish", "on_success"))
     }
 
 

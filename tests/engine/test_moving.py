@@ -451,6 +451,25 @@ def test_job_of_an_operation_stays_and_ends_it(monkeypatch, backend):
     assert Operation.objects.get(pk=operation.pk).changed == 2
 
 
+def test_callback_stays_with_its_batch():
+    with batch(on_finish=tasks.sum_up) as members:
+        tasks.add.using(queue_name="mail").enqueue(1)
+    drain()
+    callback = here().filter(task="tests.tasks.sum_up")
+    ended = callback.get().finished_at
+    callback.update(state="ready", finished_at=None)
+    other = tasks.echo.enqueue(str(members.id))
+
+    problems = {each["task"]: each["problem"] for each in move("--state", "ready", stays=True)}
+
+    follows = f"It follows the batch {members.id}, stored here only."
+    assert problems == {"tests.tasks.echo": "", "tests.tasks.sum_up": follows}
+    assert str(there().get().pk) == other.id
+    callback.update(state="successful", finished_at=ended)
+    move("--task", "tests.tasks.sum_up", "--state", "successful")
+    assert there().filter(task="tests.tasks.sum_up").exists()
+
+
 def test_finished_jobs_stay_finished_until_they_are_moved(monkeypatch):
     """Else "run now" would run them again, and on_conflict="skip" would ignore a call."""
     confirm.enqueue("a")
