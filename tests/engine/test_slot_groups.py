@@ -638,12 +638,12 @@ def test_longer_line_makes_larger_groups(process):
     assert set(asked) == {COUNTED, 19 // 2}
 
 
-def running_group(pool, seconds=0.02, size=2, **values):
+def running_group(pool, seconds=0.02, size=2, lasts=0.3, **values):
     """Start a group, and return its first job, which runs for longer than usual."""
     pool.run_times.observe("t", seconds)
     values = {"limits": [{"key": "a", "max_running": 1}], **values}
     group = uuid4()
-    jobs = [a_job(f"{group} {number}", 0.3, group, **values) for number in range(size)]
+    jobs = [a_job(f"{group} {number}", lasts, group, **values) for number in range(size)]
     pool.pool.put(jobs)
     until(lambda: any(call.job is jobs[0] for call in pool.pool.running()))
     return jobs[0]
@@ -680,8 +680,9 @@ def test_group_is_not_joined_while_all_threads_are_busy(recording_pool):
 def test_one_group_of_each_limit_may_be_joined(recording_pool):
     """Otherwise this process would keep all slots, and the others none."""
     pool = recording_pool(threads=4)
-    first, _second = running_group(pool), running_group(pool)
-    other = running_group(pool, limits=[{"key": "b", "max_running": 1}])
+    # On a busy machine, the third may start much later than the first.
+    first, _second = running_group(pool, lasts=1.5), running_group(pool, lasts=1.5)
+    other = running_group(pool, limits=[{"key": "b", "max_running": 1}], lasts=1.5)
 
     assert pool.pool.short_groups() == [(first, 1), (other, 1)]
 
