@@ -116,7 +116,7 @@ class Keys(Jobs):
             assert after == before
             return
         self._record_enqueued(result, stage=_stage(keyed_call))
-        self._record_not_before(result, keyed_call, before and before["state"])
+        self._record_not_before(result, keyed_call, before)
         assert after["version"] == _version(keyed_call, before)
         assert (after["expires_at"] is None) == (keyed_call.expires is None)
         if before and before["state"] == State.RUNNING:
@@ -221,11 +221,16 @@ class Keys(Jobs):
         keys = {job.pk: job.key for job in self.jobs if job.key}
         assert len(keys) == len(set(keys.values()))
 
-    def _record_not_before(self, result, keyed_call, state):
-        """Record the earliest start. ``state``: the state before the call, None if unknown."""
-        if keyed_call.wait and (
-            keyed_call.on_conflict == "replace" or state in (State.RUNNING, *FINISHED)
-        ):
+    def _record_not_before(self, result, keyed_call, before):
+        """Record the earliest start. ``before``: the row before the call, None if unknown.
+
+        A call that does not replace postpones no run that waits or is requested.
+        """
+        is_first = before and (
+            before["state"] in FINISHED
+            or (before["state"] == State.RUNNING and not before["rerun_requested"])
+        )
+        if keyed_call.wait and (keyed_call.on_conflict == "replace" or is_first):
             self.not_before[result.id] = self.called_at + timedelta(seconds=keyed_call.wait)
         else:
             self.not_before.pop(result.id, None)
