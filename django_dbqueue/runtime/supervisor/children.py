@@ -5,7 +5,6 @@ Each child calls ``ended`` at its end. An outdated child is to be replaced.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import random
@@ -15,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType
@@ -36,7 +36,7 @@ START = 60.0
 _spawning = threading.Lock()
 
 
-@contextlib.contextmanager
+@contextmanager
 def no_main_module() -> Iterator[None]:
     """Keep a spawned child from running the project's ``manage.py`` again.
 
@@ -195,5 +195,5 @@ Child = ChildThread | ChildProcess
 
 def _kill(pid: int, number: int) -> None:
     # It may have ended, and other code may have waited for it: then no process has this number.
-    with contextlib.suppress(ProcessLookupError):
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
