@@ -1,7 +1,7 @@
-"""``python -m tests [arguments of pytest]``: the suite on SQLite, on PostgreSQL and on MariaDB.
+"""``python -m tests [arguments of pytest]``: the suite on SQLite, PostgreSQL, MariaDB and MySQL.
 
-``POSTGRES_URL`` and ``MARIADB_URL`` name servers to use. Without the first, a PostgreSQL of the suite's own is started for as
-long as it runs; without the second, MariaDB is left out. ``TEST_ON=MariaDB`` runs it on that one alone.
+``POSTGRES_URL``, ``MARIADB_URL`` and ``MYSQL_URL`` name servers to use. Without the first, a PostgreSQL of the suite's own is
+started for as long as it runs; without the others, MariaDB and MySQL are left out. ``TEST_ON=MariaDB`` runs it on that one alone.
 """
 
 from __future__ import annotations
@@ -111,11 +111,12 @@ def _databases(stack: contextlib.ExitStack, wanted: str) -> Iterator[tuple[str, 
             yield "PostgreSQL", url
     elif OWN_POSTGRES.startswith(wanted):
         yield from _own_postgres(stack)
-    if url := os.environ.get("MARIADB_URL"):
-        if "MariaDB".startswith(wanted):
-            yield "MariaDB", url
-    elif not wanted:
-        print("\n=== MariaDB is left out: MARIADB_URL names none. ===")
+    for name, variable in (("MariaDB", "MARIADB_URL"), ("MySQL", "MYSQL_URL")):
+        if url := os.environ.get(variable):
+            if name.startswith(wanted):
+                yield name, url
+        elif not wanted:
+            print(f"\n=== {name} is left out: {variable} names none. ===")
 
 
 def _own_postgres(stack: contextlib.ExitStack) -> Iterator[tuple[str, str]]:

@@ -158,6 +158,17 @@ def with_options(**options: Any) -> Any:
     return override_settings(TASKS={"default": backend})
 
 
+def is_mysql_itself() -> bool:
+    """Return whether the tests run on MySQL, and not on MariaDB. It may ask the database."""
+    return connection.vendor == "mysql" and not connection.mysql_is_mariadb
+
+
+def skip_if_long_numbers_are_refused() -> None:
+    """See test_mysql_refuses_numbers_that_python_cannot_read()."""
+    if is_mysql_itself():
+        pytest.skip("MySQL refuses JSON with such numbers.")
+
+
 def until(condition: Callable[[], Any], seconds: float = LONG) -> Any:
     """Wait until the callable returns a true value, and return it; else fail the test."""
     end, pause = time.monotonic() + seconds, 0.02

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-# Beyond this, Python itself refuses to read a number back from JSON (4,300 digits).
-LONGEST_INTEGER_BITS = 14_000
+# MySQL refuses JSON with a number beyond the range of a float (308 digits).
+LONGEST_INTEGER_BITS = 1_000
 # MariaDB reads JSON of at most 31 levels, and the list of arguments is one of them.
 DEEPEST = 30
 
@@ -98,7 +98,7 @@ def _plain(value: object, depth: int) -> Json:
         case int():
             if value.bit_length() > LONGEST_INTEGER_BITS:
                 raise ValueError(
-                    "An integer of over 4,000 digits cannot be read back. Pass it as text."
+                    "An integer of over 300 digits is refused by some databases. Pass it as text."
                 )
             return value
         case float():

@@ -18,7 +18,7 @@ from ..models import Batch, BatchShare, Job
 from ..models.batch import BatchQuerySet, of_shared
 from ..models.enums import UNSUCCESSFUL
 from ..models.expressions import Now, now_plus
-from ..models.locking import lock, lock_first, lock_waiting
+from ..models.locking import by_primary_key, lock, lock_first, lock_waiting
 from .galera import certify
 from .statistics import count_enqueued
 
@@ -115,7 +115,7 @@ def _finish(database: str, found: list[UUID]) -> list[str]:
         BatchShare.objects.using(database),
     )
     with writing(database):
-        held = [row.pk for row in lock(rows.filter(pk__in=found).order_by("pk"))]
+        held = [row.pk for row in lock(by_primary_key(rows.filter(pk__in=found).order_by("pk")))]
         # Checked again under the lock: a job may have been added before it.
         due = list(rows.due().filter(pk__in=held))
         rows.filter(pk__in=[row.pk for row in due], finished_at=None).update(finished_at=Now())

@@ -22,7 +22,7 @@ from ..models import ClaimedJob, Job, Process, Queue
 from ..models.enums import Lane, Place, State
 from ..models.expressions import Among, NotBefore, Now
 from ..models.job import JobQuerySet
-from ..models.locking import lock, lock_waiting, locked_parts
+from ..models.locking import by_primary_key, lock, lock_waiting, locked_parts
 from .claim_size import Budget
 from .galera import certify
 from .limits import acquire, extend, leave_limits
@@ -235,7 +235,7 @@ def release(database: str, jobs: Sequence[ClaimedJob]) -> set[UUID]:
     fences = {job.fence for job in jobs}
     with writing(database, savepoint=False):
         # In the order in which a settlement locks them, and found by primary key alone.
-        locked = lock(rows.filter(Among([job.id for job in jobs])).order_by("pk"))
+        locked = lock(by_primary_key(rows.filter(Among([job.id for job in jobs])).order_by("pk")))
         seen = list(locked.values_list("pk", "attempt", "process_id"))
         # A job that has a process is running.
         if owned := [row[0] for row in seen if row in fences]:

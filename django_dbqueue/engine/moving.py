@@ -37,7 +37,7 @@ from ..models import (
 from ..models.enums import FINISHED, State
 from ..models.expressions import Now
 from ..models.job import JobQuerySet
-from ..models.locking import lock_first, lock_keys, lock_waiting
+from ..models.locking import by_primary_key, lock_first, lock_keys, lock_waiting
 from ..models.operation import STORED, OperationJobQuerySet
 from .fast_sql import insert
 from .retention import erase
@@ -216,7 +216,7 @@ def _lock_held(stored: dict[UUID, OperationJob], source: str) -> list[Job]:
     rows = every.filter(pk__in=list(stored)).order_by("pk")
     return [
         job
-        for job in lock_waiting(rows.annotate(is_held=HELD))
+        for job in lock_waiting(by_primary_key(rows.annotate(is_held=HELD)))
         if job.is_held or (job.state in FINISHED and _run(job) == _run(stored[job.pk]))
     ]
 

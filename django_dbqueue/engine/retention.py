@@ -32,6 +32,7 @@ from ..models.primary import PrimaryQuerySet
 from ..models.semaphore import SemaphoreQuerySet
 from ..models.statistic import MINUTES_KEPT, Period
 from .batches import EndedRun, close_shares
+from .semaphores import in_order
 
 # The largest numbers of failures and of batches that are deleted in one transaction.
 MOST_FAILURES, MOST_BATCHES = 10_000, 1000
@@ -154,10 +155,7 @@ def prune_semaphores(database: str, limit: int) -> int:
     """Delete semaphores that no job holds or waits for. Return their number."""
     found = list(_unused(database).values_list("pk", flat=True)[:limit])
     with writing(database):
-        held = [
-            row.pk
-            for row in lock(Semaphore.objects.using(database).filter(pk__in=found).order_by("pk"))
-        ]
+        held = [row.pk for row in lock(in_order(database, found))]
         # Check again under the lock: a claim may have been faster, and its slots must stay.
         unused = list(_unused(database).filter(pk__in=held).values_list("pk", flat=True))
         delete(Slot.objects.using(database).filter(semaphore__in=unused))

@@ -15,7 +15,7 @@ from django.db import connections
 from ..core.serialization import Json
 from ..models import ClaimedJob, Semaphore, Slot
 from ..models.expressions import Now
-from ..models.locking import delete, lock_waiting
+from ..models.locking import by_primary_key, delete, lock_waiting
 from ..models.semaphore import SemaphoreQuerySet
 
 _SLOT = ("semaphore", "job", "attempt", "slot_group", "max_running")
@@ -65,7 +65,8 @@ def locked(database: str, keys: Iterable[str]) -> list[Semaphore]:
 
 
 def in_order(database: str, keys: Iterable[str]) -> SemaphoreQuerySet:
-    return rows_of(database).filter(pk__in=list(keys)).order_by("pk").annotate(db_now=Now())
+    rows = rows_of(database).filter(pk__in=list(keys))
+    return by_primary_key(rows.order_by("pk").annotate(db_now=Now()))
 
 
 def store(database: str, rows: list[Semaphore]) -> None:

@@ -15,7 +15,7 @@ from ..models import ClaimedJob, Execution, Failure, Job, Progress
 from ..models.enums import FINISHED, Outcome, State
 from ..models.expressions import Among, Now, Sql, now_plus
 from ..models.job import JobQuerySet
-from ..models.locking import lock
+from ..models.locking import by_primary_key, lock
 from .attempt_result import AttemptResult, Settled
 from .batches import EndedRun, close_shares, pass_shares_on
 from .enqueue import write
@@ -60,7 +60,7 @@ def settle(
         # Found by primary key alone: with the state in the WHERE, PostgreSQL may scan the index
         # of running jobs and, under a long transaction, all its dead entries (60 s instead of
         # 3 s for 100,000 jobs).
-        rows = jobs.filter(Among(ids)).order_by("pk")
+        rows = by_primary_key(jobs.filter(Among(ids)).order_by("pk"))
         columns = "pk", "attempt", "process_id", "rerun_requested", "retry_requested"
         locked = lock(rows).values_list(*columns, "stop_requested_at", "queue", "task", "state")
         running = [row[:-1] for row in locked if row[-1] == State.RUNNING]

@@ -21,7 +21,7 @@ from ..core.counts import Counts, Times, by_failure
 from ..core.transactions import writing
 from ..models import FailureStatistic, Statistic, StatisticDelta
 from ..models.expressions import Sql
-from ..models.locking import delete, lock_first, lock_waiting
+from ..models.locking import by_primary_key, delete, lock_first, lock_waiting
 from ..models.statistic import COLUMNS, Period, start_of
 from .attempt_result import AttemptResult
 
@@ -174,4 +174,4 @@ def _insert_or_lock(
     ids = [pk for pk, *kind in alike.values_list("pk", *names) if tuple(kind) in kinds]
     # Found by primary key alone: MySQL locks index entries in the order in which it reads them, and
     # sorts after that. Two dispatchers had a deadlock.
-    return list(lock_waiting(rows.filter(pk__in=ids).order_by("pk")))
+    return list(lock_waiting(by_primary_key(rows.filter(pk__in=ids).order_by("pk"))))

@@ -11,7 +11,7 @@ from uuid import UUID
 from ..models import Job, Semaphore
 from ..models.enums import State
 from ..models.expressions import Among
-from ..models.locking import lock
+from ..models.locking import by_primary_key, lock
 from .ready_jobs import Kind, kind_of
 from .semaphores import breadth, count_slots, store
 from .served import Served
@@ -59,8 +59,8 @@ def _lock_first_plain(served: Served, free: Mapping[str, int]) -> tuple[list[Job
     if not (lines := jobs.first_in_line(free)):
         return [], {}
     ids = [pk for line in lines.values() for pk in line]
-    rows = jobs.filter(Among(ids)).order_by("pk")
-    locked: Any = lock(rows.only("queue", "task", "limits", "blocked_by", "version"))
+    rows = by_primary_key(jobs.filter(Among(ids)).order_by("pk"))
+    locked: Any = lock(rows.only("queue", "task", "limits", "blocked_by"))
     held = {job.pk: job for job in locked}
 
     def can_run(pk: UUID, key: str) -> bool:
@@ -101,12 +101,10 @@ def _lock_first_waiting(
         _count_others(database, known, line)
         kinds = Counter(map(kind_of, found)) + (ready or Counter())
         fate = _decide(served, key, number, known, line, kinds, of_each_kind=of_each_kind)
-        # Found by primary key alone, and read again: a row that has changed belongs to another
-        # transaction. Reads one column that is in no index: otherwise MySQL finds the rows by
-        # the index on ``blocked_by``, and locks its entries (see locking).
+        # Read again: a row that has changed belongs to another transaction.
         rows = Job.objects.using(database).filter(pk__in=list(fate)).order_by("pk")
-        locked = lock(rows).values_list("pk", "blocked_by", "version")
-        held = {pk for pk, blocked_by, _version in locked if blocked_by == key}
+        locked = lock(by_primary_key(rows)).values_list("pk", "blocked_by")
+        held = {pk for pk, blocked_by in locked if blocked_by == key}
         found += [job for job in line if job.pk in held and fate[job.pk] == key]
         leaving = _wait_elsewhere(
             database, {pk: to for pk, to in fate.items() if pk in held and to != key}

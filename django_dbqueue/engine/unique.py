@@ -18,7 +18,7 @@ from ..models import BatchShare, Job
 from ..models.enums import FINISHED, WAITING, Conflict, EnqueueStatus, State
 from ..models.expressions import Now, now_plus
 from ..models.job import JobQuerySet
-from ..models.locking import lock_waiting
+from ..models.locking import by_primary_key, lock_waiting
 from .batches import EndedRun, close_shares
 from .statistics import count_enqueued
 
@@ -164,7 +164,7 @@ def _lock(rows: JobQuerySet, keys: list[str], by_id: bool = False) -> dict[str, 
     for chunk in _chunks(keys):
         those = rows.filter(key__in=chunk)
         if by_id:
-            those = rows.filter(pk__in=list(those.values_list("pk", flat=True)))
+            those = by_primary_key(rows.filter(pk__in=list(those.values_list("pk", flat=True))))
         held = lock_waiting(those.order_by("key").annotate(db_now=Now()))
         found.update((row.key or "", row) for row in held)
     return found

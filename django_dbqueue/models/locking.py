@@ -15,7 +15,7 @@ from django.core.exceptions import EmptyResultSet
 from django.db import connections, models
 from django.db.models.sql.datastructures import BaseTable
 
-from .expressions import Sql, composed
+from .expressions import Sql, by_index, composed
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -40,6 +40,14 @@ def lock(rows: QS) -> QS:
     if not features.has_select_for_update:
         return rows
     return rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked)
+
+
+def by_primary_key(rows: QS) -> QS:
+    """Return rows that are filtered by their primary keys, found by these alone.
+
+    Of a small table, MySQL would else read all rows or another index, and lock what it reads.
+    """
+    return by_index(rows, "PRIMARY")
 
 
 def lock_waiting(rows: QS) -> QS:

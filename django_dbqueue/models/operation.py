@@ -75,6 +75,7 @@ class OperationQuerySet(PrimaryQuerySet["Operation"]):
             with connection.cursor() as cursor:
                 cursor.execute("SELECT LAST_INSERT_ID()")
                 (operation.pk,) = cursor.fetchone()
+            operation._state.adding, operation._state.db = False, self.db
         return operation
 
     def store(self, operation: Operation, *columns: str) -> None:

@@ -56,8 +56,8 @@ class PrimaryQuerySet(models.QuerySet[M]):
             for each in (names, fields, key)
         )
         columns: list[Any] = [field.column for field in inserted]
-        quoted = ", ".join(map(connection.ops.quote_name, columns))
-        table = connection.ops.quote_name(meta.db_table)
+        quote = connection.ops.quote_name
+        quoted, table = ", ".join(map(quote, columns)), quote(meta.db_table)
         on_conflict = connection.ops.on_conflict_suffix_sql(
             inserted,
             OnConflict.UPDATE,
@@ -84,6 +84,10 @@ class PrimaryQuerySet(models.QuerySet[M]):
         places = f"({', '.join(['%s'] * len(columns))})"
         with connection.cursor() as cursor:
             if connection.vendor == "mysql":
+                # MySQL sets only columns that are inserted.
+                defaults: list[Any] = [field.column for field in changed if field not in inserted]
+                insert = f"INSERT INTO {table} ({', '.join([quoted, *map(quote, defaults)])})"
+                places = f"({', '.join(['%s'] * len(columns) + ['DEFAULT'] * len(defaults))})"
                 # Not executemany(): with the syntax of MySQL 8, the driver sends each row alone.
                 for part in in_statements(rows):
                     cursor.execute(

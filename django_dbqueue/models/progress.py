@@ -12,7 +12,7 @@ from .claimed_job import ClaimedJob
 from .enums import Fence, State
 from .expressions import Now
 from .job import Job
-from .locking import lock
+from .locking import by_primary_key, lock
 from .primary import PrimaryQuerySet
 
 
@@ -32,11 +32,8 @@ class ProgressQuerySet(PrimaryQuerySet["Progress"]):
         A job that another transaction has locked is skipped: neither written nor lost.
         """
         with writing(self.db):
-            rows = (
-                Job.objects.using(self.db)
-                .filter(pk__in=[job.pk for job, _ in notes])
-                .order_by("pk")
-            )
+            jobs = Job.objects.using(self.db).filter(pk__in=[job.pk for job, _ in notes])
+            rows = by_primary_key(jobs.order_by("pk"))
             wanted, free = {job.fence for job, _ in notes}, _running(lock(rows))
             self.write([(job, noted) for job, noted in notes if job.fence in free])
             lost = wanted - free - _running(rows) if wanted - free else set()

@@ -127,6 +127,7 @@ def an_operation(job: Job, **values: Any) -> Operation:
     """Create an operation that has retried a job, as which the job still waits."""
     given = {"verb": "retry", "actor": "operator", "total": 1, "done": 1, "changed": 1}
     now = timezone.now()
+    job.refresh_from_db()  # MySQL's INSERT returns no defaults.
     operation = Operation.objects.create(**{**given, "finished_at": now, **values})
     before = {name: getattr(job, name) for name in STORED}
     before |= {"state": "discarded", "finished_at": now}

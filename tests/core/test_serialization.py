@@ -93,7 +93,7 @@ def circular():
         ({"\x00": 1}, ValueError, "NUL character"),
         ("\ud800", ValueError, "lone surrogate"),
         (b"\xff", ValueError, "not UTF-8"),
-        (10**5000, ValueError, "over 4,000 digits"),
+        (10**302, ValueError, "over 300 digits"),
         (circular(), ValueError, "Nested more than 30 levels deep"),
     ],
     ids=[str(number) for number in range(12)],

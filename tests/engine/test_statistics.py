@@ -32,7 +32,7 @@ from django_dbqueue.runtime.shared_status import SharedStatus
 from django_dbqueue.testing import drain
 
 from .. import direct, tasks
-from ..conftest import a_process, until
+from ..conftest import a_process, skip_if_long_numbers_are_refused, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HOUR = datetime(2026, 5, 4, 10, tzinfo=timezone.utc)
@@ -294,6 +294,8 @@ def test_counts_survive_storing():
     ],
 )
 def test_what_cannot_be_added_up_counts_as_nothing(stored):
+    if str(10**400) in str(stored):
+        skip_if_long_numbers_are_refused()
     StatisticDelta.objects.create(at=HOUR, queue="q", task="t", counts=stored)
     a_delta(runs=1, run_time=[1.0, 1.0, {"3": 1}])
 
@@ -302,6 +304,7 @@ def test_what_cannot_be_added_up_counts_as_nothing(stored):
 
 
 def test_document_that_python_cannot_decode_counts_as_nothing():
+    skip_if_long_numbers_are_refused()
     a_delta()
     with connection.cursor() as cursor:
         document = '{"runs": ' + "1" * 5000 + "}"
@@ -459,6 +462,8 @@ def test_resolved_failure_that_is_seen_again_is_a_regression(monkeypatch):
     ],
 )
 def test_numbers_by_failure_of_another_shape_are_left_out(stored):
+    if str(10**400) in str(stored):
+        skip_if_long_numbers_are_refused()
     a_delta(runs=1, by_failure=stored)
     a_delta(runs=1, by_failure={"3": 2})
     fold_all()

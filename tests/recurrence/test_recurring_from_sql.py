@@ -14,6 +14,7 @@ from django_dbqueue.models.expressions import now_plus
 from django_dbqueue.runtime.scheduler import Scheduler
 
 from .. import tasks
+from ..conftest import skip_if_long_numbers_are_refused
 
 pytestmark = pytest.mark.django_db
 HOUR = timedelta(hours=1)
@@ -136,6 +137,8 @@ WRONG = [
 
 @pytest.mark.parametrize(("columns", "said"), WRONG)
 def test_wrong_row_shows_its_problem_and_harms_no_other(scheduler, admin_client, columns, said):
+    if "9" * 5000 in columns.get("args", ""):
+        skip_if_long_numbers_are_refused()
     insert(**{"name": "'a wrong row'", "task": "'tests.tasks.nothing'", **columns})
     insert(name="'right'", task="'tests.tasks.nothing'", every=EVERY)
 

@@ -251,7 +251,9 @@ def test_idle_dispatcher_runs_one_query(many_rows, process):
 def test_orphans_use_the_running_index(many_rows):
     a_process("p")
 
-    assert "dbqueue_job_running" in plan(Job.objects.orphaned()[:10])
+    text = plan(Job.objects.orphaned()[:10])
+    # MySQL may take another index that begins with the state.
+    assert "dbqueue_job_running" in text or "dbqueue_job_lane (state='running')" in text, text
 
 
 def test_filters_without_an_index_read_a_bounded_number_of_jobs(many_rows, monkeypatch):

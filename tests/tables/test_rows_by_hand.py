@@ -18,7 +18,7 @@ from django_dbqueue.runtime.worker.task_call import ThreadCall
 from django_dbqueue.testing import drain
 
 from .. import direct, tasks
-from ..conftest import a_process
+from ..conftest import a_process, is_mysql_itself, skip_if_long_numbers_are_refused
 
 pytestmark = pytest.mark.django_db
 
@@ -95,6 +95,16 @@ UNDECODABLE = {
 }
 
 
+def test_mysql_refuses_numbers_that_python_cannot_read():
+    if not is_mysql_itself():
+        pytest.skip("MySQL only")
+    Job.objects.create(task="tests.tasks.add", queue="default", args=[2**1000, 10**18, 2**64 + 1])
+    with connection.cursor() as cursor, pytest.raises(IntegrityError):
+        cursor.execute("UPDATE dbqueue_job SET result = %s", [MANY_DIGITS])
+
+    assert Job.objects.get().args == [2**1000, 10**18, 2**64 + 1]
+
+
 @pytest.mark.parametrize("claim_it", [drain, "at once"], ids=["drain", "at once"])
 @pytest.mark.parametrize(
     ("column", "document"),
@@ -103,6 +113,8 @@ UNDECODABLE = {
 def test_job_with_undecodable_json_does_not_block_its_lane(
     claim_it, column, document, backend, admin_client
 ):
+    if MANY_DIGITS in document:
+        skip_if_long_numbers_are_refused()
     by_hand = Job.objects.create(
         task="tests.tasks.add", queue="default", args=[1], stage=0 if column == "pipeline" else None
     )
