@@ -15,7 +15,7 @@ demo: $(VENV)/demo ## Index Python's standard library by jobs, and show it (ARGS
 	@$(BIN)/python -m example_project.demo $(ARGS)
 
 .PHONY: test
-test: $(VENV)/test ## Run the tests on SQLite, PostgreSQL and, where MARIADB_URL names one, MariaDB
+test: $(VENV)/test ## Run the tests on SQLite, PostgreSQL and, where MARIADB_URL and MYSQL_URL name them, MariaDB and MySQL
 	@$(BIN)/python -m tests $(ARGS)
 
 # Each process that the tests start writes a file of its own.

@@ -15,7 +15,7 @@ from django_dbqueue.models import Execution, Failure, Job, Process
 from django_dbqueue.runtime.connections import discard, keep_connections, prepare
 
 from .. import tasks
-from ..conftest import LONG, log_of, until, until_a_lock_is_awaited
+from ..conftest import LONG, is_mysql_itself, log_of, until, until_a_lock_is_awaited
 from .test_failover import runs
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
@@ -168,7 +168,10 @@ class TestConnections:
             assert asked("SHOW statement_timeout") == asked("SHOW lock_timeout") == "10s"
             assert asked("SHOW idle_in_transaction_session_timeout") == "10s"
         else:
-            assert asked("SELECT @@max_statement_time") == 11.0
+            if is_mysql_itself():
+                assert asked("SELECT @@max_execution_time") == 10_000
+            else:
+                assert asked("SELECT @@max_statement_time") == 11.0
             assert asked("SELECT @@innodb_lock_wait_timeout") == 11
 
     def test_isolation_level_is_read_committed(self, asked, monkeypatch):
@@ -178,7 +181,8 @@ class TestConnections:
         if connection.vendor == "postgresql":
             assert asked("SHOW transaction_isolation") == "read committed"
         else:
-            assert asked("SELECT @@tx_isolation") == "READ-COMMITTED"
+            name = "transaction_isolation" if is_mysql_itself() else "tx_isolation"
+            assert asked(f"SELECT @@{name}") == "READ-COMMITTED"
 
     def test_transaction_pool_gets_no_session_settings(self, asked, monkeypatch):
         if connection.vendor != "postgresql":
