@@ -73,7 +73,8 @@ def stack_of(job: Job) -> StackTrace | None:
 
 def attempts_of(job: Job) -> list[Attempt]:
     """Return the newest attempts. The newest one with an error is open."""
-    executions = list(job.executions.order_by("-attempt")[: MOST_ATTEMPTS + 1])
+    found = Execution.objects.filter(job=job).order_by("-attempt")
+    executions = list(found[: MOST_ATTEMPTS + 1])
     ends = [each.finished_at for each in executions] + [job.enqueued_at]
     newest_error = next((each for each in executions if each.error_type), None)
     shown = zip(executions[:MOST_ATTEMPTS], ends[1:], strict=False)

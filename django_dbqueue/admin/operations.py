@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..core.progress_value import ProgressValue
-from ..models import Job, Operation
+from ..models import Job, Operation, OperationJob
 from ..models.expressions import Now
 from . import columns, formatting
 from .actions import CONTINUE, STOP_OPERATION, UNDO
@@ -231,7 +231,7 @@ def _changes_of(operation: Operation) -> list[dict[str, str]]:
 
 def _jobs_of(operation: Operation) -> list[dict[str, object]]:
     """Return the first jobs of an operation: what they were before, and what they are now."""
-    items = list(operation.items.order_by("pk")[:SHOWN])
+    items = list(OperationJob.objects.filter(operation=operation).order_by("pk")[:SHOWN])
     found = Job.objects.defer(*columns.NOT_LISTED).in_bulk([item.job for item in items])
     return [
         {

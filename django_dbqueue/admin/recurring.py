@@ -289,7 +289,8 @@ def _times(row: RecurringTask) -> list[str]:
 
 def _runs(row: RecurringTask) -> list[dict[str, object]]:
     """Return the newest runs."""
-    executions = list(row.executions.order_by("-run_at")[:MOST_RUNS])
+    found = RecurringExecution.objects.filter(task=row).order_by("-run_at")
+    executions = list(found[:MOST_RUNS])
     jobs = Job.objects.defer(*columns.NOT_LISTED).in_bulk([each.job for each in executions])
     return [_run(each.run_at, each.enqueued_at, jobs.get(each.job)) for each in executions]
 

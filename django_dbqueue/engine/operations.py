@@ -127,7 +127,12 @@ def create_undo(operation: Operation, **columns: Any) -> Operation:
     database = operation._state.db or ""
     with writing(database):
         undo = Operation.objects.using(database).insert(
-            Operation(verb=Operation.Verb.UNDO, value=operation.value, undoes=operation, **columns)
+            Operation(
+                verb=Operation.Verb.UNDO,
+                value=operation.value,
+                undoes_id=operation.pk,
+                **columns,
+            )
         )
         return _filled(undo, operation.items.filter(changed=True).values("job"))
 

@@ -175,7 +175,7 @@ def enqueue_once(
         return None
     job = enqueue(row, wait)
     # Of two concurrent inserts, the constraint rejects one; its job is rolled back with it.
-    executions.bulk_create([RecurringExecution(task=row, run_at=time, job=job)])
+    executions.bulk_create([RecurringExecution(task_id=row.pk, run_at=time, job=job)])
     return job
 
 

@@ -59,7 +59,7 @@ def undo(operation: Operation, **columns: Any) -> Operation:
             Operation(
                 verb=Operation.Verb.UNDO,
                 value=operation.value,
-                undoes=operation,
+                undoes_id=operation.pk,
                 rows={"table": operation.rows["table"]},
                 total=len(changes),
                 done=len(changes),
