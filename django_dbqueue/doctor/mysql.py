@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
+from django.apps import apps
+
+from ..models.identifier import IdentifierField, binary_collation
 from .database import QueueDatabase
 from .finding import Finding, megabytes
 
@@ -27,6 +31,12 @@ PACKET = 16 * 2**20
 OTHER_CHARSETS = """
 SELECT table_name AS name, table_collation AS collation FROM information_schema.tables
 WHERE table_schema = DATABASE() AND table_name IN ({}) AND table_collation NOT LIKE 'utf8mb4%%'
+"""
+OTHER_COLLATIONS = """
+SELECT table_name AS name, column_name AS `column`, collation_name AS collation
+FROM information_schema.columns
+WHERE table_schema = DATABASE() AND table_name IN ({}) AND collation_name <> %s
+ORDER BY table_name, ordinal_position
 """
 
 
@@ -90,10 +100,30 @@ def character_sets(database: QueueDatabase) -> Iterator[Finding]:
             why,
             f"{database.setting}['OPTIONS']['charset'] = 'utf8mb4'",
         )
+    # Without the collation, the conversion would replace that of each identifier, too.
+    collation = binary_collation(database.connection)
+    convert = f"ALTER TABLE {{}} CONVERT TO CHARACTER SET utf8mb4 COLLATE {collation};"
     tables = database.tables
-    for each in database.ask(OTHER_CHARSETS.format(", ".join(["%s"] * len(tables))), *tables):
+    places = ", ".join(["%s"] * len(tables))
+    others = database.ask(OTHER_CHARSETS.format(places), *tables)
+    for each in others:
         yield Finding(
-            f"{each.name} has the collation {each.collation}.",
-            why,
-            f"ALTER TABLE {each.name} CONVERT TO CHARACTER SET utf8mb4;",
+            f"{each.name} has the collation {each.collation}.", why, convert.format(each.name)
+        )
+    compared = {
+        (model._meta.db_table, field.column)
+        for model in apps.get_app_config("dbqueue").get_models()
+        for field in model._meta.local_fields
+        if isinstance(field, IdentifierField)
+    }
+    wrong = defaultdict(list)
+    for each in database.ask(OTHER_COLLATIONS.format(places), *tables, collation):
+        if (each.name, each.column) in compared and each.name not in {one.name for one in others}:
+            wrong[each.name].append(f"{each.column} ({each.collation})")
+    for table, columns in wrong.items():
+        yield Finding(
+            f"{table} has columns with another collation than {collation}: {', '.join(columns)}.",
+            "Names and keys that differ by case or accents are one to the database: jobs run in "
+            "the wrong queue, and calls with such keys fail.",
+            convert.format(table),
         )

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
-from django.db import connections
+from django.db import IntegrityError, connections
 from django.db.models import Case, F, Value, When
 from django.db.models.functions import Greatest
 
@@ -25,6 +25,8 @@ from .statistics import count_enqueued
 T = TypeVar("T")
 
 CHUNK = 500
+# Inserts of a row that others delete each time before it is locked.
+ROUNDS = 100
 # Columns overwritten by the latest enqueue of the same key.
 OF_THE_CALL = [
     *(
@@ -151,11 +153,16 @@ def _insert_or_lock(rows: JobQuerySet, jobs: Iterable[Job]) -> dict[str, Job]:
     found = _lock(rows, list(first), by_id=True) if is_mysql else {}
     # Repeated for a row that was deleted in between. These rows are found by their keys: an older
     # snapshot of the caller's transaction does not show them.
-    while missing := [key for key in first if key not in found]:
+    for _ in range(ROUNDS):
+        if not (missing := [key for key in first if key not in found]):
+            return found
         for chunk in _chunks(missing):
             rows.bulk_create([first[key] for key in chunk], ignore_conflicts=True)
         found |= _lock(rows, missing)
-    return found
+    raise IntegrityError(
+        f"The database takes the key {missing[0]!r} for another one that it has: the collation of "
+        f"{rows.model._meta.db_table}.key was changed. `manage.py checkqueue` has the remedy."
+    )
 
 
 def _lock(rows: JobQuerySet, keys: list[str], by_id: bool = False) -> dict[str, Job]:

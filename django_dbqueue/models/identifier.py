@@ -29,9 +29,7 @@ class IdentifierField(CharField):
     def db_parameters(self, connection: Any) -> dict[str, str | None]:
         parameters = super().db_parameters(connection)
         if connection.vendor == "mysql":
-            parameters["collation"] = (
-                "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
-            )
+            parameters["collation"] = binary_collation(connection)
         elif connection.vendor == "postgresql":
             parameters["collation"] = "C"
         return parameters
@@ -43,6 +41,11 @@ class IdentifierField(CharField):
         index holds 3,072 bytes.
         """
         return [message for message in super().check(**kwargs) if message.id != "mysql.W003"]
+
+
+def binary_collation(connection: Any) -> str:
+    """Return the collation of MySQL or MariaDB in which only equal texts are equal."""
+    return "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
 
 
 @IdentifierField.register_lookup

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
-from django.db import connection, connections, transaction
+from django.db import IntegrityError, connection, connections, transaction
 from django.db.models import F
 from django.utils import timezone
 
@@ -38,6 +38,7 @@ from django_dbqueue.doctor import (
 from django_dbqueue.doctor.database import QueueDatabase, queue_databases
 from django_dbqueue.models import Failure, Job, Operation, Process, Queue, RecurringTask, TaskState
 from django_dbqueue.models.expressions import now_plus
+from django_dbqueue.models.identifier import binary_collation
 from django_dbqueue.testing import drain
 
 from .. import tasks
@@ -1361,6 +1362,28 @@ def test_incomplete_character_set_is_found(alive, probe):
     assert "dbqueue_probe has the collation latin1_" in of_the_table["what"]
     apply_remedy(of_the_table)
     assert findings("character-sets") == []
+
+
+@on("mysql")
+@pytest.mark.parametrize("charset", ["latin1", "utf8mb4"])
+def test_identifiers_that_compare_inexactly_are_found(alive, charset):
+    """A conversion without a collation replaces that of each column."""
+    try:
+        execute(f"ALTER TABLE dbqueue_job CONVERT TO CHARACTER SET {charset}")
+        (finding,) = findings("character-sets")
+        assert ("key (utf8mb4_" in finding["what"]) == (charset == "utf8mb4")
+        if charset == "utf8mb4":
+            keyed = tasks.index_document
+            keyed.using(key="Ada").enqueue(1)
+            with pytest.raises(IntegrityError, match=r"the key '\S+ ada' for another one"):
+                keyed.using(key="ada").enqueue(1)
+        apply_remedy(finding)
+        assert findings("character-sets") == []
+    finally:
+        collation = binary_collation(connection)
+        execute(f"ALTER TABLE dbqueue_job CONVERT TO CHARACTER SET utf8mb4 COLLATE {collation}")
+    keys = [tasks.index_document.using(key=each).enqueue(1) for each in ("Bob", "bob")]
+    assert [each.enqueued for each in keys] == ["created", "created"]
 
 
 # SQLite
