@@ -14,6 +14,7 @@ from django.db.models import Q
 from django.db.models.fields.json import KeyTransform
 from django.utils.translation import gettext as _
 
+from ..core.serialization import LONGEST_INTEGER_BITS
 from ..models import Job, TaskState
 from ..models.job import JobQuerySet
 from ..registry import tasks_in
@@ -148,7 +149,9 @@ def _values(text: str) -> list[Any]:
         value = json.loads(text, parse_constant=str)
     except ValueError:
         return [text]
-    is_one = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    is_one = (isinstance(value, int) and value.bit_length() <= LONGEST_INTEGER_BITS) or (
+        isinstance(value, float) and math.isfinite(value)
+    )
     return [text, value] if is_one else [text]
 
 

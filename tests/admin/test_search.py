@@ -99,6 +99,7 @@ def test_search_that_finds_nothing_says_what_was_searched(viewer: Client, db: An
     assert "begins with" in said(viewer, "ship") and "queue mail" in said(viewer, "queue:mail")
     assert said(viewer, "") == ""
     assert "&lt;b&gt;" in said(viewer, "<b>")
+    assert "in arguments and metadata." in said(viewer, f"customer:{'9' * 400}")
 
 
 def test_only_the_newest_jobs_are_read(
