@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from django.db import models
+from django.db.models import lookups
 from django.db.models.fields.json import JSONExact
 
 if TYPE_CHECKING:
@@ -70,6 +71,13 @@ class DocumentExact(JSONExact):
 
     def process_lhs(self, compiler: Any, connection: Any, lhs: Any = None) -> tuple[str, Any]:
         sql, params = super().process_lhs(compiler, connection, lhs)
+        return (f"JSON_EXTRACT({sql}, '$')" if _is_mysql(connection) else sql), params
+
+    def process_rhs(self, compiler: Any, connection: Any) -> tuple[str, Any]:
+        if connection.vendor != "mysql" or self.rhs_is_direct_value():
+            return super().process_rhs(compiler, connection)
+        # Not Django's own, which takes each value within a subquery for a document.
+        sql, params = lookups.Exact.process_rhs(self, compiler, connection)
         return (f"JSON_EXTRACT({sql}, '$')" if _is_mysql(connection) else sql), params
 
 
