@@ -34,19 +34,6 @@ PART, MOST_UNFIT = 200, 5000
 LOWEST, HIGHEST = -100, 100
 # Kind of a schedule that only the other queue needs: it stays there, and is no error.
 BUILT_IN = "built-in"
-# Columns by which a repetition recognises a schedule that was moved before.
-SAME = (
-    "task",
-    "args",
-    "kwargs",
-    "queue",
-    "priority",
-    "cron",
-    "timezone",
-    "every",
-    "ends_at",
-    "is_enabled",
-)
 
 
 class Mover:
@@ -63,6 +50,8 @@ class Mover:
         # By task and problem, which is "" for what was moved, or could be.
         self._jobs: Counter[tuple[str, str]] = Counter()
         self._schedules: list[Row] = []
+        # Names of the schedules that a dry run would have moved.
+        self._names: set[str] = set()
 
     def move(self) -> list[Row]:
         """Move all that can be moved. Return what was moved, and what stays with the reason."""
@@ -125,7 +114,7 @@ class Mover:
         """Begin a transaction of each database: the other queue's is committed last.
 
         After a failure between the two, a repetition finds the jobs that were moved before by
-        their keys, and the schedules by their columns.
+        their keys, and the schedules by ``RecurringTask.definition``.
         """
         stack = ExitStack()
         stack.enter_context(writing(database))
@@ -201,9 +190,9 @@ class Mover:
         read: list[Schedule] = []
         problem = _problem_of(lambda: read.append(self._source.read_schedule(row)))
         name = read[0].name if read else str(row)
-        return name, problem or _problem_of(lambda: self._save(read[0]))
+        return name, problem or _problem_of(lambda: self._save(read[0], row))
 
-    def _save(self, schedule: Schedule) -> None:
+    def _save(self, schedule: Schedule, of: Any) -> None:
         """Write a recurring task, unless it was moved before. Raises Unfit."""
         row = RecurringTask(
             name=schedule.name,
@@ -213,19 +202,23 @@ class Mover:
             queue=schedule.queue or "",
             priority=schedule.priority,
             is_enabled=schedule.is_enabled,
+            definition=f"{of._state.db} {self._source.name} {of.pk}",
             **schedule.when,
         )
         database = self._backend.database
-        if found := RecurringTask.objects.using(database).filter(name=schedule.name).first():
-            if any(getattr(found, name) != getattr(row, name) for name in SAME):
-                raise Unfit(f"There is a recurring task {row.name!r} already. Rename one of them.")
+        found = RecurringTask.objects.using(database).filter(name=row.name).first()
+        if found and found.definition == row.definition:
             return
+        if found or row.name in self._names:
+            raise Unfit(f"There is a recurring task {row.name!r} already. Rename one of them.")
         row.recurrence  # noqa: B018
         resolve(row, database, self._backend.alias)
         row.clean_fields()
-        if not self._dry:
-            with transaction.atomic(using=database):
-                row.save(using=database)
+        if self._dry:
+            self._names.add(row.name)
+            return
+        with transaction.atomic(using=database):
+            row.save(using=database)
 
 
 def _problem_of(act: Callable[[], object]) -> str:

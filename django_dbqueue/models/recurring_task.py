@@ -190,7 +190,8 @@ class RecurringTask(models.Model):
     is_from_code = models.BooleanField(
         _("from code"), default=False, db_default=False, editable=False
     )
-    # Fingerprint of the declaration in code, and when a dispatcher with that code last ran.
+    # Fingerprint of the declaration in code, and when a dispatcher with that code last ran. For a
+    # schedule moved from another queue: its database, queue and primary key there.
     definition = IdentifierField(
         max_length=64, blank=True, default="", db_default="", editable=False
     )

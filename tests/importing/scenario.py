@@ -29,7 +29,7 @@ LATER = datetime.now(timezone.utc).replace(microsecond=0) + timedelta(hours=2)
 OURS, THEIRS = (f"tests.importing.{module}.send" for module in ("tasks", "theirs"))
 TAGS = ["a", {"k": 1}]
 HAS_PRIORITY = settings.SOURCE in ("django-tasks-db", "dj-queue", "django-ox", "procrastinate")
-QUEUE_OF_Q2 = "shop"
+QUEUE = "queue" if "queue" in settings.DATABASES else "default"
 # A time of a schedule "every five minutes, a minute later".
 LAST_RUN = LATER.replace(minute=1, second=0) - timedelta(hours=4)
 
@@ -56,6 +56,18 @@ def enqueue() -> None:
         schedule(THEIRS, 1, 2, 3, 4, name="wrong call", schedule_type="H", next_run=LATER)
         schedule(THEIRS, 1, name="quarter", schedule_type="Q", next_run=at)
         schedule(THEIRS, 1, name="ends", schedule_type="H", repeats=3, next_run=LATER)
+        # schedule() refuses a name that is there already, the table and its admin do not.
+        hourly = {"func": THEIRS, "args": "1", "schedule_type": "H", "next_run": LATER}
+        for values in (
+            {"name": "report"},
+            {"name": "report", "next_run": LATER + timedelta(minutes=30)},
+            {"name": "report", "args": "2"},
+            {"name": "taken"},
+        ):
+            Schedule.objects.create(**{**hourly, **values})
+        RecurringTask.objects.using(QUEUE).create(
+            name="taken", task=OURS, args=[1], priority=0, every=timedelta(hours=1)
+        )
         return
     if settings.SOURCE == "procrastinate":
         first = theirs.send.configure(queue="mail", priority=5)
@@ -166,9 +178,9 @@ def moved(rows: list[dict[str, Any]], kind: str = "job") -> int:
 def main() -> None:
     for alias in connections:
         call_command("migrate", database=alias, verbosity=0)
-    jobs = Job.objects.using("queue" if "queue" in settings.DATABASES else "default")
+    jobs, recurring = Job.objects.using(QUEUE), RecurringTask.objects.using(QUEUE)
     enqueue()
-    before = waiting()
+    before, own = waiting(), recurring.count()
 
     sent: list[Any] = []
     signals.task_enqueued.connect(note := lambda **kwargs: sent.append(kwargs), weak=False)
@@ -176,12 +188,12 @@ def main() -> None:
     assert (moved(said), jobs.count(), waiting(), sent) == (2, 0, before, []), said
     signals.task_enqueued.disconnect(note)
     check_that_an_error_after_the_insert_leaves_no_job(jobs)
-    assert not RecurringTask.objects.using(jobs.db).exists()
+    assert recurring.count() == own
 
     if connection.vendor != "sqlite":
         check_that_rows_of_a_worker_stay(jobs)
     if "queue" in settings.DATABASES:
-        check_that_a_repetition_finds_its_jobs()
+        check_that_a_repetition_finds_what_was_moved()
     said = move()
     assert moved(said) == 2, said
     problems = {row["problem"] for row in said if row["problem"] and row["kind"] == "job"}
@@ -236,10 +248,13 @@ def check_that_an_error_after_the_insert_leaves_no_job(jobs: Any) -> None:
     assert "ValueError: The audit log is full." in {row["problem"] for row in said}
 
 
-def check_that_a_repetition_finds_its_jobs() -> None:
-    """Between the commits of the two databases, the jobs are in both."""
+def check_that_a_repetition_finds_what_was_moved() -> None:
+    """Between the commits of the two databases, the jobs and schedules are in both."""
     source = SOURCES[settings.SOURCE]
-    with patch.object(source, "remove", lambda self, rows: None):
+    with (
+        patch.object(source, "remove", lambda self, rows: None),
+        patch.object(source, "remove_schedule", lambda self, row: None),
+    ):
         assert moved(move()) == 2
 
 
@@ -270,12 +285,17 @@ def check_that_rows_of_a_worker_stay(jobs: Any) -> None:
 
 def check_schedules_of_q2(said: list[dict[str, Any]], database: str) -> None:
     found = {row.name: row for row in RecurringTask.objects.using(database).all()}
-    assert sorted(found) == ["cron", "daily", "often", "quarter"], said
+    assert sorted(found) == ["cron", "daily", "often", "quarter", "report", "taken"], said
     assert (found["daily"].cron, found["daily"].kwargs) == ("30 9 * * *", {"template": "x"})
     assert found["often"].every == timedelta(minutes=5)
     assert found["cron"].cron == "5 4 * * *"
     assert found["quarter"].cron == "30 9 5 2,5,8,11 *"
-    syntax, call, ends = problems_of_schedules(said)
+    assert (found["report"].starts_at, found["taken"].starts_at) == (LATER, None)
+    syntax, call, ends, *taken = problems_of_schedules(said)
+    assert taken == [
+        f"There is a recurring task '{name}' already. Rename one of them."
+        for name in ("report", "report", "taken")
+    ]
     assert "'5/15' as minutes, which is ambiguous" in syntax
     assert "too many positional arguments. Pass the arguments of its signature." in call
     assert ends == "It ends after 3 more runs. Make it here with an end."
