@@ -32,6 +32,8 @@ HAS_PRIORITY = settings.SOURCE in ("django-tasks-db", "dj-queue", "django-ox", "
 QUEUE = "queue" if "queue" in settings.DATABASES else "default"
 # A time of a schedule "every five minutes, a minute later".
 LAST_RUN = LATER.replace(minute=1, second=0) - timedelta(hours=4)
+# A time of a schedule "each day at 3:00, in UTC", one to three days ago.
+MISSED_RUN = (LATER - timedelta(days=2)).replace(hour=3, minute=0, second=0)
 
 
 def enqueue() -> None:
@@ -92,6 +94,7 @@ def enqueue() -> None:
             queue_name="mail",
             priority=2,
             static=False,
+            next_run_at=MISSED_RUN,
         )
     if settings.SOURCE == "steady-queue":
         schedule_in_steady_queue()
@@ -218,9 +221,7 @@ def main() -> None:
         check_schedules_of_q2(said, jobs.db)
         assert problems_of_schedules(tried) == problems_of_schedules(said), tried
     if settings.SOURCE == "dj-queue":
-        (row,) = RecurringTask.objects.using(jobs.db).all()
-        values = (row.name, row.task, row.args, row.kwargs, row.cron, row.queue, row.priority)
-        assert values == ("nightly", OURS, [1], {"template": "n"}, "0 3 * * *", "mail", 2)
+        check_schedules_of_dj_queue(jobs.db)
     if settings.SOURCE == "steady-queue":
         check_schedules_of_steady_queue(said, jobs.db)
     if settings.SOURCE == "django-ox":
@@ -299,6 +300,18 @@ def check_schedules_of_q2(said: list[dict[str, Any]], database: str) -> None:
     assert "'5/15' as minutes, which is ambiguous" in syntax
     assert "too many positional arguments. Pass the arguments of its signature." in call
     assert ends == "It ends after 3 more runs. Make it here with an end."
+
+
+def check_schedules_of_dj_queue(database: str) -> None:
+    from dj_queue.cron import next_cron_run
+    from django.utils.timezone import now
+
+    (row,) = RecurringTask.objects.using(database).all()
+    values = (row.name, row.task, row.args, row.kwargs, row.cron, row.queue, row.priority)
+    assert values == ("nightly", OURS, [1], {"template": "n"}, "0 3 * * *", "mail", 2)
+    assert row.time_after(now()) == next_cron_run(row.cron, now())
+    # The run that is due is made up for.
+    assert (row.next_run_at, len(row.plan(now()).times)) == (MISSED_RUN, 1)
 
 
 def check_schedules_of_steady_queue(said: list[dict[str, Any]], database: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from django.conf import settings
 from django.db.models import F
 
 from ...compat import task_backends
@@ -76,5 +77,12 @@ class DjQueue(Source):
             kwargs=row.payload["kwargs"],
             queue=row.queue_name,
             priority=row.priority or 0,
-            when={"cron": row.schedule},
+            when={
+                "cron": row.schedule,
+                # It reads expressions on the clock of timezone.now().
+                "timezone": "UTC" if settings.USE_TZ else "",
+                # Its scheduler makes up for any number of missed runs with one.
+                "missed": "one",
+                "next_run_at": row.next_run_at,
+            },
         )
