@@ -54,6 +54,8 @@ def enqueue() -> None:
         schedule(THEIRS, 1, template="x", name="daily", schedule_type=Schedule.DAILY, next_run=at)
         schedule(THEIRS, 1, name="often", schedule_type="I", minutes=5, next_run=LATER)
         schedule(THEIRS, 1, name="cron", schedule_type="C", cron="5 4 * * *", next_run=LATER)
+        schedule(THEIRS, 1, name="seconds", schedule_type="C", cron="*/5 4 * * * 30")
+        schedule(THEIRS, 1, name="both days", schedule_type="C", cron="0 0 */2 * 1")
         schedule(THEIRS, 1, name="other syntax", schedule_type="C", cron="5/15 * * * *")
         schedule(THEIRS, 1, 2, 3, 4, name="wrong call", schedule_type="H", next_run=LATER)
         schedule(THEIRS, 1, name="quarter", schedule_type="Q", next_run=at)
@@ -85,17 +87,22 @@ def enqueue() -> None:
     if settings.SOURCE == "dj-queue":
         from dj_queue.models import RecurringTask as Theirs
 
-        Theirs.objects.create(
-            key="nightly",
-            backend_alias="old",
-            task_path=THEIRS,
-            payload={"args": [1], "kwargs": {"template": "n"}},
-            schedule="0 3 * * *",
-            queue_name="mail",
-            priority=2,
-            static=False,
-            next_run_at=MISSED_RUN,
-        )
+        for key, cron in {
+            "nightly": "0 3 * * *",
+            "mondays": "0 3 1-31 * 1",
+            "both days": "0 3 */2 * 1",
+        }.items():
+            Theirs.objects.create(
+                key=key,
+                backend_alias="old",
+                task_path=THEIRS,
+                payload={"args": [1], "kwargs": {"template": "n"}},
+                schedule=cron,
+                queue_name="mail",
+                priority=2,
+                static=False,
+                next_run_at=MISSED_RUN,
+            )
     if settings.SOURCE == "steady-queue":
         schedule_in_steady_queue()
     if settings.SOURCE == "django-ox":
@@ -221,12 +228,12 @@ def main() -> None:
         check_schedules_of_q2(said, jobs.db)
         assert problems_of_schedules(tried) == problems_of_schedules(said), tried
     if settings.SOURCE == "dj-queue":
-        check_schedules_of_dj_queue(jobs.db)
+        check_schedules_of_dj_queue(said, jobs.db)
     if settings.SOURCE == "steady-queue":
         check_schedules_of_steady_queue(said, jobs.db)
     if settings.SOURCE == "django-ox":
         check_schedules_of_ox(said, jobs.db)
-    if settings.SOURCE in ("steady-queue", "django-ox"):
+    if settings.SOURCE in ("dj-queue", "steady-queue", "django-ox"):
         assert problems_of_schedules(tried) == problems_of_schedules(said), tried
 
     again = move()
@@ -286,32 +293,40 @@ def check_that_rows_of_a_worker_stay(jobs: Any) -> None:
 
 def check_schedules_of_q2(said: list[dict[str, Any]], database: str) -> None:
     found = {row.name: row for row in RecurringTask.objects.using(database).all()}
-    assert sorted(found) == ["cron", "daily", "often", "quarter", "report", "taken"], said
+    moved = ["cron", "daily", "often", "quarter", "report", "seconds", "taken"]
+    assert sorted(found) == moved, said
     assert (found["daily"].cron, found["daily"].kwargs) == ("30 9 * * *", {"template": "x"})
     assert found["often"].every == timedelta(minutes=5)
-    assert found["cron"].cron == "5 4 * * *"
+    crons = [found[name].cron for name in ("cron", "seconds")]
+    assert crons == ["5 4 * * *", "30 */5 4 * * *"]
     assert found["quarter"].cron == "30 9 5 2,5,8,11 *"
     assert (found["report"].starts_at, found["taken"].starts_at) == (LATER, None)
-    syntax, call, ends, *taken = problems_of_schedules(said)
+    days, syntax, call, ends, *taken = problems_of_schedules(said)
     assert taken == [
         f"There is a recurring task '{name}' already. Rename one of them."
         for name in ("report", "report", "taken")
     ]
+    assert "'*/2' as day of the month and '1' as day of the week" in days
     assert "'5/15' as minutes, which is ambiguous" in syntax
     assert "too many positional arguments. Pass the arguments of its signature." in call
     assert ends == "It ends after 3 more runs. Make it here with an end."
 
 
-def check_schedules_of_dj_queue(database: str) -> None:
+def check_schedules_of_dj_queue(said: list[dict[str, Any]], database: str) -> None:
     from dj_queue.cron import next_cron_run
     from django.utils.timezone import now
 
-    (row,) = RecurringTask.objects.using(database).all()
-    values = (row.name, row.task, row.args, row.kwargs, row.cron, row.queue, row.priority)
-    assert values == ("nightly", OURS, [1], {"template": "n"}, "0 3 * * *", "mail", 2)
-    assert row.time_after(now()) == next_cron_run(row.cron, now())
+    found = {row.name: row for row in RecurringTask.objects.using(database).all()}
+    assert sorted(found) == ["mondays", "nightly"], said
+    row = found["nightly"]
+    values = (row.task, row.args, row.kwargs, row.cron, row.queue, row.priority)
+    assert values == (OURS, [1], {"template": "n"}, "0 3 * * *", "mail", 2)
+    assert row.time_after(now()) == next_cron_run("0 3 * * *", now())
+    assert found["mondays"].time_after(now()) == next_cron_run("0 3 1-31 * 1", now())
     # The run that is due is made up for.
     assert (row.next_run_at, len(row.plan(now()).times)) == (MISSED_RUN, 1)
+    (days,) = problems_of_schedules(said)
+    assert "'*/2' as day of the month and '1' as day of the week" in days
 
 
 def check_schedules_of_steady_queue(said: list[dict[str, Any]], database: str) -> None:

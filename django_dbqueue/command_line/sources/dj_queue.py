@@ -11,7 +11,10 @@ from django.db.models import F
 
 from ...compat import task_backends
 from ...limits import LONGEST_GROUP, limit
-from .source import Schedule, Source, Unfit, Waiting
+from .source import Schedule, Source, Unfit, Waiting, check_days
+
+# Days of the month that are the same as * there.
+ALL_DAYS = ("*/1", "1-31", "1-31/1")
 
 
 class DjQueue(Source):
@@ -78,7 +81,7 @@ class DjQueue(Source):
             queue=row.queue_name,
             priority=row.priority or 0,
             when={
-                "cron": row.schedule,
+                "cron": _cron(row.schedule),
                 # It reads expressions on the clock of timezone.now().
                 "timezone": "UTC" if settings.USE_TZ else "",
                 # Its scheduler makes up for any number of missed runs with one.
@@ -86,3 +89,12 @@ class DjQueue(Source):
                 "next_run_at": row.next_run_at,
             },
         )
+
+
+def _cron(expression: str) -> str:
+    """Return an expression as one that means the same here. Raises Unfit."""
+    fields = expression.split()
+    if len(fields) in (5, 6) and fields[-3] in ALL_DAYS:
+        fields[-3] = "*"
+    check_days(f"schedule={expression!r}", fields[-5:])
+    return " ".join(fields)

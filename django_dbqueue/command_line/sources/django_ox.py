@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from ...models.recurring_task import aware
 from ...recurrence.rule import INSTANT, Recurrence
-from .source import Schedule, Source, Unfit, Waiting
+from .source import Schedule, Source, Unfit, Waiting, check_days
 
 EPOCH = datetime(1970, 1, 1)
 HOUR, DAY, WEEK = 3600, 86_400, 604_800
@@ -134,13 +134,7 @@ def _cron(row: Any) -> dict[str, Any]:
         import_module("django_ox.cron").CronExpression(row.cron)
     except ValueError as error:
         raise Unfit(f"It has cron={row.cron!r}: {error} Correct it there.") from None
-    if not row.cron.strip().startswith("@"):
-        day, _month, weekday = row.cron.split()[-3:]
-        if "*" not in (day, weekday) and "*" in day[0] + weekday[0]:
-            raise Unfit(
-                f"It has cron={row.cron!r}, with {day!r} as day of the month and {weekday!r} as "
-                "day of the week: there one must match, here both. List the values there."
-            )
+    check_days(f"cron={row.cron!r}", row.cron.split()[-5:])
     return {"cron": row.cron, "starts_at": _start(row)}
 
 

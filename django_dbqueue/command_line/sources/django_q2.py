@@ -13,7 +13,7 @@ from django.db import router
 from django.utils import timezone
 
 from ...models.expressions import Now
-from .source import Schedule, Source, Unfit, Waiting
+from .source import Schedule, Source, Unfit, Waiting, check_days
 
 # What its monitor does after a job, and a job here does not.
 NOT_HERE = ("chain", "hook", "iter_count", "cached", "iter_cached")
@@ -126,7 +126,7 @@ def _keywords(text: str) -> dict[str, Any]:
 def _times(row: Any) -> dict[str, Any]:
     at, kind = row.next_run, row.schedule_type
     if kind == "C":
-        return {"cron": row.cron}
+        return {"cron": _cron(row.cron or "")}
     if kind == "I":
         return {"every": timedelta(minutes=row.minutes), "starts_at": at}
     if kind in INTERVALS:
@@ -143,3 +143,10 @@ def _times(row: Any) -> dict[str, Any]:
     step = {"M": 1, "BM": 2, "Q": 3, "Y": 12}[kind]
     months = ",".join(str(each) for each in range((at.month - 1) % step + 1, 13, step))
     return {"cron": f"{clock} {at.day} {'*' if step == 1 else months} *"}
+
+
+def _cron(expression: str) -> str:
+    """Return an expression, whose sixth field is seconds, as one that means the same here."""
+    fields = expression.split()
+    check_days(f"cron={expression!r}", fields[:5])
+    return " ".join([*fields[5:], *fields[:5]]) if len(fields) == 6 else expression

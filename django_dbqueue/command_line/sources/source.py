@@ -103,3 +103,18 @@ class Source(ABC):
     def remove_schedule(self, row: Any) -> None:
         """Remove or disable a schedule that was moved."""
         row.delete()
+
+
+def check_days(given: str, fields: Sequence[str]) -> None:
+    """Raise Unfit if one of two day fields must match there, and both here.
+
+    That is so if one of them begins with ``*``. fields: the five of ``given``, without seconds.
+    """
+    if len(fields) != 5:
+        return
+    day, weekday = fields[2], fields[4]
+    if not {"*", "?"} & {day, weekday} and "*" in day[0] + weekday[0]:
+        raise Unfit(
+            f"It has {given}, with {day!r} as day of the month and {weekday!r} as day of the "
+            "week: there one must match, here both. List the values there."
+        )
