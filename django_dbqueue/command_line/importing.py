@@ -137,10 +137,17 @@ class Mover:
     def _read_and_enqueue(self, job: Waiting, row: Any) -> None:
         # What raises after the job is written must not leave it there, as the row stays too.
         with transaction.atomic(using=self._backend.database):
-            self._call(job, row).enqueue(*job.args, **job.kwargs)
+            task = self._call(job, row)
+            # Task.enqueue() cannot pass on a keyword argument named self.
+            task.get_backend().enqueue(task, job.args, job.kwargs)
 
     def _call(self, job: Waiting, row: Any) -> Any:
         task, identity = self._task(job.task), self._source.identity(row)
+        if not isinstance(job.args, list | tuple) or not isinstance(job.kwargs, Mapping):
+            raise Unfit(
+                f"Its arguments must be a list and a dict, not {job.args!r} and {job.kwargs!r}. "
+                "Correct them there."
+            )
         options: dict[str, Any] = {
             "queue_name": job.queue,
             "priority": job.priority and max(LOWEST, min(HIGHEST, job.priority)),

@@ -84,6 +84,11 @@ class RecurringCall:
             raise InvalidSchedule(
                 f"the arguments must be a list and a dict, not {self.args!r} and {self.kwargs!r}."
             )
+        if "self" in self.kwargs:
+            raise InvalidSchedule(
+                f"the keyword arguments {dict(self.kwargs)!r} have 'self', which Task.enqueue() "
+                "cannot pass on. Rename it in the task."
+            )
         if self.command and self.command not in get_commands():
             raise InvalidSchedule(
                 f"there is no command {self.command!r}. `manage.py help` lists the commands."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+import uuid
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -60,6 +61,8 @@ def enqueue() -> None:
         schedule(THEIRS, 1, 2, 3, 4, name="wrong call", schedule_type="H", next_run=LATER)
         schedule(THEIRS, 1, name="quarter", schedule_type="Q", next_run=at)
         schedule(THEIRS, 1, name="ends", schedule_type="H", repeats=3, next_run=LATER)
+        for name, minutes in {"no minutes": None, "zero minutes": 0}.items():
+            schedule(THEIRS, 1, name=name, schedule_type="I", minutes=minutes, next_run=LATER)
         # schedule() refuses a name that is there already, the table and its admin do not.
         hourly = {"func": THEIRS, "args": "1", "schedule_type": "H", "next_run": LATER}
         for values in (
@@ -67,6 +70,7 @@ def enqueue() -> None:
             {"name": "report", "next_run": LATER + timedelta(minutes=30)},
             {"name": "report", "args": "2"},
             {"name": "taken"},
+            {"name": "self", "func": f"{tasks.__name__}.note", "args": "", "kwargs": "{'self': 3}"},
         ):
             Schedule.objects.create(**{**hourly, **values})
         RecurringTask.objects.using(QUEUE).create(
@@ -240,6 +244,8 @@ def main() -> None:
     assert (moved(again), moved(again, "schedule"), jobs.count()) == (0, 0, 2), again
     assert drain() == 1
     assert tasks.calls == [(7, "hello", TAGS)]
+    if settings.SOURCE == "django-tasks-db":
+        check_that_a_dry_run_refuses_the_same_arguments()
 
 
 def check_that_an_error_after_the_insert_leaves_no_job(jobs: Any) -> None:
@@ -264,6 +270,35 @@ def check_that_a_repetition_finds_what_was_moved() -> None:
         patch.object(source, "remove_schedule", lambda self, row: None),
     ):
         assert moved(move()) == 2
+
+
+def check_that_a_dry_run_refuses_the_same_arguments() -> None:
+    from django_tasks_db.models import DBTaskResult
+
+    row = DBTaskResult.objects.get(task_path="tests.importing.theirs.gone")
+    row.task_path, row.run_after = f"{tasks.__name__}.note", LATER - timedelta(days=1)
+    for call in ([], {"self": 3}), (None, {}), ("text", {}), ([], [1]), ([1], {}):
+        row.pk = uuid.uuid4()
+        row.args_kwargs = dict(zip(("args", "kwargs"), call, strict=True))
+        row.save(force_insert=True)
+    tried, said = move("--dry-run"), move()
+    assert tried == said, (tried, said)
+    assert [
+        (each["problem"], each["number"]) for each in said if each["task"] == row.task_path
+    ] == [
+        ("", 1),
+        *(
+            (f"Its arguments must be a list and a dict, not {call}. Correct them there.", 1)
+            for call in ("'text' and {}", "None and {}", "[] and [1]")
+        ),
+        (
+            "TypeError: tests.importing.tasks.note(): too many positional arguments. "
+            "Pass the arguments of its signature.",
+            1,
+        ),
+    ]
+    assert drain() == 1
+    assert tasks.notes == [{"self": 3}]
 
 
 def check_that_rows_of_a_worker_stay(jobs: Any) -> None:
@@ -293,19 +328,31 @@ def check_that_rows_of_a_worker_stay(jobs: Any) -> None:
 
 def check_schedules_of_q2(said: list[dict[str, Any]], database: str) -> None:
     found = {row.name: row for row in RecurringTask.objects.using(database).all()}
-    moved = ["cron", "daily", "often", "quarter", "report", "seconds", "taken"]
-    assert sorted(found) == moved, said
+    assert sorted(found) == [
+        "cron",
+        "daily",
+        "no minutes",
+        "often",
+        "quarter",
+        "report",
+        "seconds",
+        "taken",
+        "zero minutes",
+    ], said
     assert (found["daily"].cron, found["daily"].kwargs) == ("30 9 * * *", {"template": "x"})
     assert found["often"].every == timedelta(minutes=5)
+    every_minute = found["no minutes"], found["zero minutes"]
+    assert {row.every for row in every_minute} == {timedelta(minutes=1)}
     crons = [found[name].cron for name in ("cron", "seconds")]
     assert crons == ["5 4 * * *", "30 */5 4 * * *"]
     assert found["quarter"].cron == "30 9 5 2,5,8,11 *"
     assert (found["report"].starts_at, found["taken"].starts_at) == (LATER, None)
-    days, syntax, call, ends, *taken = problems_of_schedules(said)
+    days, syntax, call, ends, *taken, keyword = problems_of_schedules(said)
     assert taken == [
         f"There is a recurring task '{name}' already. Rename one of them."
         for name in ("report", "report", "taken")
     ]
+    assert "{'self': 3} have 'self', which Task.enqueue() cannot pass on" in keyword
     assert "'*/2' as day of the month and '1' as day of the week" in days
     assert "'5/15' as minutes, which is ambiguous" in syntax
     assert "too many positional arguments. Pass the arguments of its signature." in call

@@ -2,9 +2,14 @@
 
 from django_dbqueue import task
 
-calls = []
+calls, notes = [], []
 
 
 @task
 def send(user_id, template="welcome", tags=()):
     calls.append((user_id, template, tags))
+
+
+@task
+def note(**values):
+    notes.append(values)

@@ -128,7 +128,7 @@ def _times(row: Any) -> dict[str, Any]:
     if kind == "C":
         return {"cron": _cron(row.cron or "")}
     if kind == "I":
-        return {"every": timedelta(minutes=row.minutes), "starts_at": at}
+        return {"every": timedelta(minutes=row.minutes or 1), "starts_at": at}
     if kind in INTERVALS:
         return {"every": INTERVALS[kind], "starts_at": at}
     if settings.USE_TZ:
