@@ -347,6 +347,7 @@ def check_schedules_of_q2(said: list[dict[str, Any]], database: str) -> None:
     assert crons == ["5 4 * * *", "30 */5 4 * * *"]
     assert found["quarter"].cron == "30 9 5 2,5,8,11 *"
     assert (found["report"].starts_at, found["taken"].starts_at) == (LATER, None)
+    assert (found["report"].next_run_at, found["report"].missed) == (LATER, "all")
     days, syntax, call, ends, *taken, keyword = problems_of_schedules(said)
     assert taken == [
         f"There is a recurring task '{name}' already. Rename one of them."

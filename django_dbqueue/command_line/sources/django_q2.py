@@ -79,7 +79,12 @@ class DjangoQ2(Source):
             args=args,
             kwargs=kwargs,
             queue=row.cluster,
-            when=_times(row),
+            when={
+                **_times(row),
+                # With CATCH_UP, each round of its scheduler runs one that was missed.
+                "missed": "all" if _conf().CATCH_UP else "one",
+                "next_run_at": row.next_run,
+            },
         )
 
 
