@@ -17,32 +17,41 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models.sql.compiler import SQLCompiler
 
-# Arguments up to this many bytes in their row are loaded with it, and not counted. (PostgreSQL may
-# have compressed them; decompressed, they are some 90 times as large.) Larger arguments are loaded
-# by id, once the budget is known to have room for them.
-SMALL = 1000
+# Arguments up to this many bytes are loaded with their row, and not counted. Larger arguments are
+# loaded by id, once the budget is known to have room for them.
+SMALL = 16_000
 _LARGE = ("args", "kwargs")
+_SIZE = "LENGTH(%(expressions)s)"
+# Of PostgreSQL, without a read of out-of-line (TOAST) data. What it has compressed may be 90 times
+# as large: 1,000 bytes of it are small.
+_IN_ROW = (
+    "pg_column_size(%(expressions)s)"
+    " * CASE WHEN pg_column_compression(%(expressions)s) IS NULL THEN 1 ELSE 16 END"
+)
 
 
 class StoredSize(models.Func):
-    """Size of a column in its row, in bytes.
+    """Size of a column, in bytes; on PostgreSQL an estimate by its size in the row."""
 
-    On PostgreSQL it reads no out-of-line (TOAST) data, and takes no time.
-    """
-
-    function, output_field = "LENGTH", models.IntegerField()
+    template, output_field = _SIZE, models.IntegerField()
 
     def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> Sql:
-        return self.as_sql(compiler, connection, function="pg_column_size")
+        return self.as_sql(compiler, connection, template=_IN_ROW)
 
 
 class TextSize(models.Func):
     """Size of a column as text, in bytes: about its size in Python before it is decoded."""
 
-    function, output_field = "LENGTH", models.IntegerField()
+    template, output_field = _SIZE, models.IntegerField()
 
     def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> Sql:
-        return self.as_sql(compiler, connection, template="octet_length((%(expressions)s)::text)")
+        # To decompress it, or to turn it into text, takes as long as to load it.
+        text = (
+            "CASE WHEN pg_column_compression(%(expressions)s) IS NULL"
+            " THEN pg_column_size(%(expressions)s)"
+            " ELSE octet_length((%(expressions)s)::text) END"
+        )
+        return self.as_sql(compiler, connection, template=text)
 
 
 class IfSmall(models.Func):
@@ -52,14 +61,10 @@ class IfSmall(models.Func):
     """
 
     output_field = DocumentField()
-    template = f"CASE WHEN LENGTH(%(expressions)s) <= {SMALL} THEN %(expressions)s END"
+    template = f"CASE WHEN {_SIZE} <= {SMALL} THEN %(expressions)s END"
 
     def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> Sql:
-        return self.as_sql(
-            compiler,
-            connection,
-            template=self.template.replace("LENGTH", "pg_column_size"),
-        )
+        return self.as_sql(compiler, connection, template=self.template.replace(_SIZE, _IN_ROW))
 
 
 def is_small(name: str) -> lookups.LessThanOrEqual:

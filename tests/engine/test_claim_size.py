@@ -64,6 +64,16 @@ def test_oversized_job_is_claimed_when_nothing_is_held(claimer):
     assert list(claimer.claim(100, job.size)) == []
 
 
+def test_only_what_is_large_once_it_is_decompressed_counts(claimer):
+    for text in (LARGE[:15_000], LARGE[:17_000], "x" * 300_000):
+        echo_text.enqueue(text)
+
+    jobs = all_claimed(claimer, 100)
+
+    assert [job.size // 1000 for job in jobs] == [0, 17, 300]
+    assert [len(job.args[0]) for job in jobs] == [15_000, 17_000, 300_000]
+
+
 def test_large_and_small_jobs_keep_order_and_arguments(claimer):
     for number in range(5):
         echo_text.enqueue(f"{number}" + (LARGE if number % 2 else ""))

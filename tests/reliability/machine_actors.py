@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,7 +33,9 @@ QUEUES = ["default", "mail", "Mail", "mail "]
 # The queue selectors of workers.
 SERVED = [("*",), ("default", "mail")]
 # Larger than a claim loads without counting; two of them exceed the limit.
-LARGE, PREFETCHED = 3000, 5000
+LARGE, PREFETCHED = 30_000, 50_000
+# Random, so that no database compresses it.
+LARGE_TEXT = random.Random(1).randbytes(LARGE // 2).hex()
 Outcome, State = Execution.Outcome, Job.State
 
 

@@ -36,7 +36,7 @@ from .. import direct, tasks
 from ..conftest import all_claimed
 from .machine_actors import (
     ACTORS,
-    LARGE,
+    LARGE_TEXT,
     PREFETCHED,
     SERVED,
     Actor,
@@ -136,7 +136,7 @@ class Jobs(RuleBasedStateMachine):
     @rule(queue=queues, number=st.integers(1, 3), large=st.booleans())
     def enqueue_large(self, queue, number, large):
         self._record_enqueued(
-            *tasks.add.using(queue_name=queue).enqueue_many([("x" * LARGE * large,)] * number)
+            *tasks.add.using(queue_name=queue).enqueue_many([(LARGE_TEXT * large,)] * number)
         )
 
     @rule(queue=queues)
